@@ -298,7 +298,14 @@ class _Comparing:
             problem = f"the prompt of {name} is {theirs!r} there and {own!r} here" if theirs != own else ""
             self.found.equal(f"prompt of {name}", "1 prompt", problem)
         found = self.model.encode(texts[:few])
-        self._close("vectors as encode gives them", known, arrays["default"], found, lambda row: exact("default")[row])
+        if facts["default_prompt"] is None and prompts.get("query"):
+            self.found.notes.append(
+                f"unless a prompt is named, Lambert's encode puts {prompts['query']!r}, that of queries, before a "
+                "text, and sentence-transformers puts none."
+            )
+        else:
+            theirs = arrays["default"]
+            self._close("vectors as encode gives them", known, theirs, found, lambda row: exact("default")[row])
 
     def _task(self, facts: Mapping[str, Any], arrays: Mapping[str, Any], exact: Callable[[str], Any]) -> None:
         task = self.model.task

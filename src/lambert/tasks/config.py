@@ -162,8 +162,6 @@ class SquadConfig:
             raise UsageError(f'task.squad.null_threshold = {self.null_threshold!r} must be a number or "best".')
 
 
-NO_PROMPT = "none"
-"""The default prompt of vectors whose texts have none."""
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """Parts of `EmbedConfig.pooling`, in the order in which sentence-transformers joins those that are set by flags."""
 ACTIVATIONS = (
@@ -230,8 +228,7 @@ class EmbedConfig:
     prompts: tuple[str, ...] = ()
     """Further prompts, each as NAME=TEXT, which `encode` takes by name."""
     default_prompt: str = ""
-    """Name of the prompt of texts to compute vectors of: query, document, one of `prompts`, or none for no prompt.
-    Empty: query."""
+    """Name of the prompt of texts to compute vectors of: query, document, or one of `prompts`. Empty: query."""
     include_prompt: bool = True
     """Whether the tokens of a prompt are pooled too. If not, neither is the first special token of a text that has a
     prompt."""
@@ -245,9 +242,7 @@ class EmbedConfig:
                 raise UsageError(f"task.embed.pooling: {mode!r} is unknown.{nearest(mode, [*POOLINGS])}")
         if (wrong := next((entry for entry in self.prompts if "=" not in entry), None)) is not None:
             raise UsageError(f"task.embed.prompts: {wrong!r} has no =. Give NAME=TEXT.")
-        if NO_PROMPT in self.named_prompts():
-            raise UsageError(f"task.embed.prompts: {NO_PROMPT!r} stands for no prompt. Give the prompt another name.")
-        if self.default_prompt not in ("", NO_PROMPT, *self.named_prompts()):
+        if self.default_prompt and self.default_prompt not in self.named_prompts():
             known = nearest(self.default_prompt, [*self.named_prompts()])
             raise UsageError(f"task.embed.default_prompt = {self.default_prompt!r} is not among the prompts.{known}")
         if any(width < 1 for width in self.widths):
@@ -264,7 +259,7 @@ class EmbedConfig:
 
     def own_prompt(self) -> str:
         """Returns what precedes a text of which only a vector is wanted."""
-        return ({NO_PROMPT: ""} | self.named_prompts())[self.default_prompt or "query"]
+        return self.named_prompts()[self.default_prompt or "query"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from lambert.core.files import json_object, json_text, read_file
 from lambert.model import files as tensor_files
 from lambert.model.pooling import modes_of
 from lambert.model.vector_layers import ACTIVATIONS, Dense, Unit, activation_named
-from lambert.tasks.config import NO_PROMPT, POOLINGS, EmbedConfig, TaskConfig
+from lambert.tasks.config import POOLINGS, EmbedConfig, TaskConfig
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
@@ -79,14 +79,11 @@ def files(config: TaskConfig, width: int, layers: Sequence[nn.Module] = ()) -> d
         if layer is not None:
             found[f"{path}/model.safetensors"] = safetensors.torch.save(_tensors(layer))
     prompts = {name: text for name, text in embed.named_prompts().items() if text or name not in ("query", "document")}
-    default = embed.default_prompt or ("query" if embed.prompt else NO_PROMPT)
-    default = "" if default == NO_PROMPT else default
-    if default:
-        prompts.setdefault(default, "")
-        prompts.setdefault("document", "")  # without which its encode_document would put the default one
+    if embed.default_prompt:
+        prompts.setdefault(embed.default_prompt, "")
     similarity = "dot" if embed.loss == "margin" else "cosine"
     settings = {
-        "__version__": {}, "prompts": prompts, _DEFAULT: default or None,
+        "__version__": {}, "prompts": prompts, _DEFAULT: embed.default_prompt or None,
         "similarity_fn_name": similarity,
     }  # fmt: skip
     if embed.truncate_dim:
@@ -236,7 +233,7 @@ def _vectors(folder: Path) -> tuple[TaskConfig, list[nn.Module]]:
     width = settings.get("truncate_dim") or 0
     if type(width) is not int or width < 0:
         raise DataError(f"{top / SETTINGS} has truncate_dim = {shown(width)}; it must be a whole number.")
-    default = settings.get(_DEFAULT) or (NO_PROMPT if prompts.get("query") else "")
+    default = settings.get(_DEFAULT) or ""
     try:
         embed = EmbedConfig(
             loss="margin" if settings.get("similarity_fn_name") == "dot" else "",  # so that inner products are compared
