@@ -7,6 +7,7 @@ LambertError, and a run that a signal stopped raises SavedAndStopped, a SystemEx
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,8 +18,9 @@ from cyclopts.exceptions import CycloptsError
 
 from lambert import cli
 from lambert.core import settings as tables
+from lambert.core.contents import sha256
 from lambert.core.errors import SavedAndStopped, UsageError, printable_line
-from lambert.core.files import read_file, write_atomic
+from lambert.core.files import write_atomic
 from lambert.corpus import peek as preview
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.peek import Peeked
@@ -336,6 +338,6 @@ def _written(rows: Any, name: str, out: Path | None) -> Path:
     suffix, content = data_file(rows, name)
     path = out.with_name(f"{out.name}-{name}{suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if out.is_dir() and path.is_file() and read_file(path) != content:
+    if out.is_dir() and path.is_file() and hashlib.sha256(content).hexdigest() != sha256(path):
         raise UsageError(f"{name} differs from {path}, with which the run in {out} began: choose another out.")
     return write_atomic(path, content)

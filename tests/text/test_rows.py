@@ -184,3 +184,10 @@ def test_tables_of_pandas_in_json_are_no_rows(content: str, said: str, tmp_path:
     ((_, error),), _ = read(written(tmp_path / "x.json", content))
     assert said in error
     assert 'orient="records"' in error
+
+
+@pytest.mark.parametrize("count", [9_999, 10_000, 10_001, 20_001])
+def test_rows_without_text_are_left_out_up_to_a_number(count: int, tmp_path: Path) -> None:
+    rows, notes = read(written(tmp_path / "x.csv", "text;label\na;1\n" + ";\n" * count))
+    left = count <= 10_000
+    assert (len(rows), len(notes)) == (1 if left else 1 + count, int(left))

@@ -39,19 +39,23 @@ def task_of(folder: Path, settings: Mapping[str, Any], name: str = "") -> TaskCo
         config = replace(config, max_length=sentence_transformers.length(folder))
         if config.name in ("choice", "embed"):
             return config
-        config = replace(config, activation=_activation(config, folder, settings))
-        scores_pairs = pairs or bool(sentence_transformers.activation_of(folder, settings))
-        return replace(config, columns=replace(config.columns, text_b="text_b", text_b_optional=not scores_pairs))
+        named = sentence_transformers.activation_of(folder, settings)
+        config = replace(config, activation=_activation(config, folder, named, crosses=pairs))
+        optional = not pairs and not named
+        return replace(config, columns=replace(config.columns, text_b="text_b", text_b_optional=optional))
     except UsageError as error:
         raise DataError(f"{folder}: {error}") from error
 
 
-def _activation(config: TaskConfig, folder: Path, settings: Mapping[str, Any]) -> str:
-    """Returns the activation of the scores of pairs. Raises DataError for one that the task does not have."""
-    named = sentence_transformers.activation_of(folder, settings)
+def _activation(config: TaskConfig, folder: Path, named: str, *, crosses: bool) -> str:
+    """Returns the activation of the scores of pairs. Raises DataError for one that the task does not have.
+
+    Args:
+        named: That which the folder names, or "".
+        crosses: Whether the folder is that of a CrossEncoder.
+    """
     if config.name == "regress":
-        default = "Sigmoid" if sentence_transformers.is_cross_encoder(folder) else ""
-        return (named or default).removeprefix("Identity")
+        return (named or ("Sigmoid" if crosses else "")).removeprefix("Identity")
     if named in ("", "Identity", "Softmax") or (config.name, named) == ("multilabel", "Sigmoid"):
         return ""  # the probabilities are the softmax of the outputs, or of several labels their sigmoid
     raise DataError(

@@ -102,7 +102,7 @@ def _rows(value: Any, name: str) -> Iterator[Mapping[Any, Any]]:
         yield from (named_classes(dict(row), names) for row in value.with_format(None, columns=_columns(value)))
     elif _has(value, *_PANDAS):
         columns = [str(column) for column in value.columns]
-        if twice := next((column for column in columns if columns.count(column) > 1), None):
+        if (twice := next((column for column in columns if columns.count(column) > 1), None)) is not None:
             raise UsageError(f"{name}: two columns have the name {twice!r}. Rename one of them.")
         for row in zip(*(value.iloc[:, number].tolist() for number in range(len(columns))), strict=True):
             yield {column: _EMPTY if cell is None else cell for column, cell in zip(columns, row, strict=True)}

@@ -39,6 +39,9 @@ TABLES = (".csv", ".tsv", ".txt")
 """Suffixes of tables."""
 JSON = (".jsonl", ".ndjson", ".json")
 KNOWN = "rows are read from .csv, .tsv, .txt, .jsonl, .json, .parquet and .arrow, also .gz, .bz2, .xz and .zst"
+_EMPTY = 10_000
+"""Rows without text at the end of a table that are left out, so that memory is bounded; if more follow one another, all
+are rows; ours."""
 UNPACKED_RATIO = 200
 """How many times its size a compressed file of rows may expand to. Text has 2 to 10 times."""
 
@@ -219,10 +222,13 @@ class RowFile:
         assert self.names is not None
         whole = 0
         empty: list[ReadRow] = []
+        many = False
         for read in table_rows(self._stream, self.table, self.names, offset, line):
             if not self.table.quoted:
                 whole += any(cell[:1] == '"' == cell[-1:] and len(cell) > 1 for cell in read.row.values())
-            if len(read.row) > 1 and not any(read.row.values()):
+            blank = len(read.row) > 1 and not any(read.row.values())
+            many = blank and (many or len(empty) == _EMPTY)
+            if blank and not many:
                 empty.append(read)
                 continue
             yield from empty
