@@ -58,12 +58,12 @@ demo-short: $(VENV)/setup
 	@$(BIN)/lambert demo --short
 
 test: $(VENV)/setup-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(CLUSTER:%=--ignore=%) --ignore=tests/serving/page \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(CLUSTER:%=--ignore=%) --ignore=tests/wings/serve/page \
 		--ignore=tests/packaging
 
 # One after the other: they start groups of processes and measure how fast these notice what happens to one of them.
 CLUSTER := $(addprefix tests/faults/test_,cluster.py unlike_ranks.py unlike_disks.py lost_ranks.py uneven_ranks.py \
-	network.py killed_preparation.py) tests/serving/test_ray_serve.py
+	network.py killed_preparation.py) tests/wings/serve/test_ray_serve.py
 test-cluster: $(VENV)/setup-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(FLAGS) $(CLUSTER)
 
@@ -75,7 +75,7 @@ test-crash: $(VENV)/setup-dev
 		nice $(BIN)/python -m pytest -s $(FLAGS) $(addprefix tests/faults/test_,every_crash.py damage.py)
 
 test-exports: $(VENV)/setup-dev
-	@OMP_NUM_THREADS=1 LAMBERT_TEST_EXPORTS=all nice $(BIN)/python -m pytest $(FLAGS) tests/exports
+	@OMP_NUM_THREADS=1 LAMBERT_TEST_EXPORTS=all nice $(BIN)/python -m pytest $(FLAGS) tests/wings/convert
 
 FUZZ_EXAMPLES ?= 10000
 test-fuzz: $(VENV)/setup-dev
@@ -90,7 +90,7 @@ build/axe/package/axe.min.js:
 
 test-page: $(VENV)/setup-dev build/axe/package/axe.min.js
 	@$(PIP) playwright
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs $(FLAGS) tests/serving/test_page.py tests/serving/page
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs $(FLAGS) tests/wings/serve/test_page.py tests/wings/serve/page
 
 test-gpu: $(VENV)/setup-dev
 	@LAMBERT_TEST_GPU=1 $(BIN)/python -m pytest -k 'cuda or gpu' -rs tests/model tests/engine tests/inference tests/runs/test_compile.py
@@ -101,8 +101,8 @@ test-minimum:
 	@grep -oE '"[a-z0-9._-]+>=[0-9.]+' pyproject.toml | tr -d '"' | grep -v '^torch>\|^setuptools' | sed 's/>=/==/' > $(OLD)/minimum.txt
 	@$(OLD)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(INDEX),--extra-index-url $(INDEX)) \
 		-c $(OLD)/minimum.txt '$(TORCH)' -e '.[test]'
-	@OMP_NUM_THREADS=1 $(OLD)/bin/python -m pytest $(FLAGS) tests/core tests/corpus tests/data tests/model tests/test_cli*.py \
-		tests/verbs/test_convert.py tests/verbs/test_report.py
+	@OMP_NUM_THREADS=1 $(OLD)/bin/python -m pytest $(FLAGS) tests/core tests/wings/corpus tests/data tests/model tests/test_cli*.py \
+		tests/wings/convert/test_convert.py tests/verbs/test_report.py
 
 test-wheel: $(VENV)/setup-dev
 	@$(BIN)/python -m pytest $(FLAGS) tests/packaging

@@ -31,8 +31,8 @@ CHEAP = ("normalise", "gopher", "gopher-repetition", "c4", "fineweb", "personal-
 BARE = """
 import json, sys
 from pathlib import Path
-from lambert.corpus.tokens import tokenizer
-from lambert.corpus.reading.readers import Layout, read
+from lambert.wings.corpus.tokens import tokenizer
+from lambert.wings.corpus.reading.readers import Layout, read
 import time, os
 texts = [piece.text for file in sys.argv[2:] for piece in read(Path(file), Layout())]
 encoder = tokenizer.load(Path(sys.argv[1]))

@@ -36,15 +36,15 @@ import lambert
 from lambert.core.batch import Batch
 from lambert.core.world import World
 from lambert.engine.precision import Precision
-from lambert.exports import onnx, openvino, original, program
-from lambert.exports.config import ExportConfig
-from lambert.exports.padded import input_names, output_names
-from lambert.exports.sample import Arrays, Difference, Runtime, cut, padded
-from lambert.exports.written import compared, named
 from lambert.inference.outputs import outputs
 from lambert.inference.text_model import TextModel
 from lambert.tasks import scored
-from lambert.verbs.convert import FORMATS
+from lambert.wings.convert import onnx, openvino, original, program
+from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.padded import input_names, output_names
+from lambert.wings.convert.sample import Arrays, Difference, Runtime, cut, padded
+from lambert.wings.convert.verb import FORMATS
+from lambert.wings.convert.written import compared, named
 
 KINDS: tuple[str, ...] = (
     "lambert:float32",

@@ -31,9 +31,9 @@ import numpy as np
 import tokenizers
 import torch
 
-from lambert.corpus.tokens import tokenizer as lambert_tokenizer
 from lambert.tasks.cache import FeatureCache
 from lambert.tasks.config import TaskConfig
+from lambert.text.tokenizers import tokenizer as lambert_tokenizer
 
 BATCH = 32
 SETTINGS = TaskConfig(name="squad").resolved()

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.filtering import Ledger, chain, filtered
-from lambert.corpus.filters.decontamination import Decontaminate
-from lambert.corpus.reading.readers import Layout, Piece, read
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.filtering import Ledger, chain, filtered
+from lambert.wings.corpus.filters.decontamination import Decontaminate
+from lambert.wings.corpus.reading.readers import Layout, Piece, read
 
 CHEAP = ("normalise", "gopher", "gopher-repetition", "c4", "fineweb", "personal-data")
 OTHERS = ("language", "decontaminate", "prose")

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from lambert.tasks.squad_score import score_v1
-from lambert.verbs.bench import environments
-from lambert.verbs.bench.environments import UNCHANGED, Variables
+from lambert.wings.bench import environments
+from lambert.wings.bench.environments import UNCHANGED, Variables
 
 HERE = Path(__file__).parent
 

@@ -22,8 +22,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lambert.corpus.reading.readers import Layout, read
 from lambert.text.streams import unpacked
+from lambert.wings.corpus.reading.readers import Layout, read
 
 
 def extract(dump: Path, out: Path) -> None:

@@ -17,10 +17,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from lambert.corpus.reading import wikitext
-from lambert.corpus.reading.readers import Layout, read
-from lambert.corpus.reading.wikilines import HOLE
-from lambert.corpus.reading.wikitemplates import Templates, templates_of
+from lambert.wings.corpus.reading import wikitext
+from lambert.wings.corpus.reading.readers import Layout, read
+from lambert.wings.corpus.reading.wikilines import HOLE
+from lambert.wings.corpus.reading.wikitemplates import Templates, templates_of
 
 WORD = re.compile(r"\w+")
 PLACEHOLDER = re.compile(r"(?:formula|codice)_\d+")

@@ -3,7 +3,7 @@
     python benchmarks/plan.py [--json]
 
 A row has the devices, what an update computed, and what was published: sequences or tokens per second, or the time. The
-constants of the model (planning/steps.py) were fitted on the rows that say so. The others are the test. The error is
+constants of the model (wings/plan/costs/steps.py) were fitted on the rows that say so. The others are the test. The error is
 predicted time over published time, less 1. Prints the tables, and writes them into docs/plan.md.
 """
 
@@ -19,9 +19,9 @@ from typing import Any
 import experiment
 
 from lambert.model.config import MODERN_SIZES, SIZES, EncoderConfig
-from lambert.planning.devices import ALONE, DEVICES, LINKS, Cluster, Device, Link, cluster
-from lambert.planning.steps import predict
-from lambert.planning.work import SOFTWARE, Work
+from lambert.wings.plan.costs.devices import ALONE, DEVICES, LINKS, Cluster, Device, Link, cluster
+from lambert.wings.plan.costs.steps import predict
+from lambert.wings.plan.costs.work import SOFTWARE, Work
 
 ROWS = Path(__file__).parent / "plan" / "rows.jsonl"
 PAGE = experiment.ROOT / "docs" / "plan.md"

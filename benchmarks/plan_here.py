@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import lambert
-from lambert.verbs.plan import calibration
+from lambert.wings.plan import calibration
 
 _FIRST = 2
 """Updates that are not counted: they include the first use of memory."""

@@ -25,8 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lambert.verbs.bench import environments
-from lambert.verbs.bench.environments import Variables
+from lambert.wings.bench import environments
+from lambert.wings.bench.environments import Variables
 
 PEER = Path(__file__).parent / "peers/predictions.py"
 

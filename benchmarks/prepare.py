@@ -26,10 +26,10 @@ import numpy.typing as npt
 import psutil
 import tokenizers
 
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.reading.readers import Layout, read
-from lambert.corpus.tokens import tokenizer as lambert_tokenizer
+from lambert.text.tokenizers import tokenizer as lambert_tokenizer
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.reading.readers import Layout, read
 
 BATCH = 1000
 
@@ -60,8 +60,8 @@ def whole(vocabulary: Path, files: list[Path], workers: int) -> npt.NDArray[np.f
 def peak_memory(vocabulary: Path, files: list[Path], workers: int) -> float:
     """MB resident at most in a process that prepares, its workers included, sampled 50 times a second."""
     code = (
-        "import sys; from pathlib import Path; from lambert.corpus.config import PrepareConfig; "
-        "from lambert.corpus.pipeline import prepare; "
+        "import sys; from pathlib import Path; from lambert.wings.corpus.config import PrepareConfig; "
+        "from lambert.wings.corpus.pipeline import prepare; "
         "prepare(PrepareConfig(tuple(map(Path, sys.argv[4:])), Path(sys.argv[1]), tokenizer=sys.argv[2], "
         "workers=int(sys.argv[3])))"
     )

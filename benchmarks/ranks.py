@@ -27,8 +27,8 @@ from lambert.model import weights
 from lambert.model.heads import Model
 from lambert.optim import optimizers
 from lambert.optim.config import OptimConfig
-from lambert.verbs.bench import batches
-from lambert.verbs.settings.bench import BenchConfig
+from lambert.wings.bench import batches
+from lambert.wings.bench.settings import BenchConfig
 
 MANY = 10**6
 """Updates of a run that is long enough for compiled kernels to pay."""

@@ -35,7 +35,7 @@ def replicas(args: argparse.Namespace, count: int) -> Iterator[str]:
     """The URL of `count` replicas that share the cores."""
     from ray import serve
 
-    from lambert.serving.ray_serve import application
+    from lambert.wings.serve.ray_serve import application
 
     cores = os.cpu_count() or 1
     given = {"model": str(args.model), "precision": args.precision, "replicas": str(count)}

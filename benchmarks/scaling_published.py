@@ -22,7 +22,7 @@ from lab import bits_per_second
 from model import step
 from scaling_extrapolated import Series, by_chips, chip_hours, efficiency, on, rate, row_of
 
-from lambert.planning.steps import predict
+from lambert.wings.plan.costs.steps import predict
 
 HERE = Path(__file__).parent
 MIXED = "lamb-64k-x1024"

@@ -35,8 +35,8 @@ from typing import Any
 import experiment
 import psutil
 
-from lambert.verbs.bench import environments
-from lambert.verbs.bench.environments import UNCHANGED, Variables
+from lambert.wings.bench import environments
+from lambert.wings.bench.environments import UNCHANGED, Variables
 
 HERE = Path(__file__).parent
 SIDES = {

@@ -29,8 +29,8 @@ from typing import Any
 
 from finetune import trained
 
-from lambert.verbs.bench import environments
-from lambert.verbs.bench.environments import UNCHANGED, Trial, Variables
+from lambert.wings.bench import environments
+from lambert.wings.bench.environments import UNCHANGED, Trial, Variables
 
 HERE = Path(__file__).parent
 PEER = HERE / "peers" / "sentence_transformers_vectors.py"

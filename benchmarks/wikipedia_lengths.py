@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lambert.verbs.bench.batches import FITTED
+from lambert.wings.bench.batches import FITTED
 
 TOKENS_PER_WORD = 1.35
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+")

@@ -17,8 +17,8 @@ from commands import one_line
 from lambert import pretrain
 from lambert.core.errors import UsageError
 from lambert.core.shards import Split
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.tasks import TaskConfig, learn, predict
+from lambert.text.tokenizers import tokenizer as tokenizers
 
 Lambert = Callable[..., Any]
 

@@ -28,7 +28,7 @@ def trapped(tmp_path: Path) -> Path:
         (["-m", "lambert", "pretrain", "--corpus=CORPUS", "--out=run", "--model.block=evil_of_tests:x"], 2),
         (["-m", "lambert", "launch", "-np", "1", "evaluate", "--model=MODEL", "--data=d", "--task=evil_of_tests:x"], 2),
         (["-m", "torch.distributed.run", "--nproc-per-node=1", "-m", "lambert", "--version"], 0),
-        (["-m", "lambert.horovod.run", "--version"], 0),
+        (["-m", "lambert.wings.horovod.run", "--version"], 0),
     ],
 )
 def test_modules_of_the_current_folder_are_not_imported(

@@ -180,7 +180,7 @@ def test_kubernetes_command_is_understood(lambert: Any) -> None:
 
 def test_service_on_kubernetes() -> None:
     yaml = pytest.importorskip("yaml")
-    from lambert.serving.config import ServeConfig
+    from lambert.wings.serve.config import ServeConfig
 
     deployment, service, autoscaler = yaml.safe_load_all((DEPLOY / "serve-kubernetes.yaml").read_text())
     template = deployment["spec"]["template"]

@@ -17,7 +17,7 @@ from typing import Any
 from lab import bits_per_second
 from study import METHODS, done
 
-from lambert.planning.steps import Step, predict
+from lambert.wings.plan.costs.steps import Step, predict
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import plan

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from lambert.core.errors import MachineError as MachineError
     from lambert.core.errors import SavedAndStopped as SavedAndStopped
     from lambert.core.errors import UsageError as UsageError
-    from lambert.corpus.config import DeduplicateConfig as DeduplicateConfig
-    from lambert.corpus.config import PrepareConfig as PrepareConfig
-    from lambert.corpus.scale import RayTasks as RayTasks
-    from lambert.corpus.scale import prepare_on_cluster as prepare_on_cluster
     from lambert.engine.step import Step as Step
     from lambert.inference.text_model import TextModel as TextModel
     from lambert.inference.text_model import load as load
@@ -48,13 +44,17 @@ if TYPE_CHECKING:
     from lambert.runs.expect import ExpectConfig as ExpectConfig
     from lambert.runs.result import Result as Result
     from lambert.tasks.config import TaskConfig as TaskConfig
-    from lambert.verbs.plan.result import Plan as Plan
-    from lambert.verbs.plan.result import PlanRow as PlanRow
     from lambert.verbs.settings.evaluate import EvaluateConfig as EvaluateConfig
     from lambert.verbs.settings.finetune import FinetuneConfig as FinetuneConfig
     from lambert.verbs.settings.pretrain import PretrainConfig as PretrainConfig
     from lambert.verbs.settings.sweep import SweepConfig as SweepConfig
     from lambert.verbs.verify.comparison import Verified as Verified
+    from lambert.wings.corpus.config import DeduplicateConfig as DeduplicateConfig
+    from lambert.wings.corpus.config import PrepareConfig as PrepareConfig
+    from lambert.wings.corpus.scale import RayTasks as RayTasks
+    from lambert.wings.corpus.scale import prepare_on_cluster as prepare_on_cluster
+    from lambert.wings.plan.result import Plan as Plan
+    from lambert.wings.plan.result import PlanRow as PlanRow
 
 from lambert.core.path import forget_current_folder
 

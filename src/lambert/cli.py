@@ -234,7 +234,7 @@ def call(
     if chosen in NOT_YET and chosen not in VERBS:
         raise UsageError(f"There is no verb {chosen} yet. {NOT_YET[chosen]}")
     if chosen == "horovodrun":
-        from lambert.horovod.run import main as horovodrun
+        from lambert.wings.horovod.run import main as horovodrun
 
         _exit(horovodrun(tokens[1:]))
     app = App(

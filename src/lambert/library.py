@@ -21,36 +21,36 @@ from lambert.core import settings as tables
 from lambert.core.contents import sha256
 from lambert.core.errors import SavedAndStopped, UsageError, printable_line
 from lambert.core.files import write_atomic
-from lambert.corpus import peek as preview
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.peek import Peeked
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.progress import aside, in_notebook
 from lambert.engine.step import Step
-from lambert.exports.config import Against
 from lambert.inference.config import Precisions
 from lambert.runs.result import Result, Say, silent
 from lambert.text.memory import data_file, data_path, is_path, is_rows
 from lambert.verbs import compare as comparison
-from lambert.verbs import convert as conversion
 from lambert.verbs import evaluate as evaluation
-from lambert.verbs import extend as extension
 from lambert.verbs import finetune as finetuning
-from lambert.verbs import plan as planning
-from lambert.verbs import prepare as preparation
 from lambert.verbs import pretrain as pretraining
 from lambert.verbs import sweep as sweeping
 from lambert.verbs import verify as verification
 from lambert.verbs.compare import CompareConfig
-from lambert.verbs.convert import Imported
-from lambert.verbs.plan.result import Plan
-from lambert.verbs.settings.convert import ExportConfig, ImportConfig
 from lambert.verbs.settings.evaluate import EvaluateConfig
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.sweep import SweepConfig
 from lambert.verbs.settings.training import KINDS
 from lambert.verbs.verify.comparison import Verified
+from lambert.wings.convert import verb as conversion
+from lambert.wings.convert.config import Against
+from lambert.wings.convert.settings import ExportConfig, ImportConfig
+from lambert.wings.convert.verb import Imported
+from lambert.wings.corpus import peek as preview
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.peek import Peeked
+from lambert.wings.corpus.verbs import extend as extension
+from lambert.wings.corpus.verbs import prepare as preparation
+from lambert.wings.plan import verb as planning
+from lambert.wings.plan.result import Plan
 
 _KINDS: dict[str, type] = {
     **KINDS, "prepare": PrepareConfig, "evaluate": EvaluateConfig, "sweep": SweepConfig,

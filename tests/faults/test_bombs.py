@@ -16,7 +16,7 @@ import pytest
 BYTES = 100 * 10**6
 """Of each bomb, decompressed."""
 READ_TEXT = """
-from lambert.corpus.reading.readers import Layout, read
+from lambert.wings.corpus.reading.readers import Layout, read
 def read_all(path):
     return [piece.error for piece in read(path, Layout(max_ratio=RATIO)) if piece.error]
 """

@@ -14,9 +14,9 @@ from odd_files import EXAMPLES, damaged, encoded, fuzz, some
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, LambertError, UsageError
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.tasks import TaskConfig, create, predict
 from lambert.tasks.config import Columns, SquadConfig
+from lambert.text.tokenizers import tokenizer as tokenizers
 
 TASKS = ("classify", "regress", "tag", "squad")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

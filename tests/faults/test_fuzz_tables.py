@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from odd_files import EXAMPLES, fuzz
 
 from lambert.core.errors import DataError
-from lambert.corpus.reading.pieces import with_newlines
-from lambert.corpus.reading.readers import Layout, read
 from lambert.inference.input_files import InputFiles
 from lambert.tasks import Columns, TaskConfig
 from lambert.tasks.table import labelled_rows, plain_label
+from lambert.text.pieces import with_newlines
+from lambert.wings.corpus.reading.readers import Layout, read
 
 RIGHT = ("text", "label")
 NAMES = (RIGHT, RIGHT, RIGHT, ("Text", "LABEL"), (" text", "label "), ("TEXT", "Label"))

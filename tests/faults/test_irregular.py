@@ -10,17 +10,17 @@ import pytest
 
 from lambert.core import contents, files, lock, settings
 from lambert.core.errors import LambertError
-from lambert.corpus.reading import readers
-from lambert.corpus.tokens import expansion
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.engine import metrics_file
-from lambert.exports import openvino
 from lambert.inference.answer_file import input_identity
-from lambert.serving.config import ServeConfig
-from lambert.serving.server import api_key
 from lambert.tasks import Columns, examples
 from lambert.tasks.table import labelled_rows
 from lambert.text import rows
+from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.wings.convert import openvino
+from lambert.wings.corpus.reading import readers
+from lambert.wings.corpus.tokens import expansion
+from lambert.wings.serve.config import ServeConfig
+from lambert.wings.serve.server import api_key
 
 VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] a b"
 

@@ -30,8 +30,8 @@ SMALL = """
 import os, resource
 most = int(os.environ["LAMBERT_TEST_FILE_BYTES"])
 resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-from lambert.corpus import documents, units
-from lambert.corpus.reading import slices
+from lambert.wings.corpus import documents, units
+from lambert.wings.corpus.reading import slices
 slices.SLICE, slices.STREAMS, slices.WHOLE_BELOW, documents.MARK = 150_000, 30_000, 20_000, 200_000
 units.SMALL = 10_000
 """

@@ -14,7 +14,6 @@ from processors import needs_fast
 
 from lambert.core.batch import Batch
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed.detection import detect
 from lambert.engine.precision import Precision
 from lambert.inference.outputs import (
@@ -30,6 +29,7 @@ from lambert.model import weights
 from lambert.model.encoder import EncoderConfig
 from lambert.model.folder import model_folder
 from lambert.tasks.config import Columns, TaskConfig
+from lambert.text.tokenizers import tokenizer as tokenizers
 
 
 def test_a_run_folder_stands_for_its_model(pretrained: Path, tmp_path: Path) -> None:

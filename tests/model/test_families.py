@@ -27,8 +27,8 @@ from lambert.model.objectives import Label
 from lambert.model.tensor_names import TensorNames
 from lambert.planning.memory import weight_count
 from lambert.planning.operations import encoder_forward
-from lambert.verbs.convert import run_export
-from lambert.verbs.settings.convert import ExportConfig
+from lambert.wings.convert.settings import ExportConfig
+from lambert.wings.convert.verb import run_export
 
 CONFIG = EncoderConfig(vocabulary=90, hidden=32, intermediate=48, positions=40, block="toy")
 

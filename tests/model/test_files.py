@@ -14,9 +14,9 @@ import safetensors.torch
 import torch
 
 from lambert.core.errors import DataError
-from lambert.exports.original import kept
 from lambert.model import files, weights
 from lambert.model.encoder import EncoderConfig
+from lambert.wings.convert.original import kept
 
 CONFIG = EncoderConfig(vocabulary=90, hidden=32, intermediate=48, positions=40)
 WORDS = "bert.embeddings.word_embeddings.weight"

@@ -13,7 +13,7 @@ from lambert.engine.precision import Precision
 from lambert.model import float8, weights
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import linear, project
-from lambert.verbs.bench.batches import drawn_batch
+from lambert.wings.bench.batches import drawn_batch
 
 needs_float8 = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with float8"

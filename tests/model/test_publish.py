@@ -13,7 +13,6 @@ import torch
 
 import lambert
 from lambert.core.errors import DataError
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.model import publish as module
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
@@ -22,6 +21,7 @@ from lambert.model.heads import Model, built
 from lambert.model.publish import publish
 from lambert.runs.card import PIPELINES, Origin, card, card_of_converted
 from lambert.tasks.config import TaskConfig
+from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 

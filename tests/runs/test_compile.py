@@ -25,7 +25,7 @@ from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
 from lambert.optim.optimizers import build
-from lambert.verbs.bench.batches import drawn_batch
+from lambert.wings.bench.batches import drawn_batch
 
 Lambert = Callable[..., Any]
 ENCODER = EncoderConfig(
@@ -115,7 +115,7 @@ def test_without_a_c_compiler_the_run_is_the_eager_one_and_says_so_in_a_line(
 def test_the_benchmark_compiles_lambert_s_side(lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.utils import counters
 
-    monkeypatch.setattr("lambert.verbs.bench.SideProcess", SideHere)
+    monkeypatch.setattr("lambert.wings.bench.verb.SideProcess", SideHere)
     checks = []
     for flag in ("--no-compile", "--compile"):
         counters.clear()

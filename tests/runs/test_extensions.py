@@ -14,11 +14,11 @@ MODULE = '''
 import torch
 from torch import nn
 
-from lambert.corpus.reading.readers import Piece
+from lambert.wings.corpus.reading.readers import Piece
 from lambert.model.attention import attention
 from lambert.model.heads import Head as Plain
-from lambert.verbs.convert import run_import
-from lambert.verbs.settings.convert import ImportConfig
+from lambert.wings.convert.verb import run_import
+from lambert.wings.convert.settings import ImportConfig
 from lambert.tasks.classify import Classify
 
 

@@ -27,14 +27,14 @@ from lambert.engine.loop import OutOfMemory
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
-from lambert.planning.devices import Cluster, Device
 from lambert.planning.memory import kept_per_token, kept_per_weight, weight_count
 from lambert.planning.micro_batches import LEAST
-from lambert.planning.steps import fitting
-from lambert.planning.work import Work, shapes_of
 from lambert.runs import microbatch, updates
 from lambert.runs.config import TrainConfig
 from lambert.runs.microbatch import MicrobatchSize, Sample, check_model, shared
+from lambert.wings.plan.costs.devices import Cluster, Device
+from lambert.wings.plan.costs.steps import fitting
+from lambert.wings.plan.costs.work import Work, shapes_of
 
 Lambert = Callable[..., Any]
 MB = 10**6

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lambert.core.batch import Batch
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.stream import stream
 from lambert.runs import updates
+from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs.pretrain import texts
 
 

@@ -111,8 +111,8 @@ def parquet() -> Iterator[bytes]:
 
 def read_rows(path: Path) -> None:
     """Reads a file as `finetune` and `predict` do, and as `prepare` does."""
-    from lambert.corpus.reading.readers import Layout, read
     from lambert.text.rows import RowFile, opened
+    from lambert.wings.corpus.reading.readers import Layout, read
 
     for _ in read(path, Layout()):
         pass

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from lambert.corpus.tokens import tokenizer as tokenizers
-from lambert.exports.sample import TEXTS
 from lambert.model import weights
 from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.families import family_of, reads_segments
 from lambert.tasks import create
 from lambert.tasks.config import EmbedConfig, TaskConfig
+from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.wings.convert.sample import TEXTS
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SHAPE: dict[str, Any] = {"layers": 3, "hidden": 32, "heads": 2, "intermediate": 48, "positions": 192}

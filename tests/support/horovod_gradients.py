@@ -1,6 +1,6 @@
 """Checks of the gradients of a distributed optimizer: where they are stored, which are reduced, and when.
 
-They run on two ranks for `tests/horovod/test_optimizer.py`, in one group of processes with those of
+They run on two ranks for `tests/wings/horovod/test_optimizer.py`, in one group of processes with those of
 `horovod_training.py`.
 """
 

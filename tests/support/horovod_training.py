@@ -1,6 +1,7 @@
 """Checks that training on two ranks with half a batch each equals training on one with the whole batch.
 
-They run on ranks for `tests/horovod/test_optimizer.py`, in one group of processes with those of `horovod_gradients.py`.
+They run on ranks for `tests/wings/horovod/test_optimizer.py`, in one group of processes with those of
+`horovod_gradients.py`.
 """
 
 import copy
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import lambert.horovod as hvd
-from lambert.horovod.compression import Compressor
+from lambert.wings.horovod.compression import Compressor
 
 BATCH = 8
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, processors
 
-from lambert.corpus.tokens import tokenizer as tokenizers
+from lambert.text.tokenizers import tokenizer as tokenizers
 
 
 def of_mpnet(corpus: Path, out: Path) -> Path:

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from lambert.verbs.bench import BenchConfig
-from lambert.verbs.bench.ceilings import Rates
-from lambert.verbs.bench.side_process import Side
-from lambert.verbs.bench.work import Times
+from lambert.wings.bench.ceilings import Rates
+from lambert.wings.bench.side_process import Side
+from lambert.wings.bench.verb import BenchConfig
+from lambert.wings.bench.work import Times
 
 
 class SideHere:

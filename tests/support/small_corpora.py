@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.pipeline import prepare
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.pipeline import prepare
 
 WORDS = "the river runs under an old stone bridge near the quiet road to town"
 

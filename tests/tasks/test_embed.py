@@ -13,9 +13,9 @@ from commands import one_line
 
 import lambert as library
 from lambert.core.errors import DataError
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.tasks import EmbedConfig, TaskConfig, learn, sentence_transformers
 from lambert.tasks.config import Columns
+from lambert.text.tokenizers import tokenizer as tokenizers
 
 Lambert = Callable[..., Any]
 THINGS = ("river", "boat", "stone", "garden", "window", "house", "king", "bird")

@@ -12,7 +12,7 @@ from exported import tokenizer
 
 import lambert as library
 from lambert.core.errors import DataError
-from lambert.corpus.tokens import tokenizer as tokenizers
+from lambert.text.tokenizers import tokenizer as tokenizers
 
 PAIRS = [("the meeting was moved", "Yes."), ("prices rose", "the central bank said " * 9), ("a", "")]
 Make = Callable[..., Path]

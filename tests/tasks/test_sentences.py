@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from lambert.core.errors import UsageError
-from lambert.corpus.tokens.declared import Declared, declare
 from lambert.tasks import Columns, TaskConfig, create, learn
 from lambert.tasks.segments import Segments
 from lambert.tasks.sentences import longest_first, tokenised
+from lambert.text.tokenizers.declared import Declared, declare
 
 Build = Callable[[list[str]], Tokenizer]
 DIGITS = [str(digit) for digit in range(10)]

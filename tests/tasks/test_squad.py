@@ -14,13 +14,13 @@ from squads import SETTINGS, one, outputs_of, write
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.tokens.vocabulary import train_bytes
 from lambert.tasks import SquadConfig, TaskConfig, create, described, learn, predict, tuned
 from lambert.tasks.examples import shortened
 from lambert.tasks.formulas import value
 from lambert.tasks.squad_answers import Answer, Candidate
 from lambert.tasks.squad_text import read_squad
 from lambert.tasks.task import is_predictions
+from lambert.wings.corpus.tokens.vocabulary import train_bytes
 
 
 def test_a_perfect_model_scores_a_hundred(golden: dict[str, Any], tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens import tokenizer as tokenizers
-from lambert.corpus.tokens.vocabulary import train_bytes
 from lambert.tasks import texts as module
 from lambert.tasks.texts import SPACES, TextEncoder, token_characters, word_numbers
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.wings.corpus.tokens.vocabulary import train_bytes
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/tokenization.json").read_text(encoding="utf-8"))
 HARD = [*"aéßİÅж가国。😀≠–’.,(-'$ \t\r\n\u202f\u2003\u00a0", "\u0301", "\u200d", "\U00020000", "\x01", "\x85", "\0"]

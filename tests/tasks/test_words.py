@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from lambert.corpus.tokens.vocabulary import train_bytes
 from lambert.tasks.words import NONE, tokenised
+from lambert.wings.corpus.tokens.vocabulary import train_bytes
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b", *(f"n{number}" for number in range(10))]
 

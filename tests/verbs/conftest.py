@@ -7,7 +7,7 @@ from gemma import gemma
 from renamed import RENAMED
 
 import lambert
-from lambert.corpus.tokens import tokenizer as tokenizers
+from lambert.text.tokenizers import tokenizer as tokenizers
 
 PIECES = {"bpe": 300, "unigram": 120, "wordpiece": 160}
 

@@ -13,9 +13,9 @@ import transformers
 from torch import Tensor
 
 from lambert.core.batch import Batch
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.stream import stream
 from lambert.tasks import SquadConfig, TaskConfig, learn
+from lambert.text.tokenizers import tokenizer as tokenizers
 
 STEPS, WARMUP, SIZE, LR, SEED = 12, 3, 8, 3e-3, 5
 EPS = 1e-4

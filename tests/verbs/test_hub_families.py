@@ -15,8 +15,8 @@ from processors import needs_fast
 
 import lambert
 from lambert.core.errors import UsageError
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens import tokenizer as tokenizers
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs import pretrain as pretraining
 
 Labelled = Callable[[str, str], Path]

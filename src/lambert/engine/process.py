@@ -14,7 +14,7 @@ REPLACED = ("demo", "pretrain", "finetune", "sweep", "evaluate", "predict", "ser
 """Verbs that run a model in their own process, or hand their environment to processes that do."""
 COMPUTES = (*REPLACED, "bench")
 """Verbs that run a model. `bench` keeps the user's environment, and starts each side in a process of its own
-(verbs/bench/environments.py)."""
+(wings/bench/environments.py)."""
 
 
 def settings() -> dict[str, str]:

@@ -20,8 +20,6 @@ from lambert.core.contents import model_files, sha256
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.core.registry import check_named
 from lambert.core.world import World
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.stream import split
 from lambert.distributed.agreement import compare, software
 from lambert.engine.precision import Precision
@@ -38,6 +36,8 @@ from lambert.tasks.config import Columns, OtherColumns
 from lambert.tasks.embed import Embed
 from lambert.tasks.files import digest
 from lambert.tasks.model_folder import task_of
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tokenizers
 
 _PARTS = 8
 """Number of batches into which little data is divided, so that several ranks have some."""

@@ -17,7 +17,6 @@ from lambert.core.batch import Batch, Source
 from lambert.core.errors import DataError, LambertError, UsageError, shown
 from lambert.core.registry import choose
 from lambert.core.world import World
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed.launch_environment import process_info
 from lambert.engine.device import device_named, keep_current_gpu
 from lambert.engine.precision import Precision
@@ -49,6 +48,7 @@ from lambert.tasks.embed import Embed
 from lambert.tasks.mismatch import using_a_model
 from lambert.tasks.templates import columns_of, is_template
 from lambert.text.memory import data_path, is_path, is_table, items_of, plain_row, rows_of
+from lambert.text.tokenizers import tokenizer as tokenizers
 
 R = TypeVar("R")
 Text = str | Mapping[str, Any]

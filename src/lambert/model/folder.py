@@ -19,7 +19,7 @@ from lambert.model.family import Family
 from lambert.model.files import encoder_path, modules_of
 from lambert.model.heads import Model
 from lambert.model.labels import check_rows, check_values, default_names, ids_left_aside, label_keys, label_names
-from lambert.model.tensorflow import checkpoint
+from lambert.wings.convert.tensorflow import checkpoint
 
 CONFIG = "config.json"
 GOOGLE_CONFIG = "bert_config.json"

@@ -11,14 +11,14 @@ from torch import nn
 from lambert.core.batch import Batch, Ints, Source, Target
 from lambert.core.errors import UsageError
 from lambert.core.world import World
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.model import weights
 from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.model.relations import RELATIONS, RelationTeacher, check_blocks
 from lambert.runs.config import RelationConfig
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tokenizers
 
 
 def evenly_spaced(count: int, of: int) -> list[int]:

@@ -11,12 +11,12 @@ from lambert.core import settings
 from lambert.core.errors import UsageError
 from lambert.core.files import is_temporary, parse_json, read_file, write_atomic
 from lambert.core.world import World
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed import agreement
 from lambert.engine import lock
 from lambert.engine.metrics_file import METRICS
 from lambert.model.heads import Model
 from lambert.runs.config import RunConfig
+from lambert.text.tokenizers import tokenizer as tokenizers
 
 CONFIG = "config.toml"
 DATA = "data.json"

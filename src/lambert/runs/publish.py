@@ -6,13 +6,13 @@ from typing import Any
 
 from lambert.core.errors import REMEDIES, DivergedError
 from lambert.core.files import json_text, write_atomic
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.model.families import reads_segments
 from lambert.model.heads import Model
 from lambert.model.publish import NotFinite, publish
 from lambert.runs.card import Trained, card
 from lambert.runs.config import RunConfig
 from lambert.runs.result import SCORES
+from lambert.text.tokenizers import tokenizer as tokenizers
 
 
 def publish_run(

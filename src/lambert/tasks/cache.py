@@ -16,14 +16,14 @@ from lambert import tasks
 from lambert.core.contents import sha256
 from lambert.core.files import make_folder, not_written, open_regular, remove_leftovers
 from lambert.core.settings import as_dict
-from lambert.corpus.tokens.declared import declared
-from lambert.corpus.tokens.tokenizer import fingerprint
 from lambert.tasks import features
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.features import Damaged
 from lambert.tasks.files import digest
 from lambert.tasks.retrieval import is_judgements
 from lambert.tasks.task import Task, described
+from lambert.text.tokenizers.declared import declared
+from lambert.text.tokenizers.tokenizer import fingerprint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -18,10 +18,10 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from lambert.core.errors import shown
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens.trial import library_errors
 from lambert.tasks.config import TagConfig
 from lambert.tasks.conll import Offsets, Sentence
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers.trial import library_errors
 
 _WORDS = pre_tokenizers.Sequence(
     [pre_tokenizers.Split(Regex(r"\p{Han}"), "isolated"), pre_tokenizers.BertPreTokenizer()]

@@ -12,15 +12,15 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens.tokenizer import with_mask
-from lambert.corpus.tokens.trial import library_errors
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.examples import Examples
 from lambert.tasks.metrics import softmax
 from lambert.tasks.segments import Cuts, Segments
 from lambert.tasks.sentences import tokenised
 from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers.tokenizer import with_mask
+from lambert.text.tokenizers.trial import library_errors
 
 Candidates = list[tuple[int, float]]
 """Token ids and their probabilities, the most probable first."""

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Batch, Ints, Target, flat_batch
-from lambert.corpus.tokens.declared import declared
-from lambert.corpus.tokens.roles import template
 from lambert.tasks.examples import shortened
 from lambert.tasks.texts import Texts
 from lambert.tasks.unknown import Unknown
+from lambert.text.tokenizers.declared import declared
+from lambert.text.tokenizers.roles import template
 
 Keys = npt.NDArray[np.uint64]
 NO_TEXT = -1

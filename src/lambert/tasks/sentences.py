@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target, exact_weights
 from lambert.core.errors import DataError
-from lambert.corpus.tokens.roles import template
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
@@ -24,6 +23,7 @@ from lambert.tasks.task import Outputs, Row, text_of, write_rows
 from lambert.tasks.templates import is_template
 from lambert.tasks.texts import Texts, encode
 from lambert.tasks.unknown import count_unknown
+from lambert.text.tokenizers.roles import template
 
 _MOST_WINDOWS = 10_000_000  # about 50 bytes each
 

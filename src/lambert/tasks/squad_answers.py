@@ -11,12 +11,12 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints
-from lambert.corpus.tokens import roles
 from lambert.tasks.config import SquadConfig
 from lambert.tasks.metrics import Floats, softmax
 from lambert.tasks.squad_text import basic_tokenizer, final_text, joined, word_spans, words_of
 from lambert.tasks.squad_windows import Windows
 from lambert.tasks.texts import token_characters
+from lambert.text.tokenizers import roles
 
 Span = tuple[int, int, float, float]
 """First and last token in the paragraph, -1 for no answer, and their logits."""

@@ -11,13 +11,13 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, shown
-from lambert.corpus.tokens.trial import library_errors
 from lambert.tasks.config import Columns
 from lambert.tasks.mismatch import Mismatch
 from lambert.tasks.table import read_rows
 from lambert.tasks.task import keys_found, whole_text
 from lambert.tasks.texts import SPACES
 from lambert.text.rows import content_of, kind
+from lambert.text.tokenizers.trial import library_errors
 
 _WORD = re.compile(f"[^{SPACES}]+")
 

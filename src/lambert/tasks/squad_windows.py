@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError, shown
-from lambert.corpus.tokens import roles
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import SpanTeacher
 from lambert.tasks.features import Later
@@ -21,6 +20,7 @@ from lambert.tasks.segments import Cuts, Segments, text_keys
 from lambert.tasks.squad_text import Question, Questions, nearest_offset, words_of
 from lambert.tasks.texts import Numbers, TextEncoder, Texts, token_characters, word_numbers
 from lambert.tasks.unknown import count_unknown
+from lambert.text.tokenizers import roles
 
 _CHUNK = 4096  # questions whose answers are looked up at once
 _MOST_WINDOWS = 10_000_000  # about 100 bytes each; SQuAD 2.0 has 130,000

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, processors
 
 from lambert.core.batch import Ints
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens.declared import declared
-from lambert.corpus.tokens.trial import library_errors
-from lambert.corpus.tokens.words import WordEncoder, scheme
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers.declared import declared
+from lambert.text.tokenizers.trial import library_errors
+from lambert.text.tokenizers.words import WordEncoder, scheme
 
 SPACES = " \t\r\n\u202f"
 """What separates the words of a SQuAD paragraph (google-research/bert, run_squad.py); not all spaces of Unicode."""

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from lambert.core.errors import shown
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens.trial import library_errors
 from lambert.tasks.texts import Numbers
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers.trial import library_errors
 
 _MANY, _MOST, _SEVERAL = 0.05, 0.5, 20
 """A note is printed if more than this share of the words is [UNK] and these are several, or if more than half of the

@@ -15,14 +15,14 @@ import torch
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens.trial import library_errors
 from lambert.tasks.conll import Offsets
 from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
 from lambert.tasks.segments import Cuts, Segments, text_keys
 from lambert.tasks.texts import LONG, Texts
 from lambert.tasks.unknown import count_unknown
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers.trial import library_errors
 
 _CHUNK = 4096  # sentences tokenised at once
 Kind = TypeVar("Kind", np.int64, np.float64)

@@ -8,8 +8,6 @@ from typing import Any
 from lambert.core.errors import REMEDIES, DivergedError, UsageError
 from lambert.core.settings import as_dict, dotted
 from lambert.core.world import World
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed import agreement
 from lambert.distributed.detection import detect
 from lambert.engine import archive
@@ -54,6 +52,8 @@ from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teac
 from lambert.tasks.examples import EXAMPLES, examples_of, write
 from lambert.tasks.files import digest, training_and_dev
 from lambert.tasks.unknown import unknown_notes
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs.seeds import run_seeds
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.training_data import check_examples, check_label_order, counted, shared_rows

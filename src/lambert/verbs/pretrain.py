@@ -11,9 +11,6 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.shards import Split, check_corpus, content_hash, read_manifest
 from lambert.core.specials import Specials
 from lambert.core.world import World
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens import tokenizer as tokenizers
-from lambert.corpus.tokens.trial import library_errors
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import places, sequential
@@ -40,6 +37,9 @@ from lambert.runs.plateau import beside_unigrams, few_updates
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.text.tokenizers.trial import library_errors
 from lambert.verbs.settings.pretrain import PretrainConfig
 
 HELDOUT_SEED = 0  # held-out sequences and masks are the same for all runs on a corpus, so losses are comparable
@@ -205,7 +205,7 @@ def _prepare_text(config: PretrainConfig, world: World, say: Say) -> None:
         raise UsageError(
             f"text is converted by one process, not {world.size}: run `lambert prepare` first, and leave text out."
         )
-    from lambert.verbs import prepare  # most runs need no part of it
+    from lambert.wings.corpus.verbs import prepare  # most runs need no part of it
 
     assert config.init is not None  # by PretrainConfig
     tokenizer = str(folder := model_folder(config.init))

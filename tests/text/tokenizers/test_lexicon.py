@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lambert.corpus.tokens.lexicon import WIDTH, Lexicon
+from lambert.text.tokenizers.lexicon import WIDTH, Lexicon
 
 WORDS = st.lists(st.binary(min_size=1, max_size=2 * WIDTH + 3).filter(lambda word: 0 not in word), max_size=60)
 

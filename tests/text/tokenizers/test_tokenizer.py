@@ -13,8 +13,9 @@ from tokenizers.normalizers import BertNormalizer
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.specials import Template
-from lambert.corpus.tokens import roles, vocabulary
-from lambert.corpus.tokens import tokenizer as tk
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tk
+from lambert.wings.corpus.tokens import vocabulary
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/tokenization.json").read_text(encoding="utf-8"))
 TRICKY = [

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import DataError
-from lambert.corpus.tokens import tokenizer as tokenizers
-from lambert.corpus.tokens import trial
-from lambert.corpus.tokens.trial import library_errors
+from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.text.tokenizers import trial
+from lambert.text.tokenizers.trial import library_errors
 
 ROLES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MODEL: dict[str, Any] = {

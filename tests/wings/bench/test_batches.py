@@ -8,8 +8,7 @@ import torch
 
 from lambert.core.errors import DataError
 from lambert.model.config import EncoderConfig
-from lambert.verbs.bench import BenchConfig
-from lambert.verbs.bench.batches import (
+from lambert.wings.bench.batches import (
     FITTED,
     drawn_batch,
     drawn_lengths,
@@ -18,7 +17,8 @@ from lambert.verbs.bench.batches import (
     padded,
     width_of,
 )
-from lambert.verbs.bench.training import peer_inputs
+from lambert.wings.bench.training import peer_inputs
+from lambert.wings.bench.verb import BenchConfig
 
 ENCODER = EncoderConfig(vocabulary=30522)
 

@@ -14,13 +14,14 @@ from sides import SideHere
 
 from lambert.core.errors import UsageError
 from lambert.core.shards import Split
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
-from lambert.verbs import bench
-from lambert.verbs.bench import BenchConfig, batches, ceilings, environments
-from lambert.verbs.bench.ceilings import Ceilings
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.wings.bench import batches, ceilings, environments
+from lambert.wings.bench import verb as bench
+from lambert.wings.bench.ceilings import Ceilings
+from lambert.wings.bench.verb import BenchConfig
 
 Lambert = Callable[..., Any]
 SIDE = {
@@ -154,7 +155,7 @@ def test_tokenizers(lambert: Lambert, corpus: Path, texts: Path, monkeypatch: py
 
 
 def test_works_and_peers_from_outside(lambert: Lambert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "from lambert.verbs.bench.work import Work, sides\n"
+    text = "from lambert.wings.bench.work import Work, sides\n"
     text += "def work(config, world): return Work(sides(config, lambda: lambda: 1.0, {}, 2.0), tokens=10)\n"
     text += "def peer(value): return lambda: value\n"
     (tmp_path / "bench_mine.py").write_text(text)

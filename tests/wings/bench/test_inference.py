@@ -14,8 +14,9 @@ from sides import SideHere
 
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.world import World
-from lambert.verbs.bench import BenchConfig, inference, work
-from lambert.verbs.bench.work import OWN
+from lambert.wings.bench import inference, work
+from lambert.wings.bench.verb import BenchConfig
+from lambert.wings.bench.work import OWN
 
 TINY = {"work": "inference", "size": "tiny", "sequences": 3, "length": 24}
 OTHERS = ("onnxruntime", "openvino", "openvino-latency")
@@ -93,7 +94,7 @@ def test_a_side_that_computes_something_else_is_refused(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_the_command(precision: str, lambert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_fast(precision)
-    monkeypatch.setattr("lambert.verbs.bench.SideProcess", SideHere)
+    monkeypatch.setattr("lambert.wings.bench.verb.SideProcess", SideHere)
     done = lambert("bench", "--json", rounds=1, precision=precision, **TINY)
     assert done.code == 0, done.err
     result = json.loads(done.out)

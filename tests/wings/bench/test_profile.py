@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from sides import SideHere
 
-from lambert.verbs.bench.profile import grouped, kind_of
+from lambert.wings.bench.profile import grouped, kind_of
 
 Lambert = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
 def sides_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lambert.verbs.bench.SideProcess", SideHere)
+    monkeypatch.setattr("lambert.wings.bench.verb.SideProcess", SideHere)
 
 
 @pytest.mark.parametrize(

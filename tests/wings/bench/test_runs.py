@@ -14,8 +14,9 @@ import torch
 from sides import SideHere
 
 from lambert.core.errors import MachineError
-from lambert.verbs.bench import BenchConfig, ceilings, environments, peer_run, runs
-from lambert.verbs.bench.processes import ended
+from lambert.wings.bench import ceilings, environments, peer_run, runs
+from lambert.wings.bench.processes import ended
+from lambert.wings.bench.verb import BenchConfig
 
 Lambert = Callable[..., Any]
 SMALL = {"work": "run", "size": "tiny", "length": 48, "sequences": 4, "updates": 3, "rounds": 1, "threads": 1}

@@ -12,16 +12,17 @@ from sides import SideHere
 from lambert import __main__, cli
 from lambert.core.errors import DataError, MachineError
 from lambert.engine import process
-from lambert.verbs import bench
-from lambert.verbs.bench import BenchConfig, ceilings, environments, runs, side_process
-from lambert.verbs.bench.side_process import Side, SideProcess
-from lambert.verbs.bench.work import Step, Work
+from lambert.wings.bench import ceilings, environments, runs, side_process
+from lambert.wings.bench import verb as bench
+from lambert.wings.bench.side_process import Side, SideProcess
+from lambert.wings.bench.verb import BenchConfig
+from lambert.wings.bench.work import Step, Work
 
 OWN_WORK = """
 import json, os, sys
 from lambert import __main__, cli
 from lambert.core.errors import DataError
-from lambert.verbs.bench.work import Work, sides
+from lambert.wings.bench.work import Work, sides
 
 def work(config, world):
     return Work(sides(config, lambda: lambda: 1.0, {}, 2.0), tokens=10)

@@ -5,7 +5,8 @@ import torch
 
 from lambert.core.errors import UsageError
 from lambert.core.world import World
-from lambert.verbs.bench import BenchConfig, inference, training
+from lambert.wings.bench import inference, training
+from lambert.wings.bench.verb import BenchConfig
 
 WORKS = {"pretrain": training.pretrain, "finetune": training.finetune, "inference": inference.inference}
 

@@ -3,8 +3,8 @@
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.verbs.bench import BenchConfig
-from lambert.verbs.bench.work import Times, Work, figures, needed, sides, timed
+from lambert.wings.bench.verb import BenchConfig
+from lambert.wings.bench.work import Times, Work, figures, needed, sides, timed
 
 
 class Given:

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 import lambert as library
 from lambert.core.errors import DataError, UsageError
-from lambert.exports import checking, source_library
-from lambert.exports.checking import check
-from lambert.exports.sample import TEXTS
+from lambert.wings.convert import checking, source_library
+from lambert.wings.convert.checking import check
+from lambert.wings.convert.sample import TEXTS
 
 Command = Callable[..., Called]
 pytest.importorskip("sentence_transformers")

@@ -3,9 +3,9 @@
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.exports.original import check_traceable
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import built
+from lambert.wings.convert.original import check_traceable
 
 
 @pytest.mark.parametrize("family", ["mpnet", "nomic_bert", "gte", "eurobert"])

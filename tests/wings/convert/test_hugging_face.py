@@ -9,8 +9,8 @@ import torch
 from exported import cases, saved
 from safetensors.torch import load_file
 
-from lambert.exports.sample import TEXTS
 from lambert.inference.text_model import load
+from lambert.wings.convert.sample import TEXTS
 
 
 @pytest.mark.parametrize(("kind", "head"), cases(("bert", "label"), ("modernbert", "mlm"), ("distilbert", "vector")))
@@ -58,7 +58,7 @@ def test_texts_longer_than_the_sample_are_cut_alike(
     tmp_path: Path, lambert: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("sample", "hugging_face"):
-        monkeypatch.setattr(f"lambert.exports.{module}.LONGEST", 20)
+        monkeypatch.setattr(f"lambert.wings.convert.{module}.LONGEST", 20)
     model = saved("bert", "vector", tmp_path / "model")
     done = lambert("export", model=model, out=tmp_path / "out", format="sentence-transformers")  # type: ignore[operator]
     assert done.code == 0, done.err

@@ -9,9 +9,9 @@ import onnxruntime
 import pytest
 from exported import cases, saved
 
-from lambert.exports import onnx
-from lambert.exports.config import ExportConfig
 from lambert.inference.text_model import load
+from lambert.wings.convert import onnx
+from lambert.wings.convert.config import ExportConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

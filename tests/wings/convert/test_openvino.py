@@ -12,8 +12,8 @@ import pytest
 from exported import cases, saved
 
 from lambert.core.errors import DataError
-from lambert.exports import openvino
-from lambert.exports.config import ExportConfig
+from lambert.wings.convert import openvino
+from lambert.wings.convert.config import ExportConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -78,7 +78,7 @@ def test_calibration_texts(tmp_path: Path) -> None:
 def test_no_telemetry(tmp_path: Path) -> None:
     """The package of telemetry keeps its settings and counts in the home folder, before it sends anything."""
     code = (
-        "import sys\nfrom lambert.exports import openvino\nopenvino._openvino(), openvino._nncf()\n"
+        "import sys\nfrom lambert.wings.convert import openvino\nopenvino._openvino(), openvino._nncf()\n"
         "from nncf.telemetry import telemetry\nprint(type(telemetry).__name__)\n"
         "assert not any(name.startswith('openvino_telemetry') for name in sys.modules)"
     )

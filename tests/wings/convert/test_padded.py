@@ -7,10 +7,10 @@ import pytest
 import torch
 from exported import HEADS, KINDS, saved
 
-from lambert.exports.config import ExportConfig
-from lambert.exports.original import Original, read
-from lambert.exports.padded import PaddedModel, exported, output_names
-from lambert.exports.sample import Difference, padded, samples
+from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.original import Original, read
+from lambert.wings.convert.padded import PaddedModel, exported, output_names
+from lambert.wings.convert.sample import Difference, padded, samples
 
 
 def opened(kind: str, head: str, folder: Path, **settings: bool) -> tuple[Original, PaddedModel]:

@@ -12,9 +12,9 @@ import torch
 from exported import cases, saved
 
 from lambert.core.errors import MachineError
-from lambert.exports import program
-from lambert.exports.config import ExportConfig
 from lambert.inference.text_model import load
+from lambert.wings.convert import program
+from lambert.wings.convert.config import ExportConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 SLOW = os.environ.get("LAMBERT_TEST_EXPORTS") == "all"

@@ -13,11 +13,11 @@ from commands import Called
 from exported import saved
 
 from lambert.core.errors import DataError, UsageError
-from lambert.exports import onnx
-from lambert.exports.config import ExportConfig
-from lambert.exports.original import read
-from lambert.exports.sample import Difference, samples
-from lambert.exports.written import compared, written
+from lambert.wings.convert import onnx
+from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.original import read
+from lambert.wings.convert.sample import Difference, samples
+from lambert.wings.convert.written import compared, written
 
 FORMATS = ("hf", "sentence-transformers", "onnx", "openvino", "torch", "aoti")
 Command = Callable[..., Called]
@@ -161,7 +161,7 @@ def test_differences_are_those_of_tokens(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_block_from_outside(model: Path, tmp_path: Path) -> None:
-    from lambert.exports.original import check_traceable
+    from lambert.wings.convert.original import check_traceable
 
     original = read(ExportConfig(model, tmp_path / "out"))
     object.__setattr__(original.model, "config", replace(original.model.config, block="mine:Block"))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lambert.corpus import units
-from lambert.corpus.config import PrepareConfig
+from lambert.wings.corpus import units
+from lambert.wings.corpus.config import PrepareConfig
 
 TEXT = "the a river stone walked slowly under bright morning light Paris naïve café 1914 don't house- keeper old"
 WORDS = re.findall(r"\S+", TEXT)

@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.corpus.cleaning import cleaner, normalise, prose
-from lambert.corpus.filtering import Ledger, by_document, filtered
-from lambert.corpus.reading.readers import Piece
+from lambert.wings.corpus.cleaning import cleaner, normalise, prose
+from lambert.wings.corpus.filtering import Ledger, by_document, filtered
+from lambert.wings.corpus.reading.readers import Piece
 
 
 def test_normalise_composes_and_removes_what_cannot_be_seen() -> None:

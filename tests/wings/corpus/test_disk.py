@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lambert.core.errors import LambertError, MachineError, UsageError
-from lambert.corpus.disk import disk_errors, size_text
+from lambert.wings.corpus.disk import disk_errors, size_text
 
 
 @pytest.mark.parametrize(

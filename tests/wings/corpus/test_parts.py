@@ -9,10 +9,10 @@ import pytest
 from small_corpora import WORDS
 
 from lambert.core.errors import DataError
-from lambert.corpus import parts
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.reading.readers import PIECE, Piece
+from lambert.wings.corpus import parts
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.reading.readers import PIECE, Piece
 
 pytest.importorskip("pyarrow")
 
@@ -52,7 +52,7 @@ def test_documents_keep_an_id_and_what_their_input_says_about_them(tmp_path: Pat
     with ipc.new_stream(str(folder / "d.arrow"), table.schema) as writer:
         writer.write_table(table)
     (folder / "e.txt").write_text('<doc id="7" url="http://e/7" title="Town">\nTown\n\nThe town is small.\n</doc>\n')
-    copyfile(Path(__file__).parents[1] / "golden" / "ltgwiki.xml", folder / "f.xml")
+    copyfile(Path(__file__).parents[2] / "golden" / "ltgwiki.xml", folder / "f.xml")
     (folder / "g.txt").write_text(f"{WORDS}.\n\n" * (2 * PIECE // len(WORDS)))
     chosen = PrepareConfig(
         tuple(sorted(folder.iterdir())), tmp_path / "out", steps=("extract", "clean"), clean=("normalise",),

@@ -8,12 +8,12 @@ import pytest
 
 import lambert
 from lambert.core.errors import UsageError
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.peek import peek
-from lambert.corpus.pipeline import prepare
 from lambert.text.streams import Stream
-from lambert.verbs.peeked import shown
-from lambert.verbs.prepare import run
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.peek import peek
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.verbs.peek import shown
+from lambert.wings.corpus.verbs.prepare import run
 
 
 def sentence(n: int) -> str:

@@ -15,13 +15,13 @@ from small_corpora import content
 
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.shards import Split, SplitWriter
-from lambert.corpus import pipeline
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.filters.gopher import Gopher
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.reading import readers
-from lambert.corpus.tokens import sentences
-from lambert.corpus.tokens import tokenizer as tk
+from lambert.text.tokenizers import tokenizer as tk
+from lambert.wings.corpus import pipeline
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.filters.gopher import Gopher
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.reading import readers
+from lambert.wings.corpus.tokens import sentences
 
 Make = Callable[..., PrepareConfig]
 Story = Callable[[int], str]
@@ -81,8 +81,8 @@ def test_bytes_do_not_depend_on_workers_or_batches(texts: Path, config: Make, mo
     one, two, small = (config(texts, name=name, workers=workers) for name, workers in (("a", 1), ("b", 2), ("c", 1)))
     prepare(one)
     prepare(two)
-    monkeypatch.setattr("lambert.corpus.documents.BATCH", 1)
-    monkeypatch.setattr("lambert.corpus.workers.LEXICON_BYTES", 1)
+    monkeypatch.setattr("lambert.wings.corpus.documents.BATCH", 1)
+    monkeypatch.setattr("lambert.wings.corpus.workers.LEXICON_BYTES", 1)
     prepare(small)
     assert content(one.out) == content(two.out) == content(small.out)
 

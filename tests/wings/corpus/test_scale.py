@@ -17,9 +17,9 @@ from small_corpora import small_config
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.lock import lock_folder
-from lambert.corpus import scale, stages
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.scale import RayTasks, prepare_on_cluster
+from lambert.wings.corpus import scale, stages
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.scale import RayTasks, prepare_on_cluster
 
 pytest.importorskip("pyarrow")
 executors = pytest.importorskip("datatrove.executor")
@@ -173,7 +173,7 @@ def test_an_executor_that_raises_is_judged_by_the_parts(inputs: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("lambert.corpus.scale.__version__", "0.0.1", r"lambert 0\.0\.1"),
+        ("lambert.wings.corpus.scale.__version__", "0.0.1", r"lambert 0\.0\.1"),
         ("unicodedata.unidata_version", "3.2.0", r"Unicode 3\.2\.0"),
         ("importlib.metadata.version", lambda name: f"{name} 1", "pyarrow pyarrow 1, .*rensa rensa 1"),
     ],

@@ -13,13 +13,13 @@ from small_corpora import content as all_content
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.lock import lock_folder
-from lambert.corpus import stages, workers
-from lambert.corpus.filters.decontamination import Decontaminate
-from lambert.corpus.filters.gopher import Gopher
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.reading.readers import PIECE, Layout
-from lambert.corpus.reading.slices import WHOLE
-from lambert.corpus.units import Extent, Unit
+from lambert.wings.corpus import stages, workers
+from lambert.wings.corpus.filters.decontamination import Decontaminate
+from lambert.wings.corpus.filters.gopher import Gopher
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.reading.readers import PIECE, Layout
+from lambert.wings.corpus.reading.slices import WHOLE
+from lambert.wings.corpus.units import Extent, Unit
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.usefixtures("parts_of_one_file")
@@ -47,7 +47,7 @@ def inputs(tmp_path: Path) -> Path:
 def test_the_steps_give_the_bytes_of_the_single_pass(inputs: Path, workers: int) -> None:
     long = f"{WORDS}.\n\n" * (2 * PIECE // len(WORDS))  # is read in several pieces
     (inputs / "a.txt").write_text(long, encoding="utf-8")
-    copyfile(Path(__file__).parents[1] / "golden" / "ltgwiki.xml", inputs / "f.xml")
+    copyfile(Path(__file__).parents[2] / "golden" / "ltgwiki.xml", inputs / "f.xml")
     single = prepare(config(inputs, "single"))
     assert single["documents"]["passed_over"]
     prepare(config(inputs, "stepped", steps=("extract", "tokens"), workers=workers))
@@ -60,7 +60,7 @@ def test_the_step_encode_does_not_change_the_corpus(
 ) -> None:
     if "deduplicate" in more:
         pytest.importorskip("rensa")
-    monkeypatch.setattr("lambert.corpus.tokens.encoded.MARK", 1 << 14)
+    monkeypatch.setattr("lambert.wings.corpus.tokens.encoded.MARK", 1 << 14)
     long = f"{WORDS}.\n\n" * (2 * PIECE // len(WORDS))  # is read in several pieces
     (inputs / "a.txt").write_text(long, encoding="utf-8")
     copyfile(inputs / "b.jsonl", inputs / "e.jsonl")  # duplicates

@@ -9,10 +9,10 @@ import pytest
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.shards import with_hash
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.verification import verify
-from lambert.verbs.prepare import run
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.verbs.prepare import run
+from lambert.wings.corpus.verification import verify
 
 
 @pytest.fixture(scope="module")

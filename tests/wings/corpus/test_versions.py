@@ -2,11 +2,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from lambert.corpus import versions
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.filtering import decides
-from lambert.corpus.reading.slices import WHOLE
-from lambert.corpus.units import make_units
+from lambert.wings.corpus import versions
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.filtering import decides
+from lambert.wings.corpus.reading.slices import WHOLE
+from lambert.wings.corpus.units import make_units
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ from small_corpora import stopped
 
 from lambert.core.errors import UsageError
 from lambert.core.shards import Split
-from lambert.corpus import documents
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.reading.files import text_bytes
+from lambert.wings.corpus import documents
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.reading.files import text_bytes
 
 pytest.importorskip("pyarrow")
 

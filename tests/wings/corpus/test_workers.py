@@ -4,7 +4,7 @@ import psutil
 import pytest
 
 from lambert.core.errors import DataError
-from lambert.corpus import workers
+from lambert.wings.corpus import workers
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import lambert.horovod as hvd
-from lambert.horovod import elastic
-from lambert.horovod.elastic import sampler as sampling
-from lambert.horovod.run import main
+from lambert.wings.horovod import elastic
+from lambert.wings.horovod.elastic import sampler as sampling
+from lambert.wings.horovod.run import main
 
 
 def in_world(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
@@ -152,7 +152,7 @@ TRAIN = """
 import json, os, sys, time
 import torch
 import lambert.horovod as hvd
-from lambert.horovod import elastic
+from lambert.wings.horovod import elastic
 
 hvd.init()
 out, fail_at, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

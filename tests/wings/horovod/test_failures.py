@@ -33,7 +33,7 @@ def two_ranks(misfortune: str, **variables: str) -> list["subprocess.Popen[str]"
     for rank in range(2):
         environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **variables}
         environment |= {"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
+        environment["PYTHONPATH"] = str(Path(__file__).parents[3] / "src")
         command = [sys.executable, "-c", PROGRAM.format(misfortune=misfortune)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         started.append(subprocess.Popen(command, env=environment, text=True, **pipes))  # type: ignore[call-overload]

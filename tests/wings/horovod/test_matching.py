@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from lambert.horovod.fusion import neutral, scale
-from lambert.horovod.matching import Matching, bit_positions, decode, encode
-from lambert.horovod.requests import ReduceOp, Request, TensorKind, disagreement
+from lambert.wings.horovod.fusion import neutral, scale
+from lambert.wings.horovod.matching import Matching, bit_positions, decode, encode
+from lambert.wings.horovod.requests import ReduceOp, Request, TensorKind, disagreement
 
 
 def request(name: str, shape: tuple[int, ...] = (2,), kind: str = "allreduce", **changes: Any) -> Request:

@@ -6,8 +6,8 @@ from typing import Any
 
 from patience import HANGS
 
-from lambert.horovod.negotiation import Entry, Negotiator
-from lambert.horovod.requests import Request
+from lambert.wings.horovod.negotiation import Entry, Negotiator
+from lambert.wings.horovod.requests import Request
 
 
 class Slow:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import lambert.horovod as hvd
-from lambert.horovod import session
+from lambert.wings.horovod import session
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]

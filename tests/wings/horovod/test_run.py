@@ -14,10 +14,11 @@ from patience import HANGS, patient
 
 import lambert.horovod as hvd
 from lambert.core.errors import DataError, LambertError, UsageError
-from lambert.horovod.run import main
-from lambert.horovod.run.function import run as run_function
-from lambert.horovod.run.hosts import Host, discover, fill, parse_hosts, read_hostfile, slots_of
-from lambert.horovod.run.options import parse, variables
+from lambert.wings.horovod import aliased
+from lambert.wings.horovod.run import main
+from lambert.wings.horovod.run.function import run as run_function
+from lambert.wings.horovod.run.hosts import Host, discover, fill, parse_hosts, read_hostfile, slots_of
+from lambert.wings.horovod.run.options import parse, variables
 
 FAR = "far-away.invalid"
 
@@ -196,7 +197,7 @@ def wait_until(holds: Callable[[], bool], seconds: float = HANGS) -> bool:
 def test_no_rank_outlives_the_launcher(number: signal.Signals, tmp_path: Path, ssh: Path) -> None:
     script = f"echo $$ > {tmp_path}/pid.$RANK.new; mv {tmp_path}/pid.$RANK.new {tmp_path}/pid.$RANK; exec sleep 900"
     command = ["-np", "2", "-H", f"localhost:1,{FAR}:1", "sh", "-c", script]
-    launcher = subprocess.Popen([sys.executable, "-m", "lambert.horovod.run", *command])
+    launcher = subprocess.Popen([sys.executable, "-m", "lambert.wings.horovod.run", *command])
     files = [tmp_path / "pid.0", tmp_path / "pid.1"]
     try:
         assert wait_until(lambda: all(file.exists() for file in files))
@@ -250,7 +251,7 @@ def test_a_script_that_starts_itself_runs_as_it_is(tmp_path: Path) -> None:
         "    print(horovod.run(work, args=(7,), np=2, use_gloo=True))\n"
         "    horovod.run(work, args=(0,), np=1)\n"
     )
-    folder = str(Path(hvd.__file__).parent / "aliased")
+    folder = str(Path(aliased.__file__).parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, *sys.path])}
     done = subprocess.run(
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANGS, check=False

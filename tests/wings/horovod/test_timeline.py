@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lambert.horovod as hvd
-from lambert.horovod.timeline import Timeline, start_from_environment, timeline
+from lambert.wings.horovod.timeline import Timeline, start_from_environment, timeline
 
 
 def rows(events: list[dict[str, Any]]) -> dict[str, list[tuple[str, str]]]:

@@ -9,11 +9,11 @@ import torch
 
 from lambert.core.world import World
 from lambert.model.config import EncoderConfig
-from lambert.planning.devices import Device, cluster
-from lambert.planning.steps import predict
-from lambert.planning.work import Work
-from lambert.verbs.plan import calibration
-from lambert.verbs.plan.calibration import this_device
+from lambert.wings.plan import calibration
+from lambert.wings.plan.calibration import this_device
+from lambert.wings.plan.costs.devices import Device, cluster
+from lambert.wings.plan.costs.steps import predict
+from lambert.wings.plan.costs.work import Work
 
 SMALL = EncoderConfig(layers=2, hidden=256, heads=4, intermediate=1024, vocabulary=1000, positions=64)
 WORK = Work(SMALL, [48, 64], 32, {"mlm": 8}, precision="float32")

@@ -7,7 +7,7 @@ import pytest
 from commands import one_line
 from plans import LAMB, PRETRAIN, Lambert, found
 
-from lambert.verbs.plan import plot
+from lambert.wings.plan import plot
 
 
 def test_the_plot_has_the_choices_and_the_limits(lambert: Lambert, tmp_path: Path) -> None:

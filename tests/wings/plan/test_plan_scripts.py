@@ -7,7 +7,7 @@ import pytest
 import torch
 from plans import LAMB, ROOT, Lambert, found
 
-from lambert.verbs.plan.scripts import _quoted
+from lambert.wings.plan.scripts import _quoted
 
 
 def test_the_scripts_are_those_of_deploy(lambert: Lambert) -> None:

@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 import uvicorn
 from uvicorn.server import ServerState
 
-from lambert.serving.protocol import ConnectionLimits, protocol_class
+from lambert.wings.serve.protocol import ConnectionLimits, protocol_class
 
 
 def test_connections_beyond_the_limit_are_closed_with_one_warning() -> None:

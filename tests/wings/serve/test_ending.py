@@ -22,8 +22,8 @@ from tests.support.services import Service, changed, copied, post, received, ser
 
 pytest.importorskip("fastapi")
 from lambert.core.errors import UsageError
-from lambert.serving.config import ServeConfig
-from lambert.serving.server import api_key
+from lambert.wings.serve.config import ServeConfig
+from lambert.wings.serve.server import api_key
 
 pytestmark = pytest.mark.timeout(HANGS)
 Lambert = Callable[..., Any]

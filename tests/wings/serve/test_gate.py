@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("fastapi")
 from lambert.core.world import World
 from lambert.inference.scheduler import Scheduler
-from lambert.serving.admission import _PLACES, Admission
-from lambert.serving.answering import Answering
-from lambert.serving.config import ServeConfig
-from lambert.serving.gate import _DRAINS, Gate, Limits
-from lambert.serving.metrics import Metrics
-from lambert.serving.server import built
+from lambert.wings.serve.admission import _PLACES, Admission
+from lambert.wings.serve.answering import Answering
+from lambert.wings.serve.config import ServeConfig
+from lambert.wings.serve.gate import _DRAINS, Gate, Limits
+from lambert.wings.serve.metrics import Metrics
+from lambert.wings.serve.server import built
 
 LARGEST = 1000
 LIMITS = Limits(frozenset(["localhost"]), "", LARGEST, seconds=5.0)

@@ -13,10 +13,10 @@ pytest.importorskip("fastapi")
 from lambert.core.world import World
 from lambert.inference.config import InferenceConfig
 from lambert.inference.scheduler import Scheduler
-from lambert.serving import building
-from lambert.serving import models as module
-from lambert.serving.config import ServeConfig
-from lambert.serving.server import built
+from lambert.wings.serve import building
+from lambert.wings.serve import models as module
+from lambert.wings.serve.config import ServeConfig
+from lambert.wings.serve.server import built
 
 
 @pytest.fixture

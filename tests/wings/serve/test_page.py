@@ -9,10 +9,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from lambert.serving import page as parts
-from lambert.serving.models import inputs_of
-from lambert.serving.page import SCRIPTS, page
 from lambert.tasks.config import Columns
+from lambert.wings.serve import page as parts
+from lambert.wings.serve.models import inputs_of
+from lambert.wings.serve.page import SCRIPTS, page
 from tests.support.services import serving
 
 VOID = {"meta", "link", "input", "br", "hr", "img"}

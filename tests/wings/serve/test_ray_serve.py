@@ -14,7 +14,7 @@ import pytest
 
 import lambert as library
 from lambert.core.errors import UsageError
-from lambert.serving.ray_serve import application, settings
+from lambert.wings.serve.ray_serve import application, settings
 
 ray = pytest.importorskip("ray")
 serve = pytest.importorskip("ray.serve")

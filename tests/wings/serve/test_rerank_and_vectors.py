@@ -13,7 +13,7 @@ from exported import saved
 from patience import HANGS
 
 import lambert as library
-from lambert.serving.json_bodies import listed
+from lambert.wings.serve.json_bodies import listed
 from tests.support.services import Service, post, serving, texts
 
 pytest.importorskip("fastapi")

@@ -17,10 +17,10 @@ from tokenizers import AddedToken, Tokenizer, models, processors
 
 from lambert.core.errors import DataError, shown
 from lambert.core.files import json_object, read_file
-from lambert.corpus.tokens import classes
-from lambert.corpus.tokens.classes import CLASSES, TokenizerClass
-from lambert.corpus.tokens.declared import ROLES, Declared, declare, declared
-from lambert.corpus.tokens.trial import check_parts, library_errors
+from lambert.text.tokenizers import classes
+from lambert.text.tokenizers.classes import CLASSES, TokenizerClass
+from lambert.text.tokenizers.declared import ROLES, Declared, declare, declared
+from lambert.text.tokenizers.trial import check_parts, library_errors
 
 JSON, VOCABULARY, CONFIG = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
 PIECES, MERGES = "vocab.json", "merges.txt"

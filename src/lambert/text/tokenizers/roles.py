@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError
 from lambert.core.specials import Specials, Template
-from lambert.corpus.tokens.declared import declared
+from lambert.text.tokenizers.declared import declared
 
 SPACE = "\u2581"
 """Marks the beginning of a word in pieces of SentencePiece's kind."""

@@ -15,11 +15,11 @@ from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.core.files import json_object
-from lambert.corpus.tokens import classes, folder, roles
-from lambert.corpus.tokens.classes import CONTINUATION
-from lambert.corpus.tokens.declared import ROLES, Declared, declare, declared
-from lambert.corpus.tokens.folder import CONFIG, JSON, VOCABULARY, file_in
-from lambert.corpus.tokens.trial import library_errors
+from lambert.text.tokenizers import classes, folder, roles
+from lambert.text.tokenizers.classes import CONTINUATION
+from lambert.text.tokenizers.declared import ROLES, Declared, declare, declared
+from lambert.text.tokenizers.folder import CONFIG, JSON, VOCABULARY, file_in
+from lambert.text.tokenizers.trial import library_errors
 
 __all__ = [
     "CONFIG", "CONTINUATION", "DERIVED", "JSON", "SPECIAL_PIECES", "VOCABULARY", "build", "described", "file_in",

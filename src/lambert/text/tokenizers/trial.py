@@ -17,7 +17,7 @@ from typing import Any
 import tokenizers
 
 from lambert.core.errors import DataError, MachineError
-from lambert.corpus.tokens import trial_process
+from lambert.text.tokenizers import trial_process
 
 _PLAIN = {
     "BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "Nmt", "BertPreTokenizer",

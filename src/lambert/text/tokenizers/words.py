@@ -18,8 +18,8 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer
 
 from lambert.core.shards import token_type
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens.lexicon import Lexicon
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers.lexicon import Lexicon
 
 SLICE = 1 << 18  # bytes encoded at a time: the intermediate arrays fit the cache of a core
 MARK = "\0"  # follows each word of a group; no text contains NUL

@@ -21,7 +21,7 @@ from lambert.verbs.report.folders import Run, read
 from lambert.verbs.report.sections import advice, charts, differences, endings, final_numbers, mismatches
 
 if TYPE_CHECKING:
-    from lambert.verbs.report.corpus import CorpusPage
+    from lambert.wings.corpus.report.corpus import CorpusPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def run(config: ReportConfig, say: Say = silent) -> Path:
     corpora = []
     for folder, name in named:
         if _is_corpus(folder):
-            from lambert.verbs.report import corpus  # imports torch
+            from lambert.wings.corpus.report import corpus  # imports torch
 
             corpora.append(corpus.read(folder, name, runs))
     out = config.out or (config.runs[0] if len(given) == 1 else Path()) / "report.html"

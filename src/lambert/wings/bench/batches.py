@@ -12,8 +12,8 @@ from lambert.core.files import read_file
 from lambert.core.registry import choose
 from lambert.model.config import MODERN_SIZES, SIZES, EncoderConfig
 from lambert.model.families import family_of
-from lambert.verbs.bench.work import Shape
-from lambert.verbs.settings.bench import BenchConfig
+from lambert.wings.bench.settings import BenchConfig
+from lambert.wings.bench.work import Shape
 
 MASKED = 0.15
 VOCABULARY = 30_522

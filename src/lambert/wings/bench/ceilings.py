@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from lambert.engine.ceiling import product_ceiling, seconds_of
-from lambert.verbs.bench.work import Shape
+from lambert.wings.bench.work import Shape
 
 SUSTAINED = 0.2
 """Seconds of products in the shapes of the work: long enough to include the slowdowns that a round meets, such as other

@@ -19,18 +19,18 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.shards import FORMAT_VERSION, Split, SplitWriter
 from lambert.core.specials import Specials, Template
 from lambert.core.world import World
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.documents import Documents, file_sources
-from lambert.corpus.reading.readers import Layout
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens import tokenizer as tokenizers
-from lambert.corpus.tokens.encoding import Encoder
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import stream
-from lambert.verbs.bench import batches
-from lambert.verbs.bench.work import Step, Work, sides
-from lambert.verbs.settings.bench import BenchConfig
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.wings.bench import batches
+from lambert.wings.bench.settings import BenchConfig
+from lambert.wings.bench.work import Step, Work, sides
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.documents import Documents, file_sources
+from lambert.wings.corpus.reading.readers import Layout
+from lambert.wings.corpus.tokens.encoding import Encoder
 
 A_ROUND = 2048
 """Maximum number of sequences of a round of the loader, which takes some tenths of a second."""

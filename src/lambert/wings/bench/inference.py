@@ -28,10 +28,10 @@ from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
 from lambert.planning import operations as flops
-from lambert.verbs.bench import batches
-from lambert.verbs.bench.training import compiled, peer_model
-from lambert.verbs.bench.work import Checked, Step, Work, needed, sides
-from lambert.verbs.settings.bench import BenchConfig
+from lambert.wings.bench import batches
+from lambert.wings.bench.settings import BenchConfig
+from lambert.wings.bench.training import compiled, peer_model
+from lambert.wings.bench.work import Checked, Step, Work, needed, sides
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 TOLERANCE = {"float32": 1e-2, "bfloat16": 0.15, "float16": 0.15, "int8": 0.5}

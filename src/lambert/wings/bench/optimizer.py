@@ -13,9 +13,9 @@ from lambert.optim.config import OptimConfig
 from lambert.optim.groups import decay_groups
 from lambert.optim.optimizers import build
 from lambert.planning.traffic import UPDATE_BYTES
-from lambert.verbs.bench import batches
-from lambert.verbs.bench.work import OWN, Step, Work, sides
-from lambert.verbs.settings.bench import BenchConfig
+from lambert.wings.bench import batches
+from lambert.wings.bench.settings import BenchConfig
+from lambert.wings.bench.work import OWN, Step, Work, sides
 
 TRAFFIC = {OWN: UPDATE_BYTES["lamb"], "adamw": UPDATE_BYTES["adamw"], "adamw-foreach": UPDATE_BYTES["adamw"]}
 """Minimum memory traffic of a step, in bytes per float32 parameter."""

@@ -11,8 +11,8 @@ import torch
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.files import not_written
 from lambert.core.world import World
-from lambert.verbs.bench.work import OWN, Work
-from lambert.verbs.settings.bench import BenchConfig
+from lambert.wings.bench.settings import BenchConfig
+from lambert.wings.bench.work import OWN, Work
 
 ROUNDS = 3
 SHOWN = 12

@@ -24,8 +24,6 @@ from lambert.core.registry import Kind, lookup
 from lambert.core.settings import as_dict
 from lambert.core.shards import Split
 from lambert.core.world import World
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.batch_sizes import BatchSizes
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
@@ -35,14 +33,16 @@ from lambert.engine.metrics_file import METRICS
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
 from lambert.planning import operations as flops
-from lambert.verbs.bench import batches, environments
-from lambert.verbs.bench.ceilings import Rates
-from lambert.verbs.bench.environments import Trial
-from lambert.verbs.bench.processes import Process, ended
-from lambert.verbs.bench.side_process import CEILINGS, SideProcess
-from lambert.verbs.bench.training import need_compiler
-from lambert.verbs.bench.work import OWN, Shape, needed
-from lambert.verbs.settings.bench import BenchConfig
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.wings.bench import batches, environments
+from lambert.wings.bench.ceilings import Rates
+from lambert.wings.bench.environments import Trial
+from lambert.wings.bench.processes import Process, ended
+from lambert.wings.bench.settings import BenchConfig
+from lambert.wings.bench.side_process import CEILINGS, SideProcess
+from lambert.wings.bench.training import need_compiler
+from lambert.wings.bench.work import OWN, Shape, needed
 
 TRIED = (2048, 4096, 8192)
 """Tokens of a peer's micro-batches, padding included, that are tried before the rounds."""

@@ -22,18 +22,18 @@ from lambert.core import errors
 from lambert.core.errors import LambertError, MachineError
 from lambert.distributed.detection import detect
 from lambert.engine.precision import PRECISIONS
-from lambert.verbs.bench.ceilings import Ceilings, Rates
-from lambert.verbs.bench.memory import allocated, peak_mb, risen
-from lambert.verbs.bench.profile import profile
-from lambert.verbs.bench.work import Checked, Step, Times
-from lambert.verbs.bench.works import work_of
-from lambert.verbs.settings.bench import BenchConfig
+from lambert.wings.bench.ceilings import Ceilings, Rates
+from lambert.wings.bench.memory import allocated, peak_mb, risen
+from lambert.wings.bench.profile import profile
+from lambert.wings.bench.settings import BenchConfig
+from lambert.wings.bench.work import Checked, Step, Times
+from lambert.wings.bench.works import work_of
 
 CEILINGS = "ceilings"
 """Name of the process that measures the ceilings of the device."""
 PAUSE = 0.02
 """Seconds before a turn: threads of the side before it may still spin for some milliseconds."""
-_START = "from lambert.verbs.bench.side_process import main; main()"
+_START = "from lambert.wings.bench.side_process import main; main()"
 
 
 class Side:
@@ -78,7 +78,7 @@ class Side:
         """Measures the ceilings once more, and returns them."""
         if self._ceilings is None:
             if self._config.work == "run":
-                from lambert.verbs.bench.runs import ceiling_shapes
+                from lambert.wings.bench.runs import ceiling_shapes
 
                 shapes, products = ceiling_shapes(self._config), True
             else:

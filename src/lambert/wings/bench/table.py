@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from lambert.verbs.bench.environments import described
-from lambert.verbs.bench.work import OWN
-from lambert.verbs.settings.bench import BenchConfig
+from lambert.wings.bench.environments import described
+from lambert.wings.bench.settings import BenchConfig
+from lambert.wings.bench.work import OWN
 
 NAME = 22
 COLUMNS = {

@@ -22,9 +22,9 @@ from lambert.model import folder as layout
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of, predicts_next
 from lambert.planning import operations as flops
-from lambert.verbs.bench import batches
-from lambert.verbs.bench.work import Step, Work, needed, sides
-from lambert.verbs.settings.bench import BenchConfig
+from lambert.wings.bench import batches
+from lambert.wings.bench.settings import BenchConfig
+from lambert.wings.bench.work import Step, Work, needed, sides
 
 
 def pretrain(config: BenchConfig, world: World) -> Work:

@@ -17,15 +17,15 @@ from lambert.distributed.detection import detect
 from lambert.engine import process
 from lambert.engine.precision import resolved
 from lambert.runs.result import Say, silent
-from lambert.verbs.bench import environments
-from lambert.verbs.bench.ceilings import Rates
-from lambert.verbs.bench.environments import Trial
-from lambert.verbs.bench.profile import costs_table
-from lambert.verbs.bench.side_process import CEILINGS, SideProcess
-from lambert.verbs.bench.table import table
-from lambert.verbs.bench.work import OWN, Work, figures, timed
-from lambert.verbs.bench.works import WORKS, work_of
-from lambert.verbs.settings.bench import BenchConfig, BenchPrecision
+from lambert.wings.bench import environments
+from lambert.wings.bench.ceilings import Rates
+from lambert.wings.bench.environments import Trial
+from lambert.wings.bench.profile import costs_table
+from lambert.wings.bench.settings import BenchConfig, BenchPrecision
+from lambert.wings.bench.side_process import CEILINGS, SideProcess
+from lambert.wings.bench.table import table
+from lambert.wings.bench.work import OWN, Work, figures, timed
+from lambert.wings.bench.works import WORKS, work_of
 
 __all__ = ["WORKS", "BenchConfig", "run"]
 
@@ -49,7 +49,7 @@ def run(config: BenchConfig, say: Say = silent) -> None:
             say(line)
         return
     if config.work == "run":
-        from lambert.verbs.bench import runs
+        from lambert.wings.bench import runs
 
         result = runs.measured(config, world)
     else:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import Kind, lookup
-from lambert.verbs.settings.bench import BenchConfig
+from lambert.wings.bench.settings import BenchConfig
 
 OWN = "lambert"
 Step = Callable[[], float]

@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 from lambert.core.registry import Kind, lookup
 from lambert.core.world import World
-from lambert.verbs.bench.data import loader, tokenizer
-from lambert.verbs.bench.optimizer import optimizer
-from lambert.verbs.bench.training import finetune, pretrain
-from lambert.verbs.bench.work import Work
-from lambert.verbs.settings.bench import BenchConfig
+from lambert.wings.bench.data import loader, tokenizer
+from lambert.wings.bench.optimizer import optimizer
+from lambert.wings.bench.settings import BenchConfig
+from lambert.wings.bench.training import finetune, pretrain
+from lambert.wings.bench.work import Work
 
 
 def _inference(config: BenchConfig, world: World) -> Work:
-    from lambert.verbs.bench.inference import inference
+    from lambert.wings.bench.inference import inference
 
     return inference(config, world)
 

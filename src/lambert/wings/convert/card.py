@@ -1,6 +1,6 @@
 """README.md of an exported folder: what the inputs and outputs are, and how to run it."""
 
-from lambert.exports.padded import PaddedModel
+from lambert.wings.convert.padded import PaddedModel
 
 _SHAPES = {
     "logits": "float32, for each class of a text; for tags and masked words, for each token",

@@ -23,9 +23,6 @@ import torch
 
 from lambert.core.batch import Batch, Source, Target, flat_batch
 from lambert.core.errors import DataError, UsageError, shown
-from lambert.corpus.tokens import roles
-from lambert.exports import source_library
-from lambert.exports.config import Against
 from lambert.inference.text_model import TextModel
 from lambert.inference.text_model import load as load_model
 from lambert.model import folder as layout
@@ -35,6 +32,9 @@ from lambert.tasks.config import Columns
 from lambert.tasks.sentence_transformers import MODULES, activation_of, root
 from lambert.tasks.table import read_rows
 from lambert.text.rows import lines
+from lambert.text.tokenizers import roles
+from lambert.wings.convert import source_library
+from lambert.wings.convert.config import Against
 
 MOST = 1000
 """Rows that are compared of a file (ours): on a CPU, a BERT-Base computes them in about two minutes."""

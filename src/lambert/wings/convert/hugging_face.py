@@ -11,13 +11,13 @@ import torch
 from lambert.core.contents import write_sums
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import atomic_folder, check_new_folder, write_files
-from lambert.exports.config import ExportConfig
-from lambert.exports.original import Original, read
-from lambert.exports.sample import LONGEST, Difference, samples
-from lambert.exports.written import check, check_installed, check_precision, quiet
 from lambert.model import weights
 from lambert.model.heads import Model
 from lambert.model.publish import quiet_transformers
+from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.original import Original, read
+from lambert.wings.convert.sample import LONGEST, Difference, samples
+from lambert.wings.convert.written import check, check_installed, check_precision, quiet
 
 _VECTORS = 1e-5
 """Largest difference of a component of a vector from that of sentence-transformers, in float32."""

@@ -8,7 +8,7 @@ batch, so that an answer depends on the texts beside it.
 import torch
 from torch import Tensor, nn
 
-from lambert.exports.padded import PaddedModel
+from lambert.wings.convert.padded import PaddedModel
 
 _ZERO = 128
 """Zero point of the unsigned 8-bit states: processors multiply unsigned with signed bytes fastest."""

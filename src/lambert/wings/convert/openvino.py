@@ -12,14 +12,14 @@ import torch
 
 from lambert.core.errors import DataError, MachineError
 from lambert.core.files import read_file
-from lambert.exports import onnx
-from lambert.exports.config import ExportConfig
-from lambert.exports.original import Original
-from lambert.exports.padded import PaddedModel, input_names
-from lambert.exports.sample import TEXTS, Arrays, Runtime, cut, padded
-from lambert.exports.written import Format, check_installed, written
 from lambert.inference import cpu
 from lambert.model.publish import TOLERANCE
+from lambert.wings.convert import onnx
+from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.original import Original
+from lambert.wings.convert.padded import PaddedModel, input_names
+from lambert.wings.convert.sample import TEXTS, Arrays, Runtime, cut, padded
+from lambert.wings.convert.written import Format, check_installed, written
 
 FILE = "openvino_model.xml"
 """The name that Optimum gives it."""

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens import tokenizer as tokenizers
-from lambert.exports.config import ExportConfig
 from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
@@ -20,6 +17,9 @@ from lambert.model.vector_layers import VectorLayers
 from lambert.tasks import sentence_transformers
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.model_folder import task_of
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.wings.convert.config import ExportConfig
 
 _IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
 KEPT = ("problem_type", "lambert", *_IDS)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from lambert.core.errors import MachineError
-from lambert.exports.config import ExportConfig
-from lambert.exports.original import Original
-from lambert.exports.padded import PaddedModel, exported
-from lambert.exports.sample import Arrays, Runtime
-from lambert.exports.written import Format, written
 from lambert.model.publish import TOLERANCE
+from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.original import Original
+from lambert.wings.convert.padded import PaddedModel, exported
+from lambert.wings.convert.sample import Arrays, Runtime
+from lambert.wings.convert.written import Format, written
 
 FILE = "model.pt2"
 NOTE = "warning: torch unpickles model.pt2: load it only if you trust who made it."

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from lambert.core.batch import Batch, Target, flat_batch
 from lambert.core.errors import DataError
-from lambert.corpus.tokens.trial import library_errors
-from lambert.exports.original import Original
-from lambert.exports.padded import NO_HEAD, input_names, outputs_of
 from lambert.model.families import takes_pairs
 from lambert.model.pooling import pooling_of
 from lambert.model.publish import scaled
+from lambert.text.tokenizers.trial import library_errors
+from lambert.wings.convert.original import Original
+from lambert.wings.convert.padded import NO_HEAD, input_names, outputs_of
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Runtime = Callable[[Arrays], Arrays]

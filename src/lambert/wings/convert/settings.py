@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from lambert.exports.config import Against, ExportConfig
+from lambert.wings.convert.config import Against, ExportConfig
 
 __all__ = ["ExportConfig", "ImportConfig"]
 

@@ -11,26 +11,26 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.files import check_new_folder
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens import tokenizer as tokenizers
-from lambert.exports import hugging_face, onnx, openvino, program, written
-from lambert.exports.checking import Check, Comparison, check
-from lambert.exports.config import ExportConfig
-from lambert.exports.original import kept
 from lambert.inference.outputs import check_padding
 from lambert.model import folder as layout
 from lambert.model import weights
-from lambert.model.bert import tensorflow
 from lambert.model.families import reads_segments
 from lambert.model.files import encoder_path, weights_file
 from lambert.model.heads import Model
 from lambert.model.publish import publish
-from lambert.model.tensorflow.checkpoint import Checkpoint, find
 from lambert.runs.card import card_of_converted
 from lambert.runs.result import Result, Say, silent
 from lambert.tasks.model_folder import task_of
 from lambert.tasks.sentence_transformers import length
-from lambert.verbs.settings.convert import ImportConfig
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.wings.convert import hugging_face, onnx, openvino, program, written
+from lambert.wings.convert.checking import Check, Comparison, check
+from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.original import kept
+from lambert.wings.convert.settings import ImportConfig
+from lambert.wings.convert.tensorflow import bert_names as tensorflow
+from lambert.wings.convert.tensorflow.checkpoint import Checkpoint, find
 
 
 @dataclass(frozen=True, slots=True)

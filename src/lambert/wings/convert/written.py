@@ -13,12 +13,12 @@ import torch
 from lambert.core.contents import write_sums
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import atomic_folder, check_new_folder, json_text, write_files
-from lambert.exports.card import card
-from lambert.exports.config import ExportConfig
-from lambert.exports.original import Original, check_pooled, check_traceable, read
-from lambert.exports.padded import PaddedModel, output_names
-from lambert.exports.sample import Arrays, Difference, Runtime, samples
 from lambert.model import folder as layout
+from lambert.wings.convert.card import card
+from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.original import Original, check_pooled, check_traceable, read
+from lambert.wings.convert.padded import PaddedModel, output_names
+from lambert.wings.convert.sample import Arrays, Difference, Runtime, samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,17 @@ from lambert.core.errors import UsageError, shown
 from lambert.core.registry import nearest
 from lambert.core.settings import SEEDS, as_dict, check
 from lambert.core.urls import check_url, is_remote, public
-from lambert.corpus.filters import FILTERS
-from lambert.corpus.filters.c4 import C4
-from lambert.corpus.filters.decontamination import Decontaminate
-from lambert.corpus.filters.fineweb import FineWeb
-from lambert.corpus.filters.gopher import Gopher
-from lambert.corpus.filters.repetition import Repetition
-from lambert.corpus.reading.readers import READERS, Layout
-from lambert.corpus.remote.addresses import address
-from lambert.corpus.tokens.sentences import LINES
 from lambert.text.encodings import known
 from lambert.text.streams import MAX_RATIO
+from lambert.wings.corpus.filters import FILTERS
+from lambert.wings.corpus.filters.c4 import C4
+from lambert.wings.corpus.filters.decontamination import Decontaminate
+from lambert.wings.corpus.filters.fineweb import FineWeb
+from lambert.wings.corpus.filters.gopher import Gopher
+from lambert.wings.corpus.filters.repetition import Repetition
+from lambert.wings.corpus.reading.readers import READERS, Layout
+from lambert.wings.corpus.remote.addresses import address
+from lambert.wings.corpus.tokens.sentences import LINES
 
 MOST_REPEATED = 100
 DOCUMENTS = ("file", "blank-line", "line")

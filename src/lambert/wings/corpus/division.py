@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.files import make_folder, read_file, replace_files
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.disk import disk_errors
-from lambert.corpus.plan import Progress, digest
-from lambert.corpus.reading.readers import Layout
-from lambert.corpus.reading.slices import WHOLE, Slice, divide
-from lambert.corpus.units import is_small
-from lambert.corpus.workers import run
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.disk import disk_errors
+from lambert.wings.corpus.plan import Progress, digest
+from lambert.wings.corpus.reading.readers import Layout
+from lambert.wings.corpus.reading.slices import WHOLE, Slice, divide
+from lambert.wings.corpus.units import is_small
+from lambert.wings.corpus.workers import run
 
 
 class Divide:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lambert.corpus.documents import Documents
-from lambert.corpus.reading.pieces import as_text
-from lambert.corpus.stages import FileCounts
+from lambert.text.pieces import as_text
+from lambert.wings.corpus.documents import Documents
+from lambert.wings.corpus.stages import FileCounts
 
 _DROPPED = ("empty", "short", "duplicate", "weight")
 

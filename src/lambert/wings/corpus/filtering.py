@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
-from lambert.corpus.batch import Batch
-from lambert.corpus.cleaning import CLEANERS, Cleaner, call, cleaner, code_hash
-from lambert.corpus.filters import FILTERS
-from lambert.corpus.filters.outcome import Filter, Outcome
-from lambert.corpus.reading.readers import Piece
-from lambert.corpus.versions import of_filter
+from lambert.wings.corpus.batch import Batch
+from lambert.wings.corpus.cleaning import CLEANERS, Cleaner, call, cleaner, code_hash
+from lambert.wings.corpus.filters import FILTERS
+from lambert.wings.corpus.filters.outcome import Filter, Outcome
+from lambert.wings.corpus.reading.readers import Piece
+from lambert.wings.corpus.versions import of_filter
 
 if TYPE_CHECKING:
-    from lambert.corpus.config import PrepareConfig
+    from lambert.wings.corpus.config import PrepareConfig
 
 BATCH = 1 << 20
 """Characters after which a batch ends (our choice: its arrays then need some 60 MB)."""

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import open_regular
-from lambert.corpus.reading.pieces import as_text
-from lambert.corpus.reading.readers import Piece
 from lambert.text.parquet import NotParquet, parquet_rows
+from lambert.text.pieces import as_text
+from lambert.wings.corpus.reading.readers import Piece
 
 GROUP_CHARACTERS = 8 << 20
 """A row group ends before the row with which it would have more characters, unless it has one row (our

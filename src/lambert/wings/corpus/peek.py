@@ -6,14 +6,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.filtering import Chain, Ledger, chain, filtered
-from lambert.corpus.reading import files
-from lambert.corpus.reading.readers import Layout, Piece, kind_of, open_file, separator
-from lambert.corpus.reading.slices import END, WHOLE, Slice, SliceReader, divide
-from lambert.corpus.tokens import roles, sentences, tokenizer
-from lambert.corpus.tokens.trial import library_errors
 from lambert.text.streams import Stream, unpacked
+from lambert.text.tokenizers import roles, tokenizer
+from lambert.text.tokenizers.trial import library_errors
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.filtering import Chain, Ledger, chain, filtered
+from lambert.wings.corpus.reading import files
+from lambert.wings.corpus.reading.readers import Layout, Piece, kind_of, open_file, separator
+from lambert.wings.corpus.reading.slices import END, WHOLE, Slice, SliceReader, divide
+from lambert.wings.corpus.tokens import sentences
 
 DOCUMENTS = 10
 PIECES = 20

@@ -20,26 +20,27 @@ from lambert.core.files import atomic_folder, remove_leftovers
 from lambert.core.lock import Lock, lock_folder
 from lambert.core.shards import FORMAT_VERSION, with_hash
 from lambert.core.urls import is_remote, public
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.disk import disk_errors, size_text
-from lambert.corpus.documents import Documents, Part, file_sources, most_found, weighted
-from lambert.corpus.duplicates.minhash import rensa
-from lambert.corpus.existing import check_same, existing
-from lambert.corpus.file_counts import counted
-from lambert.corpus.filtering import chain
-from lambert.corpus.parts import pyarrow
-from lambert.corpus.plan import Make, Progress, here
-from lambert.corpus.reading import files
-from lambert.corpus.reading.beginnings import check_beginnings
-from lambert.corpus.remote import corpora, fetch
-from lambert.corpus.remote.servers import source_of
-from lambert.corpus.stages import FileCounts, make_parts
-from lambert.corpus.tokens import roles, tokenizer, vocabulary
-from lambert.corpus.tokens.encoded import EncodedDocuments
-from lambert.corpus.tokens.encoding import Encoded
-from lambert.corpus.tokens.splits import Sink
-from lambert.corpus.tokens.unfinished import Unfinished
-from lambert.corpus.workers import ahead, encode, shared_processes
+from lambert.text.tokenizers import roles, tokenizer
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.disk import disk_errors, size_text
+from lambert.wings.corpus.documents import Documents, Part, file_sources, most_found, weighted
+from lambert.wings.corpus.duplicates.minhash import rensa
+from lambert.wings.corpus.existing import check_same, existing
+from lambert.wings.corpus.file_counts import counted
+from lambert.wings.corpus.filtering import chain
+from lambert.wings.corpus.parts import pyarrow
+from lambert.wings.corpus.plan import Make, Progress, here
+from lambert.wings.corpus.reading import files
+from lambert.wings.corpus.reading.beginnings import check_beginnings
+from lambert.wings.corpus.remote import corpora, fetch
+from lambert.wings.corpus.remote.servers import source_of
+from lambert.wings.corpus.stages import FileCounts, make_parts
+from lambert.wings.corpus.tokens import vocabulary
+from lambert.wings.corpus.tokens.encoded import EncodedDocuments
+from lambert.wings.corpus.tokens.encoding import Encoded
+from lambert.wings.corpus.tokens.splits import Sink
+from lambert.wings.corpus.tokens.unfinished import Unfinished
+from lambert.wings.corpus.workers import ahead, encode, shared_processes
 
 VERSION = 4
 """Increase it when the same documents give other shards, so that an unfinished corpus is begun anew."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lambert.corpus.workers import Target, run
+from lambert.wings.corpus.workers import Target, run
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,12 @@ from lambert.core.errors import DataError, LambertError, MachineError, UsageErro
 from lambert.core.files import make_folder, read_file, remove_all_leftovers, replace_files
 from lambert.core.lock import Lock, lock_folder
 from lambert.core.urls import is_remote, public
-from lambert.corpus import versions
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.plan import Plan, Units
-from lambert.corpus.remote.parts import PartStore, outputs
-from lambert.corpus.stages import plans
+from lambert.wings.corpus import versions
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.plan import Plan, Units
+from lambert.wings.corpus.remote.parts import PartStore, outputs
+from lambert.wings.corpus.stages import plans
 
 RETRIES = 3
 """How often Ray runs a task again whose worker was lost (the default of Ray)."""

@@ -24,25 +24,25 @@ from lambert.core.errors import UsageError, printable_line
 from lambert.core.files import atomic_file, make_folder, read_file, remove_all_leftovers, replace_files
 from lambert.core.registry import lookup
 from lambert.core.shards import RECORD_HASH, has_hash, with_hash
-from lambert.corpus.cleaning import code_hash
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.disk import disk_errors
-from lambert.corpus.division import divided
-from lambert.corpus.documents import Source, add_name, changed, most_found, too_many_bad
-from lambert.corpus.duplicates.deduplication import Lists, deduplicate
-from lambert.corpus.duplicates.drops import Drops, remaining
-from lambert.corpus.filtering import Ledger, decides, filtered, merged
-from lambert.corpus.filtering import chain as filters_of
-from lambert.corpus.parts import read_part, whole, write_part
-from lambert.corpus.plan import Make, Plan, Progress, digest, here
-from lambert.corpus.reading.pieces import as_text
-from lambert.corpus.reading.readers import KIND, READERS, Layout, Piece
-from lambert.corpus.reading.slices import SliceReader
-from lambert.corpus.tokens.encoded import encode_part
-from lambert.corpus.tokens.encoding import Encoder
-from lambert.corpus.tokens.tokenizer import fingerprint
-from lambert.corpus.units import Extent, Unit, is_small, make_units
-from lambert.corpus.workers import nobody, told
+from lambert.text.pieces import as_text
+from lambert.text.tokenizers.tokenizer import fingerprint
+from lambert.wings.corpus.cleaning import code_hash
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.disk import disk_errors
+from lambert.wings.corpus.division import divided
+from lambert.wings.corpus.documents import Source, add_name, changed, most_found, too_many_bad
+from lambert.wings.corpus.duplicates.deduplication import Lists, deduplicate
+from lambert.wings.corpus.duplicates.drops import Drops, remaining
+from lambert.wings.corpus.filtering import Ledger, decides, filtered, merged
+from lambert.wings.corpus.filtering import chain as filters_of
+from lambert.wings.corpus.parts import read_part, whole, write_part
+from lambert.wings.corpus.plan import Make, Plan, Progress, digest, here
+from lambert.wings.corpus.reading.readers import KIND, READERS, Layout, Piece
+from lambert.wings.corpus.reading.slices import SliceReader
+from lambert.wings.corpus.tokens.encoded import encode_part
+from lambert.wings.corpus.tokens.encoding import Encoder
+from lambert.wings.corpus.units import Extent, Unit, is_small, make_units
+from lambert.wings.corpus.workers import nobody, told
 
 _RECORD = {
     "key": str, "files?": [{"source": str, "documents": int, "unreadable": int}], "sha256": str, "documents": int,

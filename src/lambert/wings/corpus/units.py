@@ -5,10 +5,10 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lambert.corpus.plan import digest
-from lambert.corpus.reading.slices import Slice
-from lambert.corpus.versions import of_reader
 from lambert.text.streams import EXPANSION, inner_suffix
+from lambert.wings.corpus.plan import digest
+from lambert.wings.corpus.reading.slices import Slice
+from lambert.wings.corpus.versions import of_reader
 
 SMALL = 1 << 20
 """An input file with fewer bytes shares a part with other small files (our choice)."""

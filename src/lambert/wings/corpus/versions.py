@@ -4,7 +4,7 @@ import functools
 import importlib.metadata
 import unicodedata
 
-from lambert.corpus.reading.readers import SUFFIXES
+from lambert.wings.corpus.reading.readers import SUFFIXES
 
 PACKAGES = ("pyarrow", "sentencex", "tokenizers", "rensa", "resiliparse", "py3langid")
 """Packages whose version may change the bytes of a part. The last three are needed for some inputs and steps only."""

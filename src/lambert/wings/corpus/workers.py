@@ -1,6 +1,6 @@
 """Runs a callable object on many items in this process or in worker processes, with the same results in the same order.
 
-Worker processes are started as `python -m lambert.corpus.workers` and communicate over pipes. A caller's script
+Worker processes are started as `python -m lambert.wings.corpus.workers` and communicate over pipes. A caller's script
 therefore needs no `if __name__ == "__main__"`, and the workers inherit no state that a fork would break.
 """
 
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lambert.core.errors import LambertError, MachineError
-from lambert.corpus.reading.pieces import Piece
-from lambert.corpus.tokens.encoding import Encoded, Encoder
+from lambert.text.pieces import Piece
+from lambert.wings.corpus.tokens.encoding import Encoded, Encoder
 
 Item = TypeVar("Item")
 Batch = TypeVar("Batch", bound=tuple[list[str], Any])
@@ -46,7 +46,7 @@ class _Process:
         environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
         environment["OPENBLAS_NUM_THREADS"] = "1"  # OpenBLAS buffers take tens of MB per thread
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "lambert.corpus.workers"],
+            [sys.executable, "-P", "-m", "lambert.wings.corpus.workers"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

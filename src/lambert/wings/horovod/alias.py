@@ -8,14 +8,14 @@ from types import ModuleType
 
 ALIASES = {
     "horovod.torch": "lambert.horovod",
-    "horovod.torch.compression": "lambert.horovod.compression",
-    "horovod.torch.elastic": "lambert.horovod.elastic",
-    "horovod.torch.functions": "lambert.horovod.functions",
-    "horovod.torch.mpi_ops": "lambert.horovod.operations",
-    "horovod.torch.optimizer": "lambert.horovod.optimizer",
-    "horovod.torch.sync_batch_norm": "lambert.horovod.sync_batch_norm",
-    "horovod.common.exceptions": "lambert.horovod.exceptions",
-    "horovod.common.process_sets": "lambert.horovod.process_sets",
+    "horovod.torch.compression": "lambert.wings.horovod.compression",
+    "horovod.torch.elastic": "lambert.wings.horovod.elastic",
+    "horovod.torch.functions": "lambert.wings.horovod.functions",
+    "horovod.torch.mpi_ops": "lambert.wings.horovod.operations",
+    "horovod.torch.optimizer": "lambert.wings.horovod.optimizer",
+    "horovod.torch.sync_batch_norm": "lambert.wings.horovod.sync_batch_norm",
+    "horovod.common.exceptions": "lambert.wings.horovod.exceptions",
+    "horovod.common.process_sets": "lambert.wings.horovod.process_sets",
 }
 """Horovod's modules, and the modules of Lambert that provide the same names."""
 
@@ -32,7 +32,7 @@ def install_alias() -> None:
         ImportError: Horovod is installed, which is never shadowed.
     """
     present = sys.modules.get("horovod")
-    if getattr(present, "torch", None) is sys.modules["lambert.horovod"]:
+    if getattr(present, "torch", None) is importlib.import_module("lambert.horovod"):
         return
     spec = present.__spec__ if present is not None else importlib.util.find_spec("horovod")
     if spec is not None and not Path(spec.origin or "/").is_relative_to(Path(__file__).parent):
@@ -44,7 +44,7 @@ def install_alias() -> None:
         module.__path__ = []
     sys.modules["horovod"].__version__ = API_VERSION  # type: ignore[attr-defined]
     sys.modules["horovod"].common = sys.modules["horovod.common"]  # type: ignore[attr-defined]
-    sys.modules["horovod"].run = importlib.import_module("lambert.horovod.run.function").run  # type: ignore[attr-defined]
+    sys.modules["horovod"].run = importlib.import_module("lambert.wings.horovod.run.function").run  # type: ignore[attr-defined]
     for alias, name in ALIASES.items():
         sys.modules[alias] = importlib.import_module(name)
         parent, _, child = alias.rpartition(".")

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lambert.horovod import session
-from lambert.horovod.exceptions import HorovodInternalError
-from lambert.horovod.handles import submit, synchronize, wait
-from lambert.horovod.process_sets import ProcessSet, global_process_set, registered_ranks
-from lambert.horovod.requests import ReduceOp, Request, TensorKind
+from lambert.wings.horovod import session
+from lambert.wings.horovod.exceptions import HorovodInternalError
+from lambert.wings.horovod.handles import submit, synchronize, wait
+from lambert.wings.horovod.process_sets import ProcessSet, global_process_set, registered_ranks
+from lambert.wings.horovod.requests import ReduceOp, Request, TensorKind
 
 Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
 Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product

@@ -11,9 +11,9 @@ import torch.distributed
 
 from lambert.core.errors import UsageError
 from lambert.distributed.launch_environment import integer
-from lambert.horovod import session
-from lambert.horovod.process_sets import ProcessSet, add_process_set, global_process_set
-from lambert.horovod.timeline import start_from_environment, timeline
+from lambert.wings.horovod import session
+from lambert.wings.horovod.process_sets import ProcessSet, add_process_set, global_process_set
+from lambert.wings.horovod.timeline import start_from_environment, timeline
 
 
 def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:

@@ -5,7 +5,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from lambert.horovod.fusion import large
+from lambert.wings.horovod.fusion import large
 
 BUCKET_BYTES = 32 << 20
 """Size of a bucket, which is reduced when it is at least three quarters full. For the same bytes, Gloo takes 1.5 times

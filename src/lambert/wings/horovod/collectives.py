@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lambert.horovod.fusion import scale
-from lambert.horovod.negotiation import Work
-from lambert.horovod.requests import ReduceOp
+from lambert.wings.horovod.fusion import scale
+from lambert.wings.horovod.negotiation import Work
+from lambert.wings.horovod.requests import ReduceOp
 
 Finish = Callable[[], None]
 """Waits for a started collective and stores its results in the entry."""

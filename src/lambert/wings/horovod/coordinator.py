@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from lambert.horovod.channel import Channel
-from lambert.horovod.matching import Match, Matching, encode
-from lambert.horovod.requests import Request
+from lambert.wings.horovod.channel import Channel
+from lambert.wings.horovod.matching import Match, Matching, encode
+from lambert.wings.horovod.requests import Request
 
 log = logging.getLogger("lambert.horovod")
 

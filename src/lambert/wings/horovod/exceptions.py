@@ -1,4 +1,4 @@
-"""The exceptions of collectives. `lambert.horovod.elastic` recovers from both."""
+"""The exceptions of collectives. `lambert.wings.horovod.elastic` recovers from both."""
 
 
 class HorovodInternalError(RuntimeError):

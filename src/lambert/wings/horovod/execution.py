@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from lambert.horovod import adasum
-from lambert.horovod.collectives import Finish, allgather, alltoall, broadcast, reducescatter
-from lambert.horovod.fusion import FusionBuffers, factors, large, lie_together, neutral, scale, wire_type
-from lambert.horovod.negotiation import Finished, Work, one_line, record_event
-from lambert.horovod.requests import ReduceOp, Request, TensorKind
-from lambert.horovod.timeline import timeline
+from lambert.wings.horovod import adasum
+from lambert.wings.horovod.collectives import Finish, allgather, alltoall, broadcast, reducescatter
+from lambert.wings.horovod.fusion import FusionBuffers, factors, large, lie_together, neutral, scale, wire_type
+from lambert.wings.horovod.negotiation import Finished, Work, one_line, record_event
+from lambert.wings.horovod.requests import ReduceOp, Request, TensorKind
+from lambert.wings.horovod.timeline import timeline
 
 _Part = tuple[Tensor, Tensor, bool]
 """A tensor, the tensor for its reduction, and whether the prescaling has already been applied."""

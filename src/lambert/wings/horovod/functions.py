@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lambert.horovod.basics import rank, size
-from lambert.horovod.operations import allgather_async, broadcast_, broadcast_async_, synchronize
-from lambert.horovod.process_sets import ProcessSet, global_process_set
+from lambert.wings.horovod.basics import rank, size
+from lambert.wings.horovod.operations import allgather_async, broadcast_, broadcast_async_, synchronize
+from lambert.wings.horovod.process_sets import ProcessSet, global_process_set
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:

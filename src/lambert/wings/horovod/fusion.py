@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lambert.horovod.requests import ReduceOp, Request
+from lambert.wings.horovod.requests import ReduceOp, Request
 
 LARGE_BYTES = {"cpu": 16 << 20, "cuda": 1 << 20}
 """Size in bytes above which copying a tensor to a fusion buffer and back costs more than a separate operation."""

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lambert.horovod import session
-from lambert.horovod.asynchronous import allreduce_request
-from lambert.horovod.buckets import BUCKET_BYTES, Buckets
-from lambert.horovod.fusion import factors
-from lambert.horovod.negotiation import Entry, record_event
-from lambert.horovod.process_sets import ProcessSet, registered_ranks
-from lambert.horovod.requests import ReduceOp, Request
+from lambert.wings.horovod import session
+from lambert.wings.horovod.asynchronous import allreduce_request
+from lambert.wings.horovod.buckets import BUCKET_BYTES, Buckets
+from lambert.wings.horovod.fusion import factors
+from lambert.wings.horovod.negotiation import Entry, record_event
+from lambert.wings.horovod.process_sets import ProcessSet, registered_ranks
+from lambert.wings.horovod.requests import ReduceOp, Request
 
 
 class Gradients:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambert.horovod import session
-from lambert.horovod.exceptions import HorovodInternalError
-from lambert.horovod.negotiation import Entry, record_event
-from lambert.horovod.requests import Request
+from lambert.wings.horovod import session
+from lambert.wings.horovod.exceptions import HorovodInternalError
+from lambert.wings.horovod.negotiation import Entry, record_event
+from lambert.wings.horovod.requests import Request
 
 
 @dataclass(frozen=True, slots=True)

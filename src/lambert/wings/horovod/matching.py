@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from lambert.horovod.requests import FIRST_DIMENSION_IS_FREE, Request, disagreement
+from lambert.wings.horovod.requests import FIRST_DIMENSION_IS_FREE, Request, disagreement
 
 
 @dataclass(frozen=True, slots=True)

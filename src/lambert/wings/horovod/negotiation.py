@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lambert.horovod.channel import Channel
-from lambert.horovod.exceptions import HorovodInternalError
-from lambert.horovod.matching import Match, bit_positions, decode
-from lambert.horovod.requests import Request
-from lambert.horovod.timeline import timeline
+from lambert.wings.horovod.channel import Channel
+from lambert.wings.horovod.exceptions import HorovodInternalError
+from lambert.wings.horovod.matching import Match, bit_positions, decode
+from lambert.wings.horovod.requests import Request
+from lambert.wings.horovod.timeline import timeline
 
 NO_TENSORS = ("barrier", "add_process_set", "remove_process_set")
 """Operations that are done as soon as all ranks have requested them and all earlier collectives are done."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambert.horovod import session
-from lambert.horovod.asynchronous import (
+from lambert.wings.horovod import session
+from lambert.wings.horovod.asynchronous import (
     Adasum,
     Average,
     Max,
@@ -37,9 +37,9 @@ from lambert.horovod.asynchronous import (
     reduction,
     sparse_allreduce_async,
 )
-from lambert.horovod.compression import Compression, Compressor
-from lambert.horovod.handles import poll, synchronize
-from lambert.horovod.process_sets import ProcessSet, global_process_set, registered_ranks
+from lambert.wings.horovod.compression import Compression, Compressor
+from lambert.wings.horovod.handles import poll, synchronize
+from lambert.wings.horovod.process_sets import ProcessSet, global_process_set, registered_ranks
 
 __all__ = [
     "Adasum", "Average", "Max", "Min", "Product", "Sum",
@@ -61,7 +61,7 @@ def allreduce(
     Args:
         tensor: The input, with the same shape and data type on all ranks.
         average: Deprecated: True means op=Average, False means op=Sum.
-        name: The name by which ranks match the collective; see `lambert.horovod.asynchronous`.
+        name: The name by which ranks match the collective; see `lambert.wings.horovod.asynchronous`.
         compression: The compressor for the tensor.
         op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
         prescale_factor: Factor for each rank's tensor before the reduction.

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lambert.horovod import session
-from lambert.horovod.negotiation import Entry
-from lambert.horovod.requests import Request
+from lambert.wings.horovod import session
+from lambert.wings.horovod.negotiation import Entry
+from lambert.wings.horovod.requests import Request
 
 
 class ProcessSet:

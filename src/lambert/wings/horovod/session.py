@@ -15,12 +15,12 @@ from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr
 from lambert.core.errors import LambertError, UsageError
 from lambert.distributed.launch_environment import ProcessInfo, address_toward, process_info
 from lambert.distributed.rendezvous import meet
-from lambert.horovod.channel import Channel
-from lambert.horovod.coordinator import Coordinator, Settings
-from lambert.horovod.exceptions import HorovodInternalError
-from lambert.horovod.execution import Executor
-from lambert.horovod.negotiation import Negotiator, one_line
-from lambert.horovod.requests import Request
+from lambert.wings.horovod.channel import Channel
+from lambert.wings.horovod.coordinator import Coordinator, Settings
+from lambert.wings.horovod.exceptions import HorovodInternalError
+from lambert.wings.horovod.execution import Executor
+from lambert.wings.horovod.negotiation import Negotiator, one_line
+from lambert.wings.horovod.requests import Request
 
 HOROVOD_CYCLE_TIME = 1.0
 """Milliseconds during which requests are collected before they are sent. This is Horovod's default."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lambert.horovod.basics import size
-from lambert.horovod.operations import Sum, allgather_async, allreduce_async, synchronize
+from lambert.wings.horovod.basics import size
+from lambert.wings.horovod.operations import Sum, allgather_async, allreduce_async, synchronize
 
 
 class SyncBatchNorm(_BatchNorm):

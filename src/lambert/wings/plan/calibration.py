@@ -15,14 +15,14 @@ from lambert.engine.device_memory import free_memory
 from lambert.engine.precision import has_bfloat16
 from lambert.model.families import family_of
 from lambert.native import library
-from lambert.planning.choices import with_precision
-from lambert.planning.devices import GPU_CORES, Device, cluster, recognised
-from lambert.planning.steps import micro_batch, predict
-from lambert.planning.work import Work, shapes_of
-from lambert.verbs.bench.batches import counts, drawn_batch
-from lambert.verbs.bench.ceilings import Ceilings
-from lambert.verbs.bench.training import own_step
-from lambert.verbs.settings.bench import BenchConfig, BenchPrecision
+from lambert.wings.bench.batches import counts, drawn_batch
+from lambert.wings.bench.ceilings import Ceilings
+from lambert.wings.bench.settings import BenchConfig, BenchPrecision
+from lambert.wings.bench.training import own_step
+from lambert.wings.plan.costs.choices import with_precision
+from lambert.wings.plan.costs.devices import GPU_CORES, Device, cluster, recognised
+from lambert.wings.plan.costs.steps import micro_batch, predict
+from lambert.wings.plan.costs.work import Work, shapes_of
 
 _LEAST = 3
 """Measurements of each ceiling; the best counts, because other programs can only lower one."""

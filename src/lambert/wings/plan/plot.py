@@ -9,8 +9,8 @@ from typing import Any
 
 from lambert.core.errors import UsageError
 from lambert.core.files import check_replaceable
-from lambert.planning.choices import Choice
-from lambert.verbs.settings.plan import PlanConfig
+from lambert.wings.plan.costs.choices import Choice
+from lambert.wings.plan.settings import PlanConfig
 
 _CREATOR = "lambert plan"
 _UNITS = {"days": 86_400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}

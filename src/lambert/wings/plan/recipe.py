@@ -11,21 +11,21 @@ import numpy as np
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import nearest
 from lambert.core.shards import read_manifest
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed import agreement
 from lambert.model import folder as layout
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.model.folder import model_folder
-from lambert.planning.work import Work
 from lambert.tasks import TASKS, resolved
 from lambert.tasks.cache import FeatureCache
 from lambert.tasks.files import training_and_dev
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs import pretrain
 from lambert.verbs.settings.finetune import FinetuneConfig
-from lambert.verbs.settings.plan import PlanConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.training import verb_of
+from lambert.wings.plan.costs.work import Work
+from lambert.wings.plan.settings import PlanConfig
 
 _SAMPLED = 32
 _PAIRS = {64: 0.96, 128: 0.90, 512: 0.73}

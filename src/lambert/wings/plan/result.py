@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lambert.planning.choices import Choice
+from lambert.wings.plan.costs.choices import Choice
 
 _ADVICE = {
     "arithmetic": "the products. A lower train.precision, a faster device or more devices help",

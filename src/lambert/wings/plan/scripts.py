@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lambert.core.files import read_file
-from lambert.planning.choices import Choice
+from lambert.wings.plan.costs.choices import Choice
 
 _SPARE = 1.25
 """Time limit over predicted time (our choice)."""

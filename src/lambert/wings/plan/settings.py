@@ -10,9 +10,9 @@ from cyclopts import Parameter
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
 from lambert.core.settings import check
-from lambert.planning.device_file import DeviceFile, read_device
-from lambert.planning.devices import DEVICES, LINKS
-from lambert.planning.stragglers import JITTER
+from lambert.wings.plan.costs.device_file import DeviceFile, read_device
+from lambert.wings.plan.costs.devices import DEVICES, LINKS
+from lambert.wings.plan.costs.stragglers import JITTER
 
 AUTO = "auto"
 _IMAGE = re.compile(r"[a-zA-Z0-9][\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
-from lambert.planning.choices import Choice
-from lambert.planning.remedies import Remedy, known_clusters, remedy
-from lambert.verbs.plan.recipe import Planned
-from lambert.verbs.plan.result import Plan
-from lambert.verbs.settings.plan import PlanConfig
+from lambert.wings.plan.costs.choices import Choice
+from lambert.wings.plan.costs.remedies import Remedy, known_clusters, remedy
+from lambert.wings.plan.recipe import Planned
+from lambert.wings.plan.result import Plan
+from lambert.wings.plan.settings import PlanConfig
 
 
 def duration(seconds: float) -> str:

@@ -10,20 +10,20 @@ import numpy as np
 from lambert.core.errors import UsageError
 from lambert.core.files import write_atomic
 from lambert.engine.progress import aside
-from lambert.planning.choices import COUNTS, Choice, choices, efficient
-from lambert.planning.devices import DEVICES, Device, fewest_nodes
-from lambert.planning.failures import daly, group_mtbf, useful_share
 from lambert.planning.memory import checkpoint_state
-from lambert.planning.simulation import Run, shortened, simulations
-from lambert.planning.stragglers import Lateness
-from lambert.planning.work import shapes_of
 from lambert.runs.result import Say, silent
-from lambert.verbs.plan.plot import check_plot, draw
-from lambert.verbs.plan.recipe import Planned, Read, overrides, planned
-from lambert.verbs.plan.result import Plan, row
-from lambert.verbs.plan.scripts import SCRIPTS, Command
-from lambert.verbs.plan.table import duration, lines, memory_advice
-from lambert.verbs.settings.plan import AUTO, PlanConfig
+from lambert.wings.plan.costs.choices import COUNTS, Choice, choices, efficient
+from lambert.wings.plan.costs.devices import DEVICES, Device, fewest_nodes
+from lambert.wings.plan.costs.failures import daly, group_mtbf, useful_share
+from lambert.wings.plan.costs.simulation import Run, shortened, simulations
+from lambert.wings.plan.costs.stragglers import Lateness
+from lambert.wings.plan.costs.work import shapes_of
+from lambert.wings.plan.plot import check_plot, draw
+from lambert.wings.plan.recipe import Planned, Read, overrides, planned
+from lambert.wings.plan.result import Plan, row
+from lambert.wings.plan.scripts import SCRIPTS, Command
+from lambert.wings.plan.settings import AUTO, PlanConfig
+from lambert.wings.plan.table import duration, lines, memory_advice
 
 METHODS = ("bfloat16", "int8")
 """Methods of exchange that the table of choices has besides that of the recipe."""
@@ -90,7 +90,7 @@ def _device(name: str, plan: Planned, config: PlanConfig) -> Device:
         return config.files[name].device(name)
     if name != AUTO:
         return DEVICES[name]
-    from lambert.verbs.plan.calibration import this_device
+    from lambert.wings.plan.calibration import this_device
 
     return this_device(plan.work, config.seconds)
 

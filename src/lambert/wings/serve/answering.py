@@ -15,8 +15,8 @@ import numpy as np
 
 from lambert.inference.scheduler import Scheduler
 from lambert.inference.text_model import Request, Text, TextModel
-from lambert.serving.admission import CURRENT
 from lambert.tasks import Row
+from lambert.wings.serve.admission import CURRENT
 
 R = TypeVar("R")
 _SMALL = 1024

@@ -11,14 +11,14 @@ from fastapi.responses import HTMLResponse
 
 from lambert import __version__
 from lambert.core.errors import UsageError
-from lambert.serving import bodies
-from lambert.serving.answering import Answering, characters
-from lambert.serving.config import ServeConfig
-from lambert.serving.json_bodies import listed, route_class
-from lambert.serving.metrics import CONTENT_TYPE, Metrics
-from lambert.serving.models import Models, Served
-from lambert.serving.page import page
-from lambert.serving.refusals import OF_TEXTS, Refusal, add_handlers, documented
+from lambert.wings.serve import bodies
+from lambert.wings.serve.answering import Answering, characters
+from lambert.wings.serve.config import ServeConfig
+from lambert.wings.serve.json_bodies import listed, route_class
+from lambert.wings.serve.metrics import CONTENT_TYPE, Metrics
+from lambert.wings.serve.models import Models, Served
+from lambert.wings.serve.page import page
+from lambert.wings.serve.refusals import OF_TEXTS, Refusal, add_handlers, documented
 
 Vectors = npt.NDArray[np.float32]
 TAGS = [

@@ -12,13 +12,13 @@ from lambert.engine.precision import resolved
 from lambert.inference.config import InferenceConfig
 from lambert.inference.scheduler import Scheduler
 from lambert.inference.text_model import TextModel
-from lambert.serving.admission import Admission
-from lambert.serving.answering import Answering, characters, with_tokens
-from lambert.serving.app import application
-from lambert.serving.config import ServeConfig
-from lambert.serving.gate import Gate, Limits
-from lambert.serving.metrics import Metrics
-from lambert.serving.models import Models
+from lambert.wings.serve.admission import Admission
+from lambert.wings.serve.answering import Answering, characters, with_tokens
+from lambert.wings.serve.app import application
+from lambert.wings.serve.config import ServeConfig
+from lambert.wings.serve.gate import Gate, Limits
+from lambert.wings.serve.metrics import Metrics
+from lambert.wings.serve.models import Models
 
 _WAIT = 0.25
 """Share of the longest time of a request that it may wait for others, by estimate: what was accepted is answered even

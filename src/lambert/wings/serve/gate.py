@@ -10,8 +10,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lambert.serving.admission import CURRENT, Accepted, Admission, Refusal
-from lambert.serving.metrics import Metrics
+from lambert.wings.serve.admission import CURRENT, Accepted, Admission, Refusal
+from lambert.wings.serve.metrics import Metrics
 
 OPEN_PATHS = ("/", "/healthz", "/readyz", "/metrics", "/openapi.json")
 """Paths that need no key: they tell nothing of texts. Bodies that are sent to them are not read."""

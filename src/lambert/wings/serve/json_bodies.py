@@ -9,8 +9,8 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import to_json
 
-from lambert.serving.answering import Answering
-from lambert.serving.refusals import Refusal
+from lambert.wings.serve.answering import Answering
+from lambert.wings.serve.refusals import Refusal
 
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 _SHOWN = 64

@@ -16,9 +16,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from lambert.serving.admission import Admission, Refusal
-from lambert.serving.gate import OPEN_PATHS
-from lambert.serving.metrics import Metrics
+from lambert.wings.serve.admission import Admission, Refusal
+from lambert.wings.serve.gate import OPEN_PATHS
+from lambert.wings.serve.metrics import Metrics
 
 _CLOSING_SECONDS = 5.0
 _READ_SECONDS = 1.0

@@ -1,6 +1,6 @@
 """The service as an application of Ray Serve: the same routes and the same engine in replicas on several machines.
 
-    serve run lambert.serving.ray_serve:application model=/shared/runs/mine precision=bfloat16 replicas=4 cpus=8
+    serve run lambert.wings.serve.ray_serve:application model=/shared/runs/mine precision=bfloat16 replicas=4 cpus=8
 
 Arguments are the settings of `lambert serve` as NAME=VALUE (several models are separated by commas), and:
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
-from lambert.serving.config import ServeConfig
+from lambert.wings.serve.config import ServeConfig
 
 _LISTS = ("model", "hosts", "code")
 _READ: dict[type, Callable[[str], Any]] = {int: int, float: float, str: str}
@@ -70,7 +70,7 @@ def _builder(config: ServeConfig, cpus: int) -> Callable[[], Any]:
     def build() -> Any:
         import torch
 
-        from lambert.serving.server import built
+        from lambert.wings.serve.server import built
 
         torch.set_num_threads(cpus)
         return built(config).app

@@ -10,9 +10,9 @@ from starlette.exceptions import HTTPException
 
 from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.core.registry import nearest
-from lambert.serving.bodies import Failure
-from lambert.serving.gate import BUG, OVERLOADED, TOO_LATE, TRANSFER_ENCODING
-from lambert.serving.metrics import Metrics
+from lambert.wings.serve.bodies import Failure
+from lambert.wings.serve.gate import BUG, OVERLOADED, TOO_LATE, TRANSFER_ENCODING
+from lambert.wings.serve.metrics import Metrics
 
 _DESCRIBED = {
     400: ("The body is not JSON, or the Host header is foreign.", "The body is not JSON: see line 1, column 12."),

@@ -21,7 +21,7 @@ from typing import Any
 from lambert.core.errors import LambertError, MachineError, UsageError
 from lambert.core.files import open_regular
 from lambert.core.signals import block_hangups, unblock_hangups
-from lambert.serving.config import ServeConfig
+from lambert.wings.serve.config import ServeConfig
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 Say = Callable[[str], None]
@@ -72,7 +72,7 @@ class Built:
 def built(config: ServeConfig, say: Say = lambda line: None) -> Built:
     """Loads the models, computes something with each, and returns the service. Raises as `serve` does."""
     try:
-        from lambert.serving.building import build
+        from lambert.wings.serve.building import build
     except ImportError as error:
         raise _missing(error) from error
     return Built(*build(config, api_key(config), _hosts(config), say))
@@ -90,7 +90,7 @@ def serve(config: ServeConfig, say: Say) -> None:
     try:
         import uvicorn
 
-        from lambert.serving.protocol import ConnectionLimits, protocol_class
+        from lambert.wings.serve.protocol import ConnectionLimits, protocol_class
     except ImportError as error:
         raise _missing(error) from error
     if not api_key(config) and config.host not in LOOPBACK:

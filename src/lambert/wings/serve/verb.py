@@ -1,13 +1,13 @@
 """`lambert serve`: an HTTP service of models, with a page to try them on."""
 
 from lambert.runs.result import Say, silent
-from lambert.serving.config import ServeConfig
+from lambert.wings.serve.config import ServeConfig
 
 __all__ = ["ServeConfig", "run"]
 
 
 def run(config: ServeConfig, say: Say = silent) -> None:
     """Serves until a signal ends it. Raises UsageError, DataError or MachineError before it listens."""
-    from lambert.serving.server import serve
+    from lambert.wings.serve.server import serve
 
     serve(config, say)

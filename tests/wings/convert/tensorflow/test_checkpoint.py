@@ -10,10 +10,10 @@ import tensorflow_checkpoints as written
 import torch
 
 from lambert.core.errors import DataError, UsageError
-from lambert.model.bert import tensorflow
-from lambert.model.tensorflow.checkpoint import Checkpoint, find, prefixes
+from lambert.wings.convert.tensorflow import bert_names as tensorflow
+from lambert.wings.convert.tensorflow.checkpoint import Checkpoint, find, prefixes
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "tensorflow"
+GOLDEN = Path(__file__).parents[3] / "golden" / "tensorflow"
 LAYER = {
     "attention/self/query": (768, 768), "attention/self/key": (768, 768), "attention/self/value": (768, 768),
     "attention/output/dense": (768, 768), "intermediate/dense": (768, 3072), "output/dense": (3072, 768),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c as theirs
 
-from lambert.model.tensorflow.crc32c import crc32c, masked_crc32c
+from lambert.wings.convert.tensorflow.crc32c import crc32c, masked_crc32c
 
 ROW = 4 << 13
 """Bytes that are reduced at once."""

@@ -5,7 +5,7 @@ import random
 import pyarrow
 import pytest
 
-from lambert.model.tensorflow.snappy import decompressed
+from lambert.wings.convert.tensorflow.snappy import decompressed
 
 CODEC = pyarrow.Codec("snappy")
 

@@ -11,12 +11,12 @@ from small_corpora import content as all_content
 from small_corpora import small_config, stopped
 
 from lambert.core.errors import MachineError, UsageError
-from lambert.corpus import stages
-from lambert.corpus.config import DeduplicateConfig
-from lambert.corpus.duplicates import lists, signatures, spill
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.reading import slices
-from lambert.verbs.prepare import summary, summary_of_steps
+from lambert.wings.corpus import stages
+from lambert.wings.corpus.config import DeduplicateConfig
+from lambert.wings.corpus.duplicates import lists, signatures, spill
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.reading import slices
+from lambert.wings.corpus.verbs.prepare import summary, summary_of_steps
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("rensa")

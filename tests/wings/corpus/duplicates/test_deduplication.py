@@ -11,12 +11,12 @@ import pytest
 from small_corpora import written
 
 from lambert.core.errors import UsageError
-from lambert.corpus.config import DeduplicateConfig
-from lambert.corpus.duplicates import minhash, near, shingles, signatures, spill
-from lambert.corpus.duplicates.deduplication import Lists, deduplicate
-from lambert.corpus.duplicates.drops import REASONS, remaining
-from lambert.corpus.parts import GROUP_CHARACTERS, read_documents, read_part, write_part
-from lambert.corpus.reading.pieces import Piece
+from lambert.text.pieces import Piece
+from lambert.wings.corpus.config import DeduplicateConfig
+from lambert.wings.corpus.duplicates import minhash, near, shingles, signatures, spill
+from lambert.wings.corpus.duplicates.deduplication import Lists, deduplicate
+from lambert.wings.corpus.duplicates.drops import REASONS, remaining
+from lambert.wings.corpus.parts import GROUP_CHARACTERS, read_documents, read_part, write_part
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("rensa")

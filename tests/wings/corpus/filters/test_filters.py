@@ -18,19 +18,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.batch import Batch, PlainWords
-from lambert.corpus.cleaning import normalise
-from lambert.corpus.filters.c4 import C4, c4
-from lambert.corpus.filters.decontamination import Decontaminate, Decontamination, strings
-from lambert.corpus.filters.fineweb import FineWeb, fineweb
-from lambert.corpus.filters.gopher import Gopher, gopher
-from lambert.corpus.filters.outcome import Outcome
-from lambert.corpus.filters.personal import mask, personal_data
-from lambert.corpus.filters.repetition import Repetition, gopher_repetition
-from lambert.corpus.filters.whitespace import normalise_batch
-from lambert.corpus.reading.readers import Layout, read
+from lambert.wings.corpus.batch import Batch, PlainWords
+from lambert.wings.corpus.cleaning import normalise
+from lambert.wings.corpus.filters.c4 import C4, c4
+from lambert.wings.corpus.filters.decontamination import Decontaminate, Decontamination, strings
+from lambert.wings.corpus.filters.fineweb import FineWeb, fineweb
+from lambert.wings.corpus.filters.gopher import Gopher, gopher
+from lambert.wings.corpus.filters.outcome import Outcome
+from lambert.wings.corpus.filters.personal import mask, personal_data
+from lambert.wings.corpus.filters.repetition import Repetition, gopher_repetition
+from lambert.wings.corpus.filters.whitespace import normalise_batch
+from lambert.wings.corpus.reading.readers import Layout, read
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 FRAGMENTS = [
     "the",
     "be",

@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.corpus.batch import Batch
-from lambert.corpus.filters.language import SEEN, Identifier, LanguageFilter, langid, middle
-from lambert.corpus.reading.readers import Layout, read
+from lambert.wings.corpus.batch import Batch
+from lambert.wings.corpus.filters.language import SEEN, Identifier, LanguageFilter, langid, middle
+from lambert.wings.corpus.reading.readers import Layout, read
 
 pytest.importorskip("py3langid")
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 TEXTS = [
     "The river runs under an old stone bridge near the quiet road to town.",
     "Der Fluss fließt unter einer alten Steinbrücke neben der stillen Straße zur Stadt.",

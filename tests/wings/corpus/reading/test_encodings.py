@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.reading.readers import Layout, Piece, read
-from lambert.corpus.reading.slices import WHOLE, divide
 from lambert.text.encodings import declared, known
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.reading.readers import Layout, Piece, read
+from lambert.wings.corpus.reading.slices import WHOLE, divide
 
 TEXT = "Où est le café? «Là-bas», dit-il, près de la forêt.\n\nDann ging er über die Straße."
 BOOK = """The Project Gutenberg EBook of Candide, by Voltaire

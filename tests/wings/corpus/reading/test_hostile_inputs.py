@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from commands import one_line
 
-from lambert.corpus import documents
-from lambert.corpus.reading.readers import Piece, read
+from lambert.wings.corpus import documents
+from lambert.wings.corpus.reading.readers import Piece, read
 
 Lambert = Callable[..., Any]
 arrow = pytest.importorskip("pyarrow")
@@ -33,8 +33,8 @@ RUN = """
 import json, resource, sys, time
 from pathlib import Path
 from lambert.core.errors import LambertError
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.pipeline import prepare
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.pipeline import prepare
 resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))
 folder, good = map(Path, sys.argv[1:])
 for path in sorted(folder.iterdir()):
@@ -282,7 +282,7 @@ def test_a_document_of_500_megabytes(tmp_path: Path) -> None:
         file.write(SENTENCE)
         file.truncate(500 * 10**6)
     code = (
-        "import sys; from pathlib import Path; from lambert.corpus.reading.readers import Layout, read; "
+        "import sys; from pathlib import Path; from lambert.wings.corpus.reading.readers import Layout, read; "
         "print(sum(len(p.text) for p in read(Path(sys.argv[1]), Layout())), "
         "int(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0]) // 1024)"
     )

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from lambert.corpus.reading import mediawiki
-from lambert.corpus.reading.files import find
-from lambert.corpus.reading.readers import PIECE, Layout, Piece, read
+from lambert.wings.corpus.reading import mediawiki
+from lambert.wings.corpus.reading.files import find
+from lambert.wings.corpus.reading.readers import PIECE, Layout, Piece, read
 
 Lambert = Callable[..., Any]
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 
 
 def page(title: str, text: str, *, ns: str = "<ns>0</ns>", more: str = "") -> str:
@@ -188,7 +188,7 @@ def test_long_articles_are_divided(tmp_path: Path) -> None:
 def test_memory_is_bounded_for_any_markup(tmp_path: Path) -> None:
     (tmp_path / "dump.xml").write_bytes(dump(page("A", "{{a" * 900_000)))
     script = (
-        "import re, sys; from pathlib import Path; from lambert.corpus.reading.readers import Layout, read\n"
+        "import re, sys; from pathlib import Path; from lambert.wings.corpus.reading.readers import Layout, read\n"
         "for piece in read(Path(sys.argv[1]), Layout()): assert not piece.error\n"
         "print(int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) >> 10)"
     )  # unlike ru_maxrss, VmHWM does not contain the memory of the process that started this one

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.reading.files import find
-from lambert.corpus.reading.readers import Layout, read
 from lambert.text import tables
+from lambert.wings.corpus.reading.files import find
+from lambert.wings.corpus.reading.readers import Layout, read
 
 
 def found(path: Path, data: bytes, layout: Layout = Layout(), kind: str = "auto") -> list[str]:  # noqa: B008

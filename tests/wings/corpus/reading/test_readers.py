@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.reading import readers
-from lambert.corpus.reading.files import find
-from lambert.corpus.reading.readers import PIECE, Layout, Piece, read
+from lambert.wings.corpus.reading import readers
+from lambert.wings.corpus.reading.files import find
+from lambert.wings.corpus.reading.readers import PIECE, Layout, Piece, read
 
 DEFAULT = Layout()
 
@@ -250,7 +250,7 @@ def test_a_missing_library_is_named(
 
 def test_a_reader_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_reader.py").write_text(
-        "from lambert.corpus.reading.readers import Piece\n"
+        "from lambert.wings.corpus.reading.readers import Piece\n"
         "def shout(stream, layout):\n"
         "    yield Piece(stream.read(99).decode().upper(), 'line 1')\n"
     )

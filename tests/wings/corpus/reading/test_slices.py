@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lambert.corpus.reading import slices
-from lambert.corpus.reading.readers import Layout, Piece, read
-from lambert.corpus.reading.slices import WHOLE, Slice, SliceReader, divide
+from lambert.wings.corpus.reading import slices
+from lambert.wings.corpus.reading.readers import Layout, Piece, read
+from lambert.wings.corpus.reading.slices import WHOLE, Slice, SliceReader, divide
 
-DUMP = Path(__file__).parents[2] / "golden" / "ltgwiki.xml"
+DUMP = Path(__file__).parents[3] / "golden" / "ltgwiki.xml"
 DOCUMENTS = st.lists(st.text(st.sampled_from("ab \n\r\té€"), max_size=60).map(str.strip).filter(bool), max_size=25)
 FORMS = ("line", "blank-line", "jsonl", "wikipedia", "csv", "tsv", "warc")
 COMPRESSIONS = {

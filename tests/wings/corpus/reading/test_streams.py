@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.corpus.reading.readers import Layout, read
 from lambert.text.streams import Stream, is_damage, unpacked
+from lambert.wings.corpus.reading.readers import Layout, read
 
 
 def zstd(data: bytes) -> bytes:

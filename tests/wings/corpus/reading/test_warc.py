@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lambert.corpus.reading.readers import Layout, read
+from lambert.wings.corpus.reading.readers import Layout, read
 
 web = pytest.mark.skipif(find_spec("resiliparse") is None, reason="needs resiliparse")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lambert.corpus.reading.wikis.functions import FUNCTIONS
-from lambert.corpus.reading.wikis.locale import rows, wiki_of
-from lambert.corpus.reading.wikis.patterns import Call, compiled
-from lambert.corpus.reading.wikitext import Wikitext
+from lambert.wings.corpus.reading.wikis.functions import FUNCTIONS
+from lambert.wings.corpus.reading.wikis.locale import rows, wiki_of
+from lambert.wings.corpus.reading.wikis.patterns import Call, compiled
+from lambert.wings.corpus.reading.wikitext import Wikitext
 
 WIKIS: dict[str, Wikitext] = {}
-ROWS = (Path(__file__).parents[2] / "golden/wikitemplates.tsv").read_text(encoding="utf-8").splitlines()
+ROWS = (Path(__file__).parents[3] / "golden/wikitemplates.tsv").read_text(encoding="utf-8").splitlines()
 
 
 def shown(wiki: str, wikitext: str) -> str:

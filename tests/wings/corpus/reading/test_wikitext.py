@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lambert.corpus.reading.wikitext import Wikitext
+from lambert.wings.corpus.reading.wikitext import Wikitext
 
 WIKI = Wikitext({"datei", "bild", "kategorie"}, "en")
 plain = WIKI.plain

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lambert.corpus.remote import fetch as module
+from lambert.wings.corpus.remote import fetch as module
 
 NUMBERS = itertools.count()
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")

@@ -14,11 +14,11 @@ import pytest
 from commands import last_line, one_line
 
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.remote import corpora, store
-from lambert.corpus.remote.corpora import MANIFEST, MARK, fetch_corpus, publish
-from lambert.corpus.remote.store import Store
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.remote import corpora, store
+from lambert.wings.corpus.remote.corpora import MANIFEST, MARK, fetch_corpus, publish
+from lambert.wings.corpus.remote.store import Store
 
 pytest.importorskip("pyarrow")
 fsspec = pytest.importorskip("fsspec")
@@ -283,7 +283,7 @@ def test_a_copy_that_is_killed_continues(bucket: Any, rows: Path, tmp_path: Path
     url = f"s3://{name}/corpus"
     made = prepare(config(rows, tmp_path / "plain", work=None))
     code = (
-        "import os, signal, sys; from pathlib import Path; from lambert.corpus.remote.corpora import publish\n"
+        "import os, signal, sys; from pathlib import Path; from lambert.wings.corpus.remote.corpora import publish\n"
         "kill = lambda done, total, what: done and os.kill(os.getpid(), signal.SIGKILL)\n"
         "publish(Path(sys.argv[1]), sys.argv[2], kill)"
     )

@@ -13,12 +13,12 @@ from commands import last_line
 
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.urls import public
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.remote import fetch as module
-from lambert.corpus.remote.addresses import name_of
-from lambert.corpus.remote.fetch import fetch
-from lambert.corpus.remote.servers import source_of
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.remote import fetch as module
+from lambert.wings.corpus.remote.addresses import name_of
+from lambert.wings.corpus.remote.fetch import fetch
+from lambert.wings.corpus.remote.servers import source_of
 
 pytest.importorskip("pyarrow")
 ROWS = [{"text": f"The river number {number} runs under an old stone bridge to town."} for number in range(400)]

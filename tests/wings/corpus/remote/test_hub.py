@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.pipeline import prepare
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.pipeline import prepare
 
 datasets = pytest.importorskip("datasets")
 TEXT = "the river runs under an old stone bridge, number {} of them all."
@@ -18,9 +18,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data set of two splits on disk, which `datasets` loads by the path of its folder."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("lambert.corpus.remote.fetch.TRIES", 1)
+    monkeypatch.setattr("lambert.wings.corpus.remote.fetch.TRIES", 1)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr("lambert.corpus.remote.fetch.BACKOFF", 0.0)
+    monkeypatch.setattr("lambert.wings.corpus.remote.fetch.BACKOFF", 0.0)
     home = tmp_path / "set"
     home.mkdir()
     for split, count in (("train", 50), ("test", 7)):

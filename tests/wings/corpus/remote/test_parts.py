@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.scale import MakeParts, prepare_on_cluster
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.scale import MakeParts, prepare_on_cluster
 
 pytest.importorskip("pyarrow")
 fsspec = pytest.importorskip("fsspec")

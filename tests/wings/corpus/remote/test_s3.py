@@ -14,10 +14,10 @@ import pytest
 from commands import last_line
 
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.remote.fetch import fetch
-from lambert.corpus.remote.servers import source_of
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.remote.fetch import fetch
+from lambert.wings.corpus.remote.servers import source_of
 
 pytest.importorskip("pyarrow")
 s3fs = pytest.importorskip("s3fs")
@@ -114,8 +114,8 @@ def test_a_killed_fetch_continues_unless_the_file_changed(
     data = os.urandom(40 << 20)
     files.pipe(f"{name}/a.txt", data)
     code = (
-        "import os, signal, sys; from pathlib import Path; from lambert.corpus.remote.fetch import fetch\n"
-        "from lambert.corpus.remote.servers import source_of\n"
+        "import os, signal, sys; from pathlib import Path; from lambert.wings.corpus.remote.fetch import fetch\n"
+        "from lambert.wings.corpus.remote.servers import source_of\n"
         "kill = lambda done, total, what: done > 10 << 20 and os.kill(os.getpid(), signal.SIGKILL)\n"
         "fetch([sys.argv[1]], Path(sys.argv[2]), source_of, '', kill)"
     )

@@ -11,13 +11,17 @@ from run_folders import Outline, folder, page
 
 from lambert.core.errors import DataError
 from lambert.core.shards import Split
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.pipeline import prepare
 from lambert.data.batch_sizes import BatchSizes
-from lambert.verbs.report import corpus, corpus_inputs, corpus_packing, corpus_sample, histogram
+from lambert.verbs.report import histogram
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.report import corpus
+from lambert.wings.corpus.report import inputs as corpus_inputs
+from lambert.wings.corpus.report import packing as corpus_packing
+from lambert.wings.corpus.report import sample as corpus_sample
 
 HOSTILE = "<script>alert(1)</script> <img src=x> {{ 7 * 7 }}"
-RECIPES = Path(__file__).parents[3] / "recipes"
+RECIPES = Path(__file__).parents[4] / "recipes"
 
 
 def texts(count: int = 60) -> list[str]:

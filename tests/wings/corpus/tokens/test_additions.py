@@ -11,9 +11,9 @@ from novels import paragraphs
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from lambert.core.errors import DataError
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens import tokenizer as tk
-from lambert.corpus.tokens.expansion import Division, Word
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tk
+from lambert.wings.corpus.tokens.expansion import Division, Word
 
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 BYTES, SPACES = roles.BYTE_SPACE, roles.SPACE

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
-from lambert.corpus.tokens import roles, sentences
-from lambert.corpus.tokens import tokenizer as tk
-from lambert.corpus.tokens.encoding import Encoder
-from lambert.corpus.workers import ahead, encode
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tk
+from lambert.wings.corpus.tokens import sentences
+from lambert.wings.corpus.tokens.encoding import Encoder
+from lambert.wings.corpus.workers import ahead, encode
 
-GOLDEN = json.loads((Path(__file__).parents[2] / "golden/tokenization.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads((Path(__file__).parents[3] / "golden/tokenization.json").read_text(encoding="utf-8"))
 TEXTS = [row["text"] for row in GOLDEN["rows"]]
 SERIALISED = tk.build(GOLDEN["vocabularies"]["uncased"].split(" "), lowercase=True).to_str()
 
@@ -67,7 +68,7 @@ def test_ids_are_those_of_the_library(by_words: bool, memory: int) -> None:
 
 def test_where_the_text_is_cut_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (1, 40, 1000):
-        monkeypatch.setattr("lambert.corpus.tokens.words.SLICE", size)
+        monkeypatch.setattr("lambert.text.tokenizers.words.SLICE", size)
         found = Encoder(SERIALISED, "en", "auto")(TEXTS)
         assert (found.ids_T.tolist(), found.lengths_n.tolist(), found.sentences_D.tolist()) == expected(TEXTS)
 

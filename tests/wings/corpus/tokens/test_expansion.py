@@ -8,12 +8,13 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from lambert.core.errors import DataError
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.tokens import additions, expansion, roles, sentences
-from lambert.corpus.tokens import tokenizer as tk
-from lambert.corpus.tokens.expansion import Division, Word
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tk
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.tokens import additions, expansion, sentences
+from lambert.wings.corpus.tokens.expansion import Division, Word
 
-GOLDEN = json.loads((Path(__file__).parents[2] / "golden/tokenization.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads((Path(__file__).parents[3] / "golden/tokenization.json").read_text(encoding="utf-8"))
 TEXTS = [row["text"] for row in GOLDEN["rows"]]
 TEXTS += ["a\x00b\x01c\x7fd\u200be\u2028h\x85i\x1cj k\u3000l m\u00a0n", "\u4e2d\u6587 \u5b57\u7b26mixed"]
 PIECES = [

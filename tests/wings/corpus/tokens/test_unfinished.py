@@ -9,11 +9,11 @@ from small_corpora import WORDS, content, small_config, stopped
 
 from lambert.core.errors import MachineError
 from lambert.core.shards import SplitWriter, with_hash
-from lambert.corpus import documents
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.reading import slices
-from lambert.corpus.tokens import unfinished
-from lambert.corpus.tokens.encoding import Encoder
+from lambert.wings.corpus import documents
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.reading import slices
+from lambert.wings.corpus.tokens import unfinished
+from lambert.wings.corpus.tokens.encoding import Encoder
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.usefixtures("parts_of_one_file")
@@ -61,7 +61,7 @@ def test_what_was_saved_is_not_encoded_again(inputs: Path, monkeypatch: pytest.M
     encode = Encoder.__call__
     monkeypatch.setattr(Encoder, "__call__", lambda self, given: texts.extend(given) or encode(self, given))
     fail = lambda *given: pytest.fail("the vocabulary was learnt again")  # noqa: E731
-    monkeypatch.setattr("lambert.corpus.tokens.vocabulary.learn", fail)
+    monkeypatch.setattr("lambert.wings.corpus.tokens.vocabulary.learn", fail)
     manifest = prepare(chosen)
     assert len(texts) == manifest["documents"]["read"] - saved
 

@@ -14,10 +14,10 @@ from commands import one_line
 from novels import paragraphs
 
 import lambert as library
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.tokens import expansion
-from lambert.corpus.tokens import tokenizer as tokenizers
-from lambert.corpus.tokens.expansion import Division
+from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.tokens import expansion
+from lambert.wings.corpus.tokens.expansion import Division
 
 Lambert = Callable[..., Any]
 PIECES, WORDS = 901, 40

@@ -14,10 +14,11 @@ from renamed import of_mpnet
 from tokenizers import AddedToken, Tokenizer
 
 import lambert as library
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.tokens import expansion, roles
-from lambert.corpus.tokens import tokenizer as tokenizers
-from lambert.corpus.tokens.expansion import Division
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.tokens import expansion
+from lambert.wings.corpus.tokens.expansion import Division
 
 Lambert = Callable[..., Any]
 WORDS = 30

@@ -11,7 +11,7 @@ from commands import Called, one_line
 
 from lambert.core.errors import UsageError
 from lambert.core.shards import read_manifest
-from lambert.verbs.prepare import PrepareConfig, run
+from lambert.wings.corpus.verbs.prepare import PrepareConfig, run
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_vocabulary_of_another_script_is_a_warning(rows: Path, tmp_path: Path)
 
 def test_preparing_does_not_wait_for_torch(rows: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from lambert.verbs.prepare import PrepareConfig, run\n"
+        "import sys; from pathlib import Path; from lambert.wings.corpus.verbs.prepare import PrepareConfig, run\n"
         "texts, out = map(Path, sys.argv[1:])\n"
         "run(PrepareConfig((texts,), out, vocabulary=120, documents='line', workers=2), print)\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"

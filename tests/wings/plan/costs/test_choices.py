@@ -1,9 +1,9 @@
 """The ways to compute a run, and the efficient ones."""
 
 from lambert.model.config import SIZES, EncoderConfig
-from lambert.planning.choices import choices, efficient
-from lambert.planning.devices import DEVICES
-from lambert.planning.work import Work
+from lambert.wings.plan.costs.choices import choices, efficient
+from lambert.wings.plan.costs.devices import DEVICES
+from lambert.wings.plan.costs.work import Work
 
 
 def test_choices_that_do_not_fit_are_not_efficient() -> None:

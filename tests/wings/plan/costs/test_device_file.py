@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.planning.device_file import DeviceFile, read_device
-from lambert.planning.devices import DEVICES, LINKS, cluster
+from lambert.wings.plan.costs.device_file import DeviceFile, read_device
+from lambert.wings.plan.costs.devices import DEVICES, LINKS, cluster
 
 L40S = """[device]
 name = "L40S"

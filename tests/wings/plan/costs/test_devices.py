@@ -2,7 +2,7 @@
 
 import pytest
 
-from lambert.planning.devices import DEVICES, cluster, recognised
+from lambert.wings.plan.costs.devices import DEVICES, cluster, recognised
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from lambert.planning.failures import daly, group_mtbf, useful_share
-from lambert.planning.simulation import Run, shortened, simulate, simulations
-from lambert.planning.stragglers import Lateness, expected_maximum
+from lambert.wings.plan.costs.failures import daly, group_mtbf, useful_share
+from lambert.wings.plan.costs.simulation import Run, shortened, simulate, simulations
+from lambert.wings.plan.costs.stragglers import Lateness, expected_maximum
 
 pytest.importorskip("simpy")
 HOUR = 3600.0

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from lambert.model.config import SIZES, EncoderConfig
-from lambert.planning.devices import DEVICES, cluster
-from lambert.planning.remedies import known_clusters, remedy
-from lambert.planning.steps import predict
-from lambert.planning.work import Work
+from lambert.wings.plan.costs.devices import DEVICES, cluster
+from lambert.wings.plan.costs.remedies import known_clusters, remedy
+from lambert.wings.plan.costs.steps import predict
+from lambert.wings.plan.costs.work import Work
 
 LARGE = EncoderConfig(**SIZES["large"], vocabulary=30_522)
 WORK = Work(LARGE, [128], 4096, {"mlm": 20}, precision="float32", micro_tokens=65_536)

@@ -7,10 +7,10 @@ import pytest
 from lambert.core.division import even_count
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.planning import operations
-from lambert.planning.communication import exchange, exposed
-from lambert.planning.devices import DEVICES, LINKS, cluster
-from lambert.planning.steps import predict
-from lambert.planning.work import Work, shapes_of
+from lambert.wings.plan.costs.communication import exchange, exposed
+from lambert.wings.plan.costs.devices import DEVICES, LINKS, cluster
+from lambert.wings.plan.costs.steps import predict
+from lambert.wings.plan.costs.work import Work, shapes_of
 
 BASE = EncoderConfig(**SIZES["base"], vocabulary=30_522)
 WORK = Work(BASE, [128], 1024, {"mlm": 20, "nsp": 1}, {"nsp": 2}, micro_tokens=16_384)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lambert.planning.stragglers import Lateness, expected_lateness, expected_maximum
+from lambert.wings.plan.costs.stragglers import Lateness, expected_lateness, expected_maximum
 
 
 @pytest.mark.parametrize("ranks", [2, 32])

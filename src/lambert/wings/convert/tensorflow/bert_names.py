@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from lambert.core.errors import DataError
-from lambert.model.tensorflow.checkpoint import OBJECTS, Checkpoint
+from lambert.wings.convert.tensorflow.checkpoint import OBJECTS, Checkpoint
 
 _WORDS = "bert/embeddings/word_embeddings"
 CLASSIFIER = "classifier.weight"

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.core.files import check_regular
-from lambert.model.tensorflow import table
-from lambert.model.tensorflow.crc32c import masked_crc32c
-from lambert.model.tensorflow.wire import fields
+from lambert.wings.convert.tensorflow import table
+from lambert.wings.convert.tensorflow.crc32c import masked_crc32c
+from lambert.wings.convert.tensorflow.wire import fields
 
 OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """Entry that only checkpoints of the objects of TensorFlow 2 have."""

@@ -3,7 +3,7 @@
 Source: github.com/google/snappy, format_description.txt.
 """
 
-from lambert.model.tensorflow.wire import varint
+from lambert.wings.convert.tensorflow.wire import varint
 
 _MOST_TIMES = 32
 """No data is shortened to less than 1/22: a copy takes at least 3 bytes and gives at most 64."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from lambert.core.errors import DataError
 from lambert.core.files import open_regular
-from lambert.model.tensorflow.crc32c import masked_crc32c
-from lambert.model.tensorflow.snappy import decompressed
-from lambert.model.tensorflow.wire import varint
+from lambert.wings.convert.tensorflow.crc32c import masked_crc32c
+from lambert.wings.convert.tensorflow.snappy import decompressed
+from lambert.wings.convert.tensorflow.wire import varint
 
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 _FOOTER = 48

@@ -18,14 +18,14 @@ import numpy.typing as npt
 from lambert.core.contents import misfit, sha256
 from lambert.core.files import atomic_folder, make_folder, read_file, remove_all_leftovers
 from lambert.core.shards import RECORD_HASH, has_hash, with_hash
-from lambert.corpus.config import DeduplicateConfig
-from lambert.corpus.duplicates import drops, minhash
-from lambert.corpus.duplicates.drops import Drops
-from lambert.corpus.duplicates.lists import write_lists
-from lambert.corpus.duplicates.near import Index, clusters
-from lambert.corpus.duplicates.signatures import Sign, Signed
-from lambert.corpus.duplicates.similarity import link_similar
-from lambert.corpus.plan import Make, Plan, Progress, digest, here
+from lambert.wings.corpus.config import DeduplicateConfig
+from lambert.wings.corpus.duplicates import drops, minhash
+from lambert.wings.corpus.duplicates.drops import Drops
+from lambert.wings.corpus.duplicates.lists import write_lists
+from lambert.wings.corpus.duplicates.near import Index, clusters
+from lambert.wings.corpus.duplicates.signatures import Sign, Signed
+from lambert.wings.corpus.duplicates.similarity import link_similar
+from lambert.wings.corpus.plan import Make, Plan, Progress, digest, here
 
 VERSION = 1
 """Increase it when the files of this step change, so that those of older versions are made again."""

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lambert.corpus.duplicates import drops
-from lambert.corpus.duplicates.near import Clusters, Index
-from lambert.corpus.duplicates.repeated_lines import removed_lines
-from lambert.corpus.duplicates.spill import write
-from lambert.corpus.parts import read_documents
+from lambert.wings.corpus.duplicates import drops
+from lambert.wings.corpus.duplicates.near import Clusters, Index
+from lambert.wings.corpus.duplicates.repeated_lines import removed_lines
+from lambert.wings.corpus.duplicates.spill import write
+from lambert.wings.corpus.parts import read_documents
 
 SAMPLES, CHARACTERS = 10, 300
 """Dropped documents in the record for each reason, and the first characters of each text."""

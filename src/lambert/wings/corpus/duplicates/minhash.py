@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import UsageError
-from lambert.corpus.duplicates.shingles import Hashes, Integers, mix
+from lambert.wings.corpus.duplicates.shingles import Hashes, Integers, mix
 
 PERMUTATIONS = 126
 """Values of a signature: the standard error of an estimate is at most 0.045 (at a similarity of 0.5)."""

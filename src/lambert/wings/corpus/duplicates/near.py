@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from lambert.core.errors import UsageError
 from lambert.core.files import open_regular
-from lambert.corpus.duplicates import minhash, spill
-from lambert.corpus.duplicates.signatures import Signed
+from lambert.wings.corpus.duplicates import minhash, spill
+from lambert.wings.corpus.duplicates.signatures import Signed
 
 LEADERS = 8
 """How many members of a bucket the others are compared with (our choice)."""

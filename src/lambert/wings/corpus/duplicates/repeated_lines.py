@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lambert.corpus.duplicates import spill
-from lambert.corpus.duplicates.near import Index
+from lambert.wings.corpus.duplicates import spill
+from lambert.wings.corpus.duplicates.near import Index
 
 _LINE = np.dtype([("hash", "<u8"), ("rank", "<u4"), ("line", "<u4")])
 _REMOVED = np.dtype([("number", "<u4"), ("line", "<u4")])

@@ -14,7 +14,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from lambert.corpus.characters import WITHOUT_SPACES
+from lambert.text.characters import WITHOUT_SPACES
 
 SHINGLE = 5
 """Words of a shingle (the number of Lee et al. 2022, "Deduplicating training data makes language models better",

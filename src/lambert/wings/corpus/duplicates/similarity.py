@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.files import open_regular
-from lambert.corpus.disk import disk_errors
-from lambert.corpus.duplicates import shingles, spill
-from lambert.corpus.duplicates.near import Clusters, Index, read_pairs
-from lambert.corpus.parts import read_documents
-from lambert.corpus.workers import run
+from lambert.wings.corpus.disk import disk_errors
+from lambert.wings.corpus.duplicates import shingles, spill
+from lambert.wings.corpus.duplicates.near import Clusters, Index, read_pairs
+from lambert.wings.corpus.parts import read_documents
+from lambert.wings.corpus.workers import run
 
 MOST = 1 << 20
 """Shingles of a document that are compared at most: those with the smallest hashes, a random sample. Its standard error

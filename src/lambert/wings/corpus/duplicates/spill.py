@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.files import open_regular
-from lambert.corpus.duplicates.shingles import Hashes
+from lambert.wings.corpus.duplicates.shingles import Hashes
 
 Records = npt.NDArray[Any]
 MEMORY = 48 << 20

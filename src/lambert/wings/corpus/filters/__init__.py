@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError, UsageError
 from lambert.core.settings import as_dict
-from lambert.corpus.filters.c4 import c4
-from lambert.corpus.filters.decontamination import Decontamination
-from lambert.corpus.filters.fineweb import fineweb
-from lambert.corpus.filters.gopher import gopher
-from lambert.corpus.filters.language import LanguageFilter
-from lambert.corpus.filters.outcome import Filter
-from lambert.corpus.filters.personal import personal_data
-from lambert.corpus.filters.repetition import gopher_repetition
-from lambert.corpus.filters.whitespace import normalise_batch
+from lambert.wings.corpus.filters.c4 import c4
+from lambert.wings.corpus.filters.decontamination import Decontamination
+from lambert.wings.corpus.filters.fineweb import fineweb
+from lambert.wings.corpus.filters.gopher import gopher
+from lambert.wings.corpus.filters.language import LanguageFilter
+from lambert.wings.corpus.filters.outcome import Filter
+from lambert.wings.corpus.filters.personal import personal_data
+from lambert.wings.corpus.filters.repetition import gopher_repetition
+from lambert.wings.corpus.filters.whitespace import normalise_batch
 
 if TYPE_CHECKING:
-    from lambert.corpus.config import PrepareConfig
+    from lambert.wings.corpus.config import PrepareConfig
 
 
 @dataclass(frozen=True, slots=True)

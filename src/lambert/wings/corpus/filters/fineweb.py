@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lambert.core.settings import check
-from lambert.corpus.batch import Batch
-from lambert.corpus.characters import END
-from lambert.corpus.filters.outcome import Outcome
+from lambert.text.characters import END
+from lambert.wings.corpus.batch import Batch
+from lambert.wings.corpus.filters.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)

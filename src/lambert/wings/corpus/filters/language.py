@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import UsageError
-from lambert.corpus.batch import Batch
-from lambert.corpus.filters.outcome import Outcome
+from lambert.wings.corpus.batch import Batch
+from lambert.wings.corpus.filters.outcome import Outcome
 
 SEEN = 300
 """Characters of a document that are read, from its middle (our choice: 1,000 characters change 1% of the decisions)."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lambert.corpus.batch import Batch, Booleans
+from lambert.wings.corpus.batch import Batch, Booleans
 
 
 class Outcome:

@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
-from lambert.corpus.batch import Batch, Booleans, Hashes, slot_counts, with_document
-from lambert.corpus.characters import Integers
-from lambert.corpus.filters.outcome import Outcome
+from lambert.text.characters import Integers
+from lambert.wings.corpus.batch import Batch, Booleans, Hashes, slot_counts, with_document
+from lambert.wings.corpus.filters.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)

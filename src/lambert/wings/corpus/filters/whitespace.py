@@ -4,10 +4,10 @@ import unicodedata
 
 import numpy as np
 
-from lambert.corpus.batch import Batch, Booleans
-from lambert.corpus.characters import UNUSUAL, Integers
-from lambert.corpus.cleaning import INVISIBLE_CHARACTERS, compose
-from lambert.corpus.filters.outcome import Outcome
+from lambert.text.characters import UNUSUAL, Integers
+from lambert.wings.corpus.batch import Batch, Booleans
+from lambert.wings.corpus.cleaning import INVISIBLE_CHARACTERS, compose
+from lambert.wings.corpus.filters.outcome import Outcome
 
 
 def normalise_batch(batch: Batch) -> Outcome:

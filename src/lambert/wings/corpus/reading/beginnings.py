@@ -6,10 +6,10 @@ from pathlib import Path
 from lambert.core.errors import DataError
 from lambert.core.files import open_regular
 from lambert.core.unsupported import LABELLED, markup
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.reading.readers import recognised
 from lambert.text.encodings import UTF8
 from lambert.text.streams import Stream, inner_suffix, unpacked
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.reading.readers import recognised
 
 
 def check_beginnings(found: Iterable[Path], config: PrepareConfig, urls: Mapping[str, str] | None = None) -> None:

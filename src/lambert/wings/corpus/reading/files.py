@@ -9,10 +9,10 @@ from typing import Any
 from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError
 from lambert.core.unsupported import LABELLED, is_corpus, is_work_folder, refuse_archive, refuse_corpus
-from lambert.corpus.reading.beginnings import begins_as
-from lambert.corpus.reading.readers import SUFFIXES
 from lambert.text.arrow import dataset_files, is_dataset
 from lambert.text.streams import EXPANSION, inner_suffix
+from lambert.wings.corpus.reading.beginnings import begins_as
+from lambert.wings.corpus.reading.readers import SUFFIXES
 
 
 def find(

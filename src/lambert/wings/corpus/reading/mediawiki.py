@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 from xml.parsers import expat
 
-from lambert.corpus.reading.pieces import PIECE, Layout, Piece, described
-from lambert.corpus.reading.wikitext import Wikitext
+from lambert.text.pieces import PIECE, Layout, Piece, described
 from lambert.text.streams import BLOCK, Stream
+from lambert.wings.corpus.reading.wikitext import Wikitext
 
 PAGE = 64 << 20
 """Maximum bytes of a page. MediaWiki's own limit for a text is 2 MiB; only complete histories are longer."""

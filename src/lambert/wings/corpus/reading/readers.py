@@ -16,13 +16,6 @@ from lambert.core.errors import DataError
 from lambert.core.files import open_regular
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import labelled, markup
-from lambert.corpus.reading.gutenberg import book_reader, is_book
-from lambert.corpus.reading.html import read_html
-from lambert.corpus.reading.mediawiki import SEPARATOR as PAGES
-from lambert.corpus.reading.mediawiki import UTF16, is_dump, read_mediawiki
-from lambert.corpus.reading.pieces import PIECE, Layout, Piece, bounded, described, lacks, row_piece, with_newlines
-from lambert.corpus.reading.warc import SEPARATOR as RECORDS
-from lambert.corpus.reading.warc import read_warc
 from lambert.text.arrow import ArrowFile, NotArrow
 from lambert.text.encodings import (
     BOM,
@@ -38,11 +31,18 @@ from lambert.text.encodings import (
 )  # fmt: skip
 from lambert.text.json_rows import has_lines, json_rows, wrapped
 from lambert.text.parquet import NotParquet, parquet_names, parquet_rows
+from lambert.text.pieces import PIECE, Layout, Piece, bounded, described, lacks, row_piece, with_newlines
 from lambert.text.read_row import Row
 from lambert.text.rows import aliases
 from lambert.text.streams import BLOCK, Stream, Unreadable, binary, is_damage, parquet, sheet, twice, unpacked
 from lambert.text.tables import Table, table_rows
 from lambert.text.tables import recognised as table_of
+from lambert.wings.corpus.reading.gutenberg import book_reader, is_book
+from lambert.wings.corpus.reading.html import read_html
+from lambert.wings.corpus.reading.mediawiki import SEPARATOR as PAGES
+from lambert.wings.corpus.reading.mediawiki import UTF16, is_dump, read_mediawiki
+from lambert.wings.corpus.reading.warc import SEPARATOR as RECORDS
+from lambert.wings.corpus.reading.warc import read_warc
 
 __all__ = ["KIND", "PIECE", "READERS", "SUFFIXES", "Layout", "Piece", "read"]
 

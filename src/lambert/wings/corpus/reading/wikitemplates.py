@@ -13,10 +13,10 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
-from lambert.corpus.reading.wikilines import HOLE
-from lambert.corpus.reading.wikis.functions import FUNCTIONS
-from lambert.corpus.reading.wikis.locale import rows, wiki_of
-from lambert.corpus.reading.wikis.patterns import Call, Rule, compiled
+from lambert.wings.corpus.reading.wikilines import HOLE
+from lambert.wings.corpus.reading.wikis.functions import FUNCTIONS
+from lambert.wings.corpus.reading.wikis.locale import rows, wiki_of
+from lambert.wings.corpus.reading.wikis.patterns import Call, Rule, compiled
 
 PIPE = "\x02"
 """Stands for a bar that divides no arguments, such as that of `{{!}}`; XML cannot contain it."""

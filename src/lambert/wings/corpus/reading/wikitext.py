@@ -11,8 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Collection
 
-from lambert.corpus.reading.wikilines import BREAK, HOLE, render
-from lambert.corpus.reading.wikitemplates import PIPE, templates_of
+from lambert.wings.corpus.reading.wikilines import BREAK, HOLE, render
+from lambert.wings.corpus.reading.wikitemplates import PIPE, templates_of
 
 FILES = frozenset({"file", "image", "media", "category"})
 """Names of the namespaces whose links show no text in the article; MediaWiki understands them in every language."""

@@ -15,10 +15,10 @@ from lambert.core.files import delete_folder, make_folder, not_written, remove_l
 from lambert.core.lock import lock_folder
 from lambert.core.shards import FORMAT_VERSION, check_corpus, has_hash, read_manifest
 from lambert.core.urls import public
-from lambert.corpus.remote.fetch import download
-from lambert.corpus.remote.servers import source_of
-from lambert.corpus.remote.store import Store
-from lambert.corpus.tokens import tokenizer
+from lambert.text.tokenizers import tokenizer
+from lambert.wings.corpus.remote.fetch import download
+from lambert.wings.corpus.remote.servers import source_of
+from lambert.wings.corpus.remote.store import Store
 
 MANIFEST, MARK = "manifest.json", "lambert-prepare-unfinished.txt"
 _SHARD = re.compile(r"[a-z]+/\d{5,}\.bin")

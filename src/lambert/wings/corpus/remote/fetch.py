@@ -20,8 +20,8 @@ from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import make_folder, open_regular, read_file, replace_files, sync
 from lambert.core.urls import is_remote, public
-from lambert.corpus.disk import disk_errors, size_text
-from lambert.corpus.remote.addresses import name_of
+from lambert.wings.corpus.disk import disk_errors, size_text
+from lambert.wings.corpus.remote.addresses import name_of
 
 TRIES = 5
 AGAIN = "trying again"

@@ -14,14 +14,14 @@ from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError, MachineError
 from lambert.core.files import atomic_file, make_folder, read_file
 from lambert.core.urls import public
-from lambert.corpus.documents import changed
-from lambert.corpus.duplicates.deduplication import Lists
-from lambert.corpus.duplicates.signatures import Signed
-from lambert.corpus.plan import Plan
-from lambert.corpus.remote.fetch import fetch_again
-from lambert.corpus.remote.servers import source_of
-from lambert.corpus.remote.store import Store
-from lambert.corpus.units import Extent
+from lambert.wings.corpus.documents import changed
+from lambert.wings.corpus.duplicates.deduplication import Lists
+from lambert.wings.corpus.duplicates.signatures import Signed
+from lambert.wings.corpus.plan import Plan
+from lambert.wings.corpus.remote.fetch import fetch_again
+from lambert.wings.corpus.remote.servers import source_of
+from lambert.wings.corpus.remote.store import Store
+from lambert.wings.corpus.units import Extent
 
 
 class PartStore:

@@ -15,11 +15,11 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from lambert import __version__
 from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.core.urls import account, public
-from lambert.corpus.reading.readers import SUFFIXES
-from lambert.corpus.remote.addresses import public_text
-from lambert.corpus.remote.fetch import Body, Source, Unavailable
-from lambert.corpus.remote.hub import SCHEME, Hub
 from lambert.text.streams import inner_suffix
+from lambert.wings.corpus.reading.readers import SUFFIXES
+from lambert.wings.corpus.remote.addresses import public_text
+from lambert.wings.corpus.remote.fetch import Body, Source, Unavailable
+from lambert.wings.corpus.remote.hub import SCHEME, Hub
 
 SECONDS = 60
 """A server that sends nothing for so long is given up (our choice)."""

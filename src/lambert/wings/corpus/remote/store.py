@@ -12,9 +12,9 @@ from lambert.core.contents import sha256
 from lambert.core.errors import MachineError
 from lambert.core.files import open_regular
 from lambert.core.urls import public
-from lambert.corpus.remote.addresses import public_text
-from lambert.corpus.remote.fetch import Unavailable
-from lambert.corpus.remote.servers import errors, filesystem
+from lambert.wings.corpus.remote.addresses import public_text
+from lambert.wings.corpus.remote.fetch import Unavailable
+from lambert.wings.corpus.remote.servers import errors, filesystem
 
 _BLOCK = 8 << 20
 _PART = 50 << 20

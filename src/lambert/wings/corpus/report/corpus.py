@@ -9,14 +9,14 @@ import numpy as np
 
 from lambert.core.settings import dotted
 from lambert.core.shards import SPLITS, Split, content_hash, read_manifest
-from lambert.corpus.tokens import roles, tokenizer
-from lambert.verbs.prepare import notes, warnings
+from lambert.text.tokenizers import roles, tokenizer
 from lambert.verbs.report import histogram
 from lambert.verbs.report.cells import cell, table
-from lambert.verbs.report.corpus_inputs import files_table, inputs_table
-from lambert.verbs.report.corpus_packing import Packed
-from lambert.verbs.report.corpus_sample import SampledSplit, piece_counts, sampled
 from lambert.verbs.report.folders import Run
+from lambert.wings.corpus.report.inputs import files_table, inputs_table
+from lambert.wings.corpus.report.packing import Packed
+from lambert.wings.corpus.report.sample import SampledSplit, piece_counts, sampled
+from lambert.wings.corpus.verbs.prepare import notes, warnings
 
 UNKNOWN_IS_HIGH = 0.005
 """Share of unknown pieces from which the page gives advice."""

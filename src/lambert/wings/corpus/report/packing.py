@@ -14,8 +14,8 @@ from lambert.data.config import PackingConfig
 from lambert.data.packing import FullPlan, Outline
 from lambert.data.pairs import PairPlan
 from lambert.verbs.report.cells import table
-from lambert.verbs.report.corpus_sample import SampledSplit
 from lambert.verbs.report.folders import Run
+from lambert.wings.corpus.report.sample import SampledSplit
 
 BATCH = 32
 """Sequences of a padded batch with which flat batches are compared (our choice; a common size on one device)."""

@@ -14,9 +14,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError
-from lambert.corpus.tokens import roles
-from lambert.corpus.tokens.tokenizer import CONTINUATION, described, rebuilt
-from lambert.corpus.tokens.trial import library_errors
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers.tokenizer import CONTINUATION, described, rebuilt
+from lambert.text.tokenizers.trial import library_errors
 
 MARGIN = 0.1
 """Nats per character by which a new piece of a Unigram tokenizer is more probable than its old pieces (our choice). It

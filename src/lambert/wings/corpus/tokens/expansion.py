@@ -15,12 +15,12 @@ from typing import Any
 
 from lambert.core.errors import DataError
 from lambert.core.files import read_file
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.documents import Documents, file_sources
-from lambert.corpus.reading import files
-from lambert.corpus.reading.beginnings import check_beginnings
-from lambert.corpus.tokens.additions import addition, units
-from lambert.corpus.tokens.vocabulary import sampled
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.documents import Documents, file_sources
+from lambert.wings.corpus.reading import files
+from lambert.wings.corpus.reading.beginnings import check_beginnings
+from lambert.wings.corpus.tokens.additions import addition, units
+from lambert.wings.corpus.tokens.vocabulary import sampled
 
 _SPACED = re.compile(" ?[^ ]+")
 

@@ -31,10 +31,10 @@ from lambert.core.files import (
     sync,
 )
 from lambert.core.shards import SPLITS, check_corpus, has_hash, with_hash
-from lambert.corpus.disk import disk_errors
-from lambert.corpus.plan import digest
-from lambert.corpus.tokens import tokenizer
-from lambert.corpus.tokens.splits import STATE, Sink, read_state
+from lambert.text.tokenizers import tokenizer
+from lambert.wings.corpus.disk import disk_errors
+from lambert.wings.corpus.plan import digest
+from lambert.wings.corpus.tokens.splits import STATE, Sink, read_state
 
 _CAUSES, _LEARNT = "causes.json", "learnt"
 

@@ -21,13 +21,13 @@ from tokenizers import (
 
 from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, key, unit
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.documents import Documents
-from lambert.corpus.tokens import sentences
-from lambert.corpus.tokens.encoding import document_hash
-from lambert.corpus.tokens.splits import used
-from lambert.corpus.tokens.tokenizer import CONTINUATION, SPECIAL_PIECES, build
-from lambert.corpus.workers import ahead
+from lambert.text.tokenizers.tokenizer import CONTINUATION, SPECIAL_PIECES, build
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.documents import Documents
+from lambert.wings.corpus.tokens import sentences
+from lambert.wings.corpus.tokens.encoding import document_hash
+from lambert.wings.corpus.tokens.splits import used
+from lambert.wings.corpus.workers import ahead
 
 ACCENTED = 0.005
 """Share of letters that stripping accents would change, from which on it is not done unless it is set (our choice:

@@ -7,12 +7,7 @@ from typing import Any
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import check_new_folder
-from lambert.corpus.tokens import expansion, roles
-from lambert.corpus.tokens import tokenizer as tokenizers
-from lambert.corpus.tokens.expansion import Division, Fragments, Texts, Word
-from lambert.corpus.tokens.trial import library_errors
 from lambert.engine.progress import progress
-from lambert.exports.original import kept
 from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.extension import extended
@@ -21,7 +16,13 @@ from lambert.model.publish import publish
 from lambert.runs.card import card_of_converted
 from lambert.runs.result import Result, Say, silent
 from lambert.tasks.model_folder import task_of
-from lambert.verbs.settings.extend import ExtendConfig
+from lambert.text.tokenizers import roles
+from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.text.tokenizers.trial import library_errors
+from lambert.wings.convert.original import kept
+from lambert.wings.corpus.tokens import expansion
+from lambert.wings.corpus.tokens.expansion import Division, Fragments, Texts, Word
+from lambert.wings.corpus.verbs.extend_settings import ExtendConfig
 
 ADDED = "added_words.tsv"
 """File of the model folder with the new words in the order of their ids, their counts in the text and their pieces. As

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from lambert.core.errors import UsageError
 from lambert.core.settings import SEEDS, check
 from lambert.core.urls import is_remote, public
-from lambert.corpus.config import PrepareConfig
+from lambert.wings.corpus.config import PrepareConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from lambert.corpus.peek import SENTENCES, Filtered, Peeked
+from lambert.wings.corpus.peek import SENTENCES, Filtered, Peeked
 
 LABEL = 12
 """Width of the first column."""

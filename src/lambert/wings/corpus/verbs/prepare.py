@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.urls import public
-from lambert.corpus.config import PrepareConfig
-from lambert.corpus.documents import ends_early
-from lambert.corpus.peek import peek
-from lambert.corpus.pipeline import prepare
-from lambert.corpus.remote import corpora
-from lambert.corpus.remote.fetch import AGAIN
-from lambert.corpus.verification import verify
 from lambert.engine.progress import progress
 from lambert.engine.signals import CONTINUE, START_AGAIN, graceful_stop
 from lambert.runs.result import Result, Say, silent
 from lambert.text.rows import JSON, first_notes, kind
-from lambert.verbs.peeked import shown
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.documents import ends_early
+from lambert.wings.corpus.peek import peek
+from lambert.wings.corpus.pipeline import prepare
+from lambert.wings.corpus.remote import corpora
+from lambert.wings.corpus.remote.fetch import AGAIN
+from lambert.wings.corpus.verbs.peek import shown
+from lambert.wings.corpus.verification import verify
 
 __all__ = ["CorpusOfRun", "PrepareConfig", "run"]
 

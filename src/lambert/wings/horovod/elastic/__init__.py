@@ -6,10 +6,10 @@ When hosts are added, the ranks form a larger world after the next commit. Start
 `lambert horovodrun --min-np`.
 """
 
-from lambert.horovod.elastic.run import run
-from lambert.horovod.elastic.sampler import ElasticSampler
-from lambert.horovod.elastic.state import ObjectState, State, TorchState
-from lambert.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from lambert.wings.horovod.elastic.run import run
+from lambert.wings.horovod.elastic.sampler import ElasticSampler
+from lambert.wings.horovod.elastic.state import ObjectState, State, TorchState
+from lambert.wings.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 __all__ = [
     "ElasticSampler",

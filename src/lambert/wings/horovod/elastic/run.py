@@ -4,9 +4,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from lambert.horovod.basics import init, shutdown
-from lambert.horovod.elastic.membership import membership
-from lambert.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from lambert.wings.horovod.basics import init, shutdown
+from lambert.wings.horovod.elastic.membership import membership
+from lambert.wings.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.utils.data
 
-from lambert.horovod.basics import rank, size
+from lambert.wings.horovod.basics import rank, size
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):

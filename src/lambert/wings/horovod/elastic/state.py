@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lambert.horovod.basics import rank
-from lambert.horovod.elastic.membership import membership
-from lambert.horovod.elastic.sampler import ElasticSampler
-from lambert.horovod.exceptions import HostsUpdatedInterrupt
-from lambert.horovod.functions import (
+from lambert.wings.horovod.basics import rank
+from lambert.wings.horovod.elastic.membership import membership
+from lambert.wings.horovod.elastic.sampler import ElasticSampler
+from lambert.wings.horovod.exceptions import HostsUpdatedInterrupt
+from lambert.wings.horovod.functions import (
     allgather_object,
     broadcast_object,
     broadcast_optimizer_state,

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from lambert.horovod.run import job
-from lambert.horovod.run.options import is_elastic, parse
+from lambert.wings.horovod.run import job
+from lambert.wings.horovod.run.options import is_elastic, parse
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if not is_elastic(args):
             return job.run(args)
-        from lambert.horovod.run import elastic
+        from lambert.wings.horovod.run import elastic
 
         return elastic.run(args)
     except job.Stop as stop:

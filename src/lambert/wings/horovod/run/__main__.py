@@ -1,9 +1,9 @@
-"""The launcher as a module: `python -m lambert.horovod.run -np 2 python train.py`."""
+"""The launcher as a module: `python -m lambert.wings.horovod.run -np 2 python train.py`."""
 
 import sys
 
 from lambert.core.errors import LambertError
-from lambert.horovod.run import main
+from lambert.wings.horovod.run import main
 
 try:
     sys.exit(main(sys.argv[1:]))

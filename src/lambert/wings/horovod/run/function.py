@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import UsageError
-from lambert.horovod.run import main
-from lambert.horovod.run.hosts import is_local, parse_hosts
+from lambert.wings.horovod.run import main
+from lambert.wings.horovod.run.hosts import is_local, parse_hosts
 
 
 def run(
@@ -55,7 +55,7 @@ def run(
         folder = Path(name)
         (folder / "call").write_bytes(pickle.dumps((func, tuple(args), dict(kwargs or {}))))
         (folder / "setting").write_bytes(pickle.dumps((sys.path, script, "horovod" in sys.modules)))
-        code = main([*options, executable or sys.executable, "-P", "-m", "lambert.horovod.run.task", name])
+        code = main([*options, executable or sys.executable, "-P", "-m", "lambert.wings.horovod.run.task", name])
         if code:
             raise RuntimeError(f"horovod.run: a rank failed with exit code {code}; its output says why")
         return [pickle.loads((folder / f"result.{rank}").read_bytes()) for rank in range(ranks)]

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 from lambert.core.errors import DataError
-from lambert.horovod.run.hosts import Host, Slot, fill, is_local, parse_hosts, read_hostfile, rendezvous_address
-from lambert.horovod.run.options import variables
-from lambert.horovod.run.workers import Worker, end, forwarded, remote_script, ssh_command
+from lambert.wings.horovod.run.hosts import Host, Slot, fill, is_local, parse_hosts, read_hostfile, rendezvous_address
+from lambert.wings.horovod.run.options import variables
+from lambert.wings.horovod.run.workers import Worker, end, forwarded, remote_script, ssh_command
 
 POLL_SECONDS = 0.05
 

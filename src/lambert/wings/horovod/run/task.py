@@ -1,4 +1,4 @@
-"""A rank of `horovod.run`: `python -m lambert.horovod.run.task FOLDER`."""
+"""A rank of `horovod.run`: `python -m lambert.wings.horovod.run.task FOLDER`."""
 
 import os
 import pickle
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from lambert.horovod.alias import install_alias
+from lambert.wings.horovod.alias import install_alias
 
 
 def main(folder: Path) -> None:

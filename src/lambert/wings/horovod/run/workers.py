@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lambert.core.errors import UsageError
-from lambert.horovod.run.hosts import is_local
+from lambert.wings.horovod.run.hosts import is_local
 
 GRACE_SECONDS = 5.0
 """Seconds between the first signal and SIGKILL."""

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from lambert.planning.communication import WORTH
-from lambert.planning.devices import Cluster, Device, cluster, fewest_nodes
-from lambert.planning.steps import Step, fitting, predict
-from lambert.planning.work import Work, shapes_of
+from lambert.wings.plan.costs.communication import WORTH
+from lambert.wings.plan.costs.devices import Cluster, Device, cluster, fewest_nodes
+from lambert.wings.plan.costs.steps import Step, fitting, predict
+from lambert.wings.plan.costs.work import Work, shapes_of
 
 _SLACK = 1.02
 """Size of micro-batches over the mean of equal shares, because sequences are not cut (our choice)."""

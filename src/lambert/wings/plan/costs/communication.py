@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, log2, prod
 
 from lambert.core.wire import ring_bytes, sent_bytes
-from lambert.planning.devices import Cluster
+from lambert.wings.plan.costs.devices import Cluster
 
 REACHED = 0.75
 """Share of a link's bandwidth that collectives reach (our choice; NVIDIA/nccl-tests, doc/PERFORMANCE.md, shows such

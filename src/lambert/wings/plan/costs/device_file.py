@@ -8,7 +8,7 @@ from typing import Any, Literal, get_type_hints
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
 from lambert.core.settings import check, read, typed, unknown_name, wrong_type
-from lambert.planning.devices import DEVICES, GPU_CORES, LINKS, Device, Link
+from lambert.wings.plan.costs.devices import DEVICES, GPU_CORES, LINKS, Device, Link
 
 _TABLE = "device"
 _UNNAMED = {"cuda": "pcie-3", "cpu": "memory"}

@@ -4,10 +4,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from lambert.planning.choices import with_precision
-from lambert.planning.devices import DEVICES, Cluster, cluster, fewest_nodes
-from lambert.planning.steps import Step, predict
-from lambert.planning.work import Work, shapes_of
+from lambert.wings.plan.costs.choices import with_precision
+from lambert.wings.plan.costs.devices import DEVICES, Cluster, cluster, fewest_nodes
+from lambert.wings.plan.costs.steps import Step, predict
+from lambert.wings.plan.costs.work import Work, shapes_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from lambert.core.errors import UsageError
-from lambert.planning.failures import group_mtbf, useful_share
-from lambert.planning.stragglers import Lateness
+from lambert.wings.plan.costs.failures import group_mtbf, useful_share
+from lambert.wings.plan.costs.stragglers import Lateness
 
 _LEAST_USEFUL = 0.05
 """Expected share of useful time below which a run is not simulated, because it hardly advances."""

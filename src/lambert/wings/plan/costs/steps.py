@@ -19,10 +19,10 @@ import torch
 
 from lambert.core.division import even_count
 from lambert.planning import memory, micro_batches, operations, traffic
-from lambert.planning.communication import exchange, exposed
-from lambert.planning.devices import Cluster, Device
-from lambert.planning.stragglers import expected_lateness
-from lambert.planning.work import DTYPES, Work, shapes_of, software_of
+from lambert.wings.plan.costs.communication import exchange, exposed
+from lambert.wings.plan.costs.devices import Cluster, Device
+from lambert.wings.plan.costs.stragglers import expected_lateness
+from lambert.wings.plan.costs.work import DTYPES, Work, shapes_of, software_of
 
 PRODUCTS = {"matrix": 0.63, "plain": 0.88, "measured": 0.79}
 """Share of the peak that long products of the blocks reach: on matrix units, without them, and of a measured peak."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import cache
 
-from lambert.corpus.reading.wikis.locale import Wiki, clean, rows
-from lambert.corpus.reading.wikis.patterns import Call
+from lambert.wings.corpus.reading.wikis.locale import Wiki, clean, rows
+from lambert.wings.corpus.reading.wikis.patterns import Call
 
 RANGES = {
     "-": "–", "–": "–", "to": " to ", "to(-)": " to ", "and": " and ", "and(-)": " and ", "&": " & ", "or": " or ",

@@ -8,9 +8,9 @@ import datetime
 import math
 import re
 
-from lambert.corpus.reading.wikis.convert import convert
-from lambert.corpus.reading.wikis.locale import Wiki, clean
-from lambert.corpus.reading.wikis.patterns import Call, Rule, raised
+from lambert.wings.corpus.reading.wikis.convert import convert
+from lambert.wings.corpus.reading.wikis.locale import Wiki, clean
+from lambert.wings.corpus.reading.wikis.patterns import Call, Rule, raised
 
 _YES = ("y", "yes", "1", "true", "on")
 _DAY_FIRST = "{d} {m} {y}"

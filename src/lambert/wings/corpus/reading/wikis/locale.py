@@ -13,7 +13,7 @@ _MINUS = str.maketrans({"-": "−", "–": "−"})
 
 def rows(name: str) -> Iterator[dict[str, str]]:
     """Yields the rows of a table by the names of its columns. Lines with `# ` are comments."""
-    text = resources.files("lambert.corpus.reading").joinpath(name).read_text(encoding="utf-8")
+    text = resources.files("lambert.wings.corpus.reading").joinpath(name).read_text(encoding="utf-8")
     lines = [line.split("\t") for line in text.split("\n") if line and not line.startswith("# ")]
     for cells in lines[1:]:
         yield dict(zip(lines[0], cells + [""] * (len(lines[0]) - len(cells)), strict=True))

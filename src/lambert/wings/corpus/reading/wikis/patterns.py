@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from lambert.corpus.reading.wikis.locale import Wiki, clean
+from lambert.wings.corpus.reading.wikis.locale import Wiki, clean
 
 _ALTITUDES = {"DE": "ü. {}", "AT": "ü. A.", "CH": "ü. M.", "LI": "ü. M.", "IT": "s.l.m.", "FR": "NGF"}
 """What de writes after metres above the sea, by the code of the system."""

@@ -7,6 +7,6 @@ from pathlib import Path
 sys.modules.pop("horovod")
 sys.path.remove(str(Path(__file__).parents[1]))
 
-from lambert.horovod.alias import install_alias  # noqa: E402
+from lambert.wings.horovod.alias import install_alias  # noqa: E402
 
 install_alias()

@@ -1,0 +1,1 @@
+"""Tokenizers of model folders: found, built, tried, and their special tokens by role."""

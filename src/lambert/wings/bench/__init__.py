@@ -1,0 +1,1 @@
+"""The speed of each kind of work, beside peers (`lambert bench`)."""

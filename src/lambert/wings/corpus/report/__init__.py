@@ -1,0 +1,1 @@
+"""The page of `lambert report` about a corpus."""

@@ -1,0 +1,1 @@
+"""Time, memory, energy and cost of a run before it is started (`lambert plan`)."""

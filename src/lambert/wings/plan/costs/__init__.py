@@ -1,0 +1,1 @@
+"""Formulas of time, traffic, failures and money, as pure functions."""
