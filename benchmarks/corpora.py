@@ -31,7 +31,7 @@ CHEAP = ("normalise", "gopher", "gopher-repetition", "c4", "fineweb", "personal-
 BARE = """
 import json, sys
 from pathlib import Path
-from lambert.wings.corpus.tokens import tokenizer
+from lambert.text.tokenizers import tokenizer
 from lambert.wings.corpus.reading.readers import Layout, read
 import time, os
 texts = [piece.text for file in sys.argv[2:] for piece in read(Path(file), Layout())]

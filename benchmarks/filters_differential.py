@@ -16,13 +16,13 @@ from typing import Any
 
 from filters import documents
 
+from lambert.text.sentences import split
 from lambert.wings.corpus.batch import Batch
 from lambert.wings.corpus.filters.c4 import C4, c4
 from lambert.wings.corpus.filters.fineweb import FineWeb, fineweb
 from lambert.wings.corpus.filters.gopher import Gopher, gopher
 from lambert.wings.corpus.filters.outcome import Outcome
 from lambert.wings.corpus.filters.repetition import Repetition, gopher_repetition
-from lambert.wings.corpus.tokens.sentences import split
 
 
 def datatrove_filters(spacy: bool) -> dict[str, Any]:

@@ -3,8 +3,8 @@
     python benchmarks/plan.py [--json]
 
 A row has the devices, what an update computed, and what was published: sequences or tokens per second, or the time. The
-constants of the model (wings/plan/costs/steps.py) were fitted on the rows that say so. The others are the test. The error is
-predicted time over published time, less 1. Prints the tables, and writes them into docs/plan.md.
+constants of the model (wings/plan/costs/steps.py) were fitted on the rows that say so. The others are the test. The
+error is predicted time over published time, less 1. Prints the tables, and writes them into docs/plan.md.
 """
 
 import argparse

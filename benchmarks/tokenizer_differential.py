@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from lambert.text import sentences
 from lambert.text.tokenizers import tokenizer
+from lambert.text.tokenizers.encoding import Encoder
 from lambert.wings.corpus.reading.readers import Layout, read
-from lambert.wings.corpus.tokens import sentences
-from lambert.wings.corpus.tokens.encoding import Encoder
 
 BATCH = 256  # documents
 DOCUMENT = 4000  # characters of noise, about

@@ -1,5 +1,5 @@
-"""Writes docs/reference.md from the docstrings of the names in `lambert.__all__`, and docs/settings.md from those of
-the settings of all verbs: `make reference`."""
+"""Writes docs/reference.md from the docstrings of the names in `lambert.__all__`, docs/settings.md from those of the
+settings of all verbs, and the types of the package: `make reference`."""
 
 import ast
 import dataclasses
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import lambert
-from lambert import cli
+from lambert.verb import all_verbs, settings_of
 
 DOCS = Path(__file__).parent
 HEAD = """# Reference
@@ -83,7 +83,7 @@ def signature(function: Any) -> str:
 
 def settings() -> str:
     """The page of the settings of all verbs. A table of settings that several verbs share has one section."""
-    kinds = {name: cli.settings_of(verb) for name, verb in cli.VERBS.items() if verb.settings}
+    kinds = {name: settings_of(verb) for name, verb in all_verbs().items() if verb.settings}
     found = {name: tables(kind, "", None) for name, kind in kinds.items()}
     users: dict[tuple[str, str], list[str]] = {}
     for verb, parts in found.items():
@@ -91,7 +91,7 @@ def settings() -> str:
             users.setdefault((title, rows), []).append(verb)
     lines = [SETTINGS_HEAD]
     for verb, parts in found.items():
-        lines += [f"## {verb}\n", f"{cli.VERBS[verb].line} How to use it: [{page_of(verb)}]({page_of(verb)}).\n"]
+        lines += [f"## {verb}\n", f"{all_verbs()[verb].summary} How to use it: [{page_of(verb)}]({page_of(verb)}).\n"]
         shared = [title for title, rows in parts.items() if len(users[title, rows]) > 1 and title]
         for title, rows in parts.items():
             if title not in shared:
@@ -182,9 +182,20 @@ def documented(kind: type) -> dict[str, str]:
     return found
 
 
-PAGES = {"reference.md": reference, "settings.md": settings}
+def stub() -> str:
+    """The types of the package `lambert`, which imports its names when they are first used."""
+    found = (getattr(lambert, name) for name in lambert.__all__)
+    names = sorted((one.__module__, one.__name__) for one in found)
+    names.append(("lambert.core.version", "__version__"))
+    lines = [f"from {module} import {name} as {name}" for module, name in names]
+    return "\n".join(['"""The public names (`make reference`)."""', "", *sorted(lines), "", "__all__: list[str]", ""])
+
+
+PAGES = {
+    DOCS / "reference.md": reference, DOCS / "settings.md": settings, Path(lambert.__file__).with_suffix(".pyi"): stub,
+}  # fmt: skip
 
 if __name__ == "__main__":
-    for name, made in PAGES.items():
-        (DOCS / name).write_text(made(), encoding="utf-8")
-        print(DOCS / name, file=sys.stderr)
+    for path, made in PAGES.items():
+        path.write_text(made(), encoding="utf-8")
+        print(path, file=sys.stderr)

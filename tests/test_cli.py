@@ -21,6 +21,7 @@ from patience import HANGS
 from lambert import cli
 from lambert.core import errors
 from lambert.core import settings as toml
+from lambert.verb import all_verbs
 
 Lambert = Callable[..., Any]
 
@@ -101,7 +102,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
     return built.filter(lambda config: config is not None)
 
 
-@pytest.mark.parametrize("verb", [name for name, verb in cli.VERBS.items() if verb.takes == "recipe"])
+@pytest.mark.parametrize("verb", [name for name, verb in all_verbs().items() if verb.takes == "recipe"])
 def test_settings_read_back_equal(verb: str, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
 

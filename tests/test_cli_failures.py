@@ -12,6 +12,7 @@ from commands import one_line, stage
 
 from lambert import cli
 from lambert.core import errors
+from lambert.verb import all_verbs
 
 Lambert = Callable[..., Any]
 
@@ -106,7 +107,7 @@ def test_a_line_of_a_recipe_that_is_wrong(line: str, message: str, recipe: Path,
 
 @pytest.mark.parametrize("verb", ["serve", "embed"])
 def test_a_verb_that_does_not_exist_yet_has_a_way_out(verb: str, lambert: Lambert) -> None:
-    if verb not in cli.VERBS:
+    if verb not in all_verbs():
         one_line(lambert(verb, "--model=m"), 2, f"There is no verb {verb} yet.", cli.NOT_YET[verb])
 
 
@@ -191,7 +192,7 @@ def test_an_old_name_is_answered_with_the_new_one(lambert: Lambert, tmp_path: Pa
     assert "from_scratch is restart_damaged now, train.keep is train.keep_checkpoints now. Rename them." in done.err
 
 
-@pytest.mark.parametrize("verb", cli.COMPUTES)
+@pytest.mark.parametrize("verb", [name for name, verb in all_verbs().items() if verb.computes])
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
 def test_out_of_memory_is_answered_for_the_verb(
     verb: str, error: Exception, lambert: Lambert, monkeypatch: pytest.MonkeyPatch
@@ -201,8 +202,8 @@ def test_out_of_memory_is_answered_for_the_verb(
 
     monkeypatch.setattr(cli, "call", call)
     done = lambert(verb)
-    assert (done.code, done.err) == (4, f"lambert: Out of memory. {cli.LESS_MEMORY[verb]}\n")
-    names = [name for name in re.findall(r"[a-z_.]*[a-z]", cli.LESS_MEMORY[verb]) if "_" in name or "." in name]
+    assert (done.code, done.err) == (4, f"lambert: Out of memory. {all_verbs()[verb].less_memory}\n")
+    names = [name for name in re.findall(r"[a-z_.]*[a-z]", all_verbs()[verb].less_memory) if "_" in name or "." in name]
     _, kind = stage(verb)
     for name in names:
         assert _has(kind, name), f"{verb} has no setting {name}"

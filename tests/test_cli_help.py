@@ -13,7 +13,8 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from commands import is_flag, stage
 
-from lambert import __version__, cli
+from lambert import __version__
+from lambert.verb import all_verbs
 
 Lambert = Callable[..., Any]
 
@@ -44,12 +45,12 @@ def letters(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9]", "", text)
 
 
-@pytest.mark.parametrize("verb", [name for name, verb in cli.VERBS.items() if verb.takes != "script"])
+@pytest.mark.parametrize("verb", [name for name, verb in all_verbs().items() if verb.settings])
 def test_help_explains_every_setting(verb: str, lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "2000")
     shown = lambert(verb, "--help")
     assert shown.code == 0
-    assert cli.VERBS[verb].line in shown.out
+    assert all_verbs()[verb].summary in shown.out
     lines = [letters(line) for line in shown.out.splitlines()]
     settings = documented(stage(verb)[1])
     assert len(settings) > 0
@@ -85,7 +86,7 @@ def test_horovodrun_has_horovods_options(lambert: Lambert) -> None:
 def test_help_and_version(lambert: Lambert) -> None:
     shown = lambert("--help")
     assert shown.code == 0
-    assert all(verb in shown.out and spec.line[:40] in shown.out for verb, spec in cli.VERBS.items())
+    assert all(verb in shown.out and spec.summary[:40] in shown.out for verb, spec in all_verbs().items())
     assert lambert().out == shown.out
     assert lambert("--version").out.strip() == __version__
 

@@ -14,6 +14,7 @@ import pytest
 from patience import HANGS
 
 from lambert import cli
+from lambert.verb import all_verbs
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 SCRIPTS = [DEPLOY / "slurm.sbatch", DEPLOY / "torchrun.sh"]
@@ -162,7 +163,7 @@ def test_kubernetes() -> None:
     flags = dict(flag[2:].split("=") for flag in container["command"][4:] if flag.startswith("--"))
     assert flags["endpoint"].split(":")[0] == f"{name}-0.{service['metadata']['name']}"
     assert int(flags["nnodes"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
-    assert "pretrain" in cli.VERBS
+    assert "pretrain" in all_verbs()
     assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in container["volumeMounts"]}
     by_action = {rule["action"]: rule for rule in reversed(job["spec"]["podFailurePolicy"]["rules"])}
     assert by_action["FailJob"]["onExitCodes"]["values"] == [2, 3, 5]

@@ -9,8 +9,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 from commands import is_flag, one_line
 
-from lambert import cli
 from lambert.core.errors import UsageError
+from lambert.verb import all_verbs, settings_of
 
 Lambert = Callable[..., Any]
 
@@ -77,7 +77,7 @@ def numbers(verb: str, kind: Any, prefix: str = "") -> Iterator[Number]:
 
 def all_numbers() -> list[Number]:
     """Each once, though pretrain and finetune share tables."""
-    kinds = {name: cli.settings_of(verb) for name, verb in cli.VERBS.items() if verb.settings}
+    kinds = {name: settings_of(verb) for name, verb in all_verbs().items() if verb.settings}
     found = {(number.table, number.name): number for verb, kind in kinds.items() for number in numbers(verb, kind)}
     return list(found.values())
 
@@ -86,7 +86,7 @@ NUMBERS = {f"{number.verb} {number.flag}": number for number in all_numbers()}
 
 
 def test_every_verb_is_walked() -> None:
-    assert NEEDED.keys() == {name for name, verb in cli.VERBS.items() if verb.settings}
+    assert NEEDED.keys() == {name for name, verb in all_verbs().items() if verb.settings}
     assert len(NUMBERS) > 70
     assert {"pretrain model.layers", "finetune train.epochs", "launch timeout", "bench rounds"} <= NUMBERS.keys()
     assert NUMBERS["finetune optim.betas"].count == 2

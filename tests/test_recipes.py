@@ -14,6 +14,7 @@ import pytest
 from lambert import cli
 from lambert.optim.schedule import schedule
 from lambert.runs.expect import expectation
+from lambert.verb import all_verbs, settings_of
 from lambert.verbs import demo
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -35,7 +36,7 @@ def parsed(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     cli.call([verb, str(path)])
     (config,) = seen
-    assert type(config) is cli.settings_of(cli.VERBS[verb])
+    assert type(config) is settings_of(all_verbs()[verb])
     return config
 
 

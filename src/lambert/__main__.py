@@ -4,15 +4,21 @@ import sys
 from typing import NoReturn
 
 from lambert.core.imports import imported
-from lambert.core.signals import exit_on_signals
+from lambert.core.signals import block_hangups, exit_on_signals, say_that_it_continues
 from lambert.engine import process
+from lambert.verb import all_verbs
 
 
 def main() -> NoReturn:
     """Runs the command line. A signal is obeyed, and the process replaced where that is needed, before the rest is
     imported, which takes half a second or more."""
     exit_on_signals()
-    if sys.argv[1:2] and sys.argv[1] in process.REPLACED:
+    verb = all_verbs().get(sys.argv[1]) if sys.argv[1:] else None
+    if verb and verb.continues:
+        say_that_it_continues()
+    if verb and verb.reloads:
+        block_hangups()
+    if verb and verb.replaces:
         process.replace()
     imported("lambert.cli").main()
     raise AssertionError("the command line exits")

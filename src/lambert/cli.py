@@ -1,12 +1,11 @@
 """The command line: verbs, recipes with dotted overrides, and every failure as one line with an exit code.
 
-A verb is a module of `lambert.verbs` with a function `run`, and a settings dataclass. The module is imported when all
-settings are known to be right, so neither `--help` nor a mistyped flag waits for torch.
+A verb's code is imported when all its settings are known to be right, so neither `--help` nor a mistyped flag waits for
+torch.
 """
 
 import dataclasses
 import errno
-import importlib
 import os
 import sys
 import traceback
@@ -24,7 +23,6 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
-from lambert import __version__
 from lambert.cli_errors import missing, no_recipe, other_verb, place_of, stray
 from lambert.core import launcher, signals
 from lambert.core.crash import save_traceback
@@ -46,91 +44,17 @@ from lambert.core.settings import (
     wrong_type,
 )
 from lambert.core.urls import public_word
-from lambert.engine.process import COMPUTES
+from lambert.core.version import __version__
 from lambert.runs.expect import TABLE, expectation
-
-
-@dataclasses.dataclass(frozen=True)
-class Verb:
-    """A verb: its module, its settings dataclass (module:name in `lambert.verbs`), the line that explains it, and its
-    arguments before the flags."""
-
-    module: str
-    settings: str
-    line: str
-    takes: str = "recipe"
-    """"recipe": an optional TOML file; "sweep": one with a table [sweep] of these settings; "runs": run folders;
-    "plan": a recipe of pretrain or finetune, and "verify" also flags of its settings; "model": a model folder; "verb":
-    after its flags, another verb; "script": arguments that are not Lambert's; "call": none, but it runs other verbs;
-    "": none."""
-
+from lambert.verb import Verb, all_verbs, load, settings_of
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
 Runs = Annotated[
     list[Path], Parameter(help="Run folders; for report also sweeps and corpora, for compare also seeds and files.")
 ]
-PlanRecipe = Annotated[Path, Parameter(help="TOML file: the recipe of a run of pretrain or finetune.")]
+RunRecipe = Annotated[Path, Parameter(help="TOML file: the recipe of a run of pretrain or finetune.")]
 ModelFolder = Annotated[Path, Parameter(help="Run folder or model folder of the encoder.")]
 Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
-
-VERBS = {
-    "demo": Verb("demo", "demo:DemoConfig", "Raw text to a scored model, in minutes.", takes="call"),
-    "prepare": Verb("prepare", "prepare:PrepareConfig", "Raw text to a tokenizer and token shards."),
-    "pretrain": Verb(
-        "pretrain", "settings.pretrain:PretrainConfig", "Shards to an encoder; the same command again continues."
-    ),
-    "finetune": Verb(
-        "finetune", "settings.finetune:FinetuneConfig", "Encoder and labelled data to a task model and its scores."
-    ),
-    "sweep": Verb(
-        "sweep", "settings.sweep:SweepConfig", "Search for the best settings of a training run.", takes="sweep"
-    ),
-    "evaluate": Verb(
-        "evaluate", "settings.evaluate:EvaluateConfig", "Model and labelled data to official scores and predictions."
-    ),
-    "predict": Verb(
-        "predict",
-        "settings.predict:PredictConfig",
-        "Rows of JSON lines, CSV or Parquet to predictions or vectors (also .npy), streaming.",
-        takes="",
-    ),
-    "serve": Verb("serve", "serve:ServeConfig", "An HTTP service of models, with a page to try them on.", takes=""),
-    "import": Verb(
-        "convert",
-        "settings.convert:ImportConfig",
-        "A Hugging Face folder, or Google's, to a model folder, verified.",
-        takes="",
-    ),
-    "export": Verb("convert", "settings.convert:ExportConfig", "A model folder to another format, verified.", takes=""),
-    "extend": Verb(
-        "extend", "settings.extend:ExtendConfig", "Words of a domain into the vocabulary of an encoder.", takes="model"
-    ),
-    "bench": Verb(
-        "bench",
-        "settings.bench:BenchConfig",
-        "Speed of each kind of work, share of this device's ceiling, memory, peers.",
-    ),
-    "plan": Verb(
-        "plan", "settings.plan:PlanConfig", "Time, memory and cost of a run, before it is started.", takes="plan"
-    ),
-    "verify": Verb(
-        "verify",
-        "settings.verify:VerifyConfig",
-        "Whether the beginning of a run is on the curve that its recipe expects.",
-        takes="verify",
-    ),
-    "launch": Verb("launch", "launch:LaunchConfig", "A verb in several processes and machines at once.", takes="verb"),
-    "horovodrun": Verb("", "", "A Horovod script in several processes, with Horovod's own options.", takes="script"),
-    "report": Verb(
-        "report", "report:ReportConfig", "Runs, sweeps and corpora to one self-contained HTML page.", takes="runs"
-    ),
-    "compare": Verb(
-        "compare", "compare:CompareConfig", "Fine-tuned models: differences of scores with their errors.", takes="runs"
-    ),
-    "doctor": Verb(
-        "doctor", "doctor:DoctorConfig", "What this machine has, what is missing, what will be used.", takes=""
-    ),
-}
 
 NOT_YET = {
     "embed": "In Python, lambert.load(FOLDER).encode(texts) gives a vector for each text (docs/library.md).",
@@ -138,29 +62,11 @@ NOT_YET = {
 """Verbs that users may expect but that do not exist, with what to do instead."""
 
 HELP_FLAGS = {"--help", "-h"}
-RUNS = ("pretrain", "finetune")
-"""Verbs that train."""
 
 WRONG_PATH = (
     errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS,
 )  # fmt: skip
 """Errors of the operating system that are no bugs, and against which only another path helps."""
-
-_SMALLER = "or take a smaller model, if its weights alone do not fit"
-LESS_MEMORY = {
-    "demo": "The demo needs 1.8 GB: free memory that other programs use.",
-    "prepare": "Lower workers or sample_megabytes.",
-    "pretrain": f"Lower train.micro_tokens or packing.sequence_length; {_SMALLER}.",
-    "finetune": f"Lower train.micro_tokens or task.max_length; {_SMALLER}.",
-    "sweep": f"Lower jobs, or the tokens of a micro-batch in the recipe; {_SMALLER}.",
-    "evaluate": f"Lower inference.micro_tokens; {_SMALLER}.",
-    "predict": f"Lower inference.micro_tokens or chunk; {_SMALLER}.",
-    "serve": "Lower max_waiting_tokens or workers, or serve fewer models.",
-    "extend": "Lower sample_megabytes.",
-    "bench": "Lower sequences, length or size.",
-    "verify": f"Lower the tokens of a micro-batch in the recipe; {_SMALLER}.",
-}
-"""Advice for each verb that runs out of memory."""
 
 HELP = """Pre-train and fine-tune BERT-family encoders, from raw text to an answer.
 
@@ -182,9 +88,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     debug = "--debug" in tokens
     if tokens[:1] != ["launch"]:  # launch passes --debug to its ranks
         tokens = [token for token in tokens if token != "--debug"]
-    advice = LESS_MEMORY.get(tokens[0] if tokens else "", "Free memory that other programs use.")
+    verb = all_verbs().get(tokens[0]) if tokens else None
+    advice = verb.less_memory if verb else Verb.less_memory
     try:
-        if tokens and tokens[0] in COMPUTES:
+        if verb and verb.computes:
             check_limits()
         call(tokens)
     except CycloptsError as error:
@@ -228,15 +135,18 @@ def call(
     `values` are nested settings that override the recipe; errors say that they are from the `source`. None unsets a
     setting.
     """
+    verbs = all_verbs()
     chosen = tokens[0] if tokens else ""
-    if chosen in RUNS:
-        tokens = with_names(settings_of(VERBS[chosen]), tokens)
-    if chosen in NOT_YET and chosen not in VERBS:
+    verb = verbs.get(chosen)
+    if verb is None and chosen in NOT_YET:
         raise UsageError(f"There is no verb {chosen} yet. {NOT_YET[chosen]}")
-    if chosen == "horovodrun":
-        from lambert.wings.horovod.run import main as horovodrun
-
-        _exit(horovodrun(tokens[1:]))
+    if verb and not verb.settings:
+        _exit(load(verb.run)(tokens[1:]))
+    kind = settings_of(verb) if verb else None
+    takes = verb.takes if verb else ""
+    trains = verb is not None and bool(verb.updates)
+    if trains:
+        tokens = with_names(kind, tokens)
     app = App(
         name="lambert", help=HELP, version=__version__, result_action="return_value", suppress_keyboard_interrupt=False
     )
@@ -244,63 +154,55 @@ def call(
         negative_iterable=(), consume_multiple=True, json_list=False, show_default=_shown_default
     )
     beside: dict[str, Any] = {}
-    for place, (name, verb) in enumerate(VERBS.items()):
+    for place, (name, other) in enumerate(verbs.items()):
         if name == chosen:
-            app.command(_command(verb, tokens, run, beside), name=name, sort_key=place)
-            common = getattr(sys.modules[settings_of(verb).__module__], "COMMON", ())
+            app.command(_command(other, tokens, run, beside), name=name, sort_key=place)
+            common = getattr(sys.modules[kind.__module__], "COMMON", ())
             if common and HELP_FLAGS & set(tokens):  # imports rich
                 from lambert.help_panels import ByTable
 
                 app[name].help_formatter = ByTable(common)
         else:
-            app.command(App(name=name, help=verb.line, sort_key=place))
+            app.command(App(name=name, help=other.summary, sort_key=place))
     given: set[str] = set()
     sources = []
-    takes = VERBS[chosen].takes if chosen in VERBS else ""
     if values and takes == "sweep":
         beside |= {name: values[name] for name in ("space", "base") if values.get(name) is not None}
         values = {name: value for name, value in values.items() if name not in ("space", "base")}
-    if values and chosen in RUNS:
-        values = with_tables(settings_of(VERBS[chosen]), _split_expectation(values, source, beside))
+    if values and trains:
+        values = with_tables(kind, _split_expectation(values, source, beside))
     if values:
         check_names(dotted(values), source.capitalize())
-        check_numbers(settings_of(VERBS[chosen]), values, as_text=True)
+        check_numbers(kind, values, as_text=True)
         given.update(dotted(values))
         sources.append(Dict({chosen: without(values, values)}, source=source))
     if takes in ("recipe", "sweep") and len(tokens) > 1 and not tokens[1].startswith("-"):
         recipe = Path(tokens[1])
         if recipe.suffix != ".toml" or not recipe.is_file():
-            raise no_recipe(recipe, settings_of(VERBS[chosen]))
+            raise no_recipe(recipe, kind)
         found = read(recipe)
-        if takes == "sweep":
-            from lambert.verbs.settings.sweep import split
-
-            found, parts = split(found, str(recipe))
+        if verb and takes == "sweep":
+            found, parts = load(verb.split)(found, str(recipe))
             beside |= parts | beside
-        if chosen in RUNS:
-            found = with_tables(settings_of(VERBS[chosen]), _split_expectation(found, str(recipe), beside))
+        if trains:
+            found = with_tables(kind, _split_expectation(found, str(recipe), beside))
         given.update(dotted(found))
         check_names(given, str(recipe))
-        check_numbers(settings_of(VERBS[chosen]), found)
+        check_numbers(kind, found)
         sources.append(Dict({chosen: without(found, values or {})}, source=str(recipe.absolute())))
     app.config = tuple(sources)
     flags = {token[2:].partition("=")[0].replace("-", "_") for token in tokens if token.startswith("--")}
-    if chosen in RUNS:
+    if trains:
         check_names(flags, "The command")
-    if chosen in VERBS:
-        check_flags(settings_of(VERBS[chosen]), tokens)
-    if chosen == "launch":
-        from lambert.verbs.launch import own
-
-        tokens = own(tokens)
-    if takes == "verify":
-        from lambert.verbs.settings.verify import own_flags
-
-        tokens, beside["overrides"] = own_flags(tokens)
+    if verb:
+        check_flags(kind, tokens)
+    if verb and verb.split and takes != "sweep":
+        tokens, parts = load(verb.split)(tokens)
+        beside |= parts
     try:
         return app(tokens, exit_on_error=False, print_error=False)
     except MissingArgumentError as error:
-        raise missing(error, chosen, takes, settings_of(VERBS[chosen]), given | flags) from error
+        raise (missing(error, verb, kind, given | flags) if verb else error) from error
     except UnknownOptionError as error:
         known = [name[2:].replace("-", "_") for argument in error.argument_collection for name in argument.names]
         if error.token.source == "cli":
@@ -309,14 +211,13 @@ def call(
                 raise
             raise UsageError(f"Unknown option: {flag}. Did you mean --{ours.replace('_', '-')}?") from error
         where, setting = place_of(error.token, tokens, source)
-        kinds = {name: settings_of(verb) for name, verb in VERBS.items() if verb.takes == "recipe"}
-        raise other_verb(where, given, kinds) or unknown_name(where, setting, known) from error
+        raise other_verb(where, given) or unknown_name(where, setting, known) from error
     except CoercionError as error:
         if error.token is None or error.target_type is None:
             raise
         raise wrong_type(*place_of(error.token, tokens, source), error.token.value, error.target_type) from error
     except UnusedCliTokensError as error:
-        raise stray(tokens, (error.unused_tokens or tokens[-1:])[0], takes) from error
+        raise stray(tokens, (error.unused_tokens or tokens[-1:])[0], verb) from error
 
 
 def _split_expectation(values: Mapping[str, Any], source: str, beside: dict[str, Any]) -> dict[str, Any]:
@@ -338,26 +239,19 @@ def settings(tokens: list[str], values: Mapping[str, Any] | None = None, source:
     return call(tokens, run=lambda config, *_, **__: config, values=values, source=source)
 
 
-def settings_of(verb: Verb) -> Any:
-    """Returns the settings dataclass of a verb."""
-    module, _, name = verb.settings.partition(":")
-    return getattr(importlib.import_module(f"lambert.verbs.{module}"), name)
-
-
 def _command(
     verb: Verb, tokens: list[str], run: Callable[..., Any] | None, beside: Mapping[str, Any]
 ) -> Callable[..., Any]:
     """Returns the function of a verb's command. `beside` has settings that are not parsed."""
     kind = settings_of(verb)
-    name = "run" if verb.module != "convert" else f"run_{kind.__name__.removesuffix('Config').lower()}"
 
     def run_verb(*given: Any, **named: Any) -> Any:
-        called = run or getattr(imported(f"lambert.verbs.{verb.module}"), name)
+        called = run or getattr(imported(f"lambert.{verb.run.partition(':')[0]}"), verb.run.partition(":")[2])
         return called(*given, **named)
 
     def with_recipe(recipe: Recipe = None, /, *, config: Any) -> Any:
         if recipe is not None and Path(tokens[1]) != recipe:
-            raise stray(tokens, next(token for token in reversed(tokens) if Path(token) == recipe), verb.takes)
+            raise stray(tokens, next(token for token in reversed(tokens) if Path(token) == recipe), verb)
         chosen = config or kind()
         return run_verb(dataclasses.replace(chosen, **beside) if beside else chosen, say=_say)
 
@@ -370,7 +264,7 @@ def _command(
     def with_model(model: ModelFolder, /, *, config: Any) -> Any:
         return run_verb(dataclasses.replace(config, model=model), say=_say)
 
-    def with_plan(recipe: PlanRecipe, /, *, config: Any) -> Any:
+    def with_run_recipe(recipe: RunRecipe, /, *, config: Any) -> Any:
         if recipe.suffix != ".toml" or not recipe.is_file():
             raise no_recipe(recipe, None)
         return run_verb(dataclasses.replace(config or kind(), recipe=recipe, **beside), settings, say=_say)
@@ -378,21 +272,21 @@ def _command(
     def with_verb(verb: Inner, /, *, config: Any) -> Any:
         return run_verb(config or kind(), tokens, settings, say=_say)
 
-    def with_call(*, config: Any) -> Any:
+    def with_calls(*, config: Any) -> Any:
         return run_verb(config or kind(), call, say=_say)
 
     def flags_only(*, config: Any) -> Any:
         return run_verb(config or kind(), say=_say)
 
     commands = {
-        "recipe": with_recipe, "sweep": with_sweep, "runs": with_runs, "model": with_model, "plan": with_plan,
-        "verify": with_plan, "verb": with_verb, "call": with_call, "": flags_only,
+        "recipe": with_recipe, "sweep": with_sweep, "runs": with_runs, "model": with_model, "verb": with_verb,
+        "recipe of a run": with_run_recipe, "calls": with_calls, "flags": flags_only,
     }  # fmt: skip
     command: Any = commands[verb.takes]
     optional = not any(field.default is field.default_factory for field in dataclasses.fields(kind))
     # cyclopts validates None too, where pydantic has been imported
     command.__annotations__["config"] = Annotated[kind | None if optional else kind, Parameter(name="*")]
-    command.__doc__ = verb.line
+    command.__doc__ = verb.summary
     if optional:
         command.__kwdefaults__ = {"config": None}
     return cast(Callable[..., Any], command)

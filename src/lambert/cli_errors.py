@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +10,10 @@ from cyclopts.exceptions import MissingArgumentError
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import dotted_names, required
+from lambert.verb import Verb, all_verbs, settings_of
 
-EXAMPLES = {
-    "runs": ("RUN folder", "runs/NAME"),
-    "plan": ("RECIPE", "recipes/bert-base-128.toml --device A100-80GB --devices 8"),
-    "verify": ("RECIPE", "runs/demo/recipes/pretrain.toml --updates 100"),
-    "model": ("MODEL folder", "runs/NAME --input TEXT --out FOLDER --words 1000"),
-    "verb": ("VERB", "-np 2 pretrain ..."),
-}
-"""What a verb takes before its flags, with an example."""
-
-ONE_OF = {"pretrain": (("init", "model."), ("train.steps", "train.epochs"))}
-"""Groups of settings or tables of which at least one must be given."""
+BEFORE_FLAGS = {"runs": "RUN folder", "recipe of a run": "RECIPE", "model": "MODEL folder", "verb": "VERB"}
+"""What a verb requires before its flags, by what it takes."""
 
 
 def place_of(token: Any, tokens: list[str], source: str) -> tuple[str, str]:
@@ -30,12 +22,14 @@ def place_of(token: Any, tokens: list[str], source: str) -> tuple[str, str]:
     return place, (token.keyword or token.value).strip("[]").replace("][", ".")
 
 
-def other_verb(place: str, given: Collection[str], kinds: Mapping[str, type]) -> UsageError | None:
-    """Returns the error for a recipe of another verb: one of `kinds`, the settings by verb, that has all settings that
-    are `given` in the recipe."""
-    if any(name.partition(".")[0] == "sweep" for name in given) and Path(place).is_file():
-        return UsageError(f"{place} is a recipe of sweep: lambert sweep {place}")
-    fitting = [name for name, kind in kinds.items() if {*given} <= {*dotted_names(kind)}]
+def other_verb(place: str, given: Collection[str]) -> UsageError | None:
+    """Returns the error for a recipe of another verb: one that has all settings that are `given` in the recipe."""
+    tables = {name.partition(".")[0] for name in given}
+    fitting = [one.name for one in all_verbs().values() if one.takes == "sweep" and one.name in tables]
+    fitting += [
+        one.name for one in all_verbs().values()
+        if one.takes == "recipe" and {*given} <= {*dotted_names(settings_of(one))}
+    ]  # fmt: skip
     if not fitting or not Path(place).is_file():
         return None
     return UsageError(f"{place} is a recipe of {fitting[0]}: lambert {fitting[0]} {place}")
@@ -56,27 +50,31 @@ def no_recipe(recipe: Path, settings: Any) -> UsageError:
     return UsageError(f"No such recipe: {recipe}.{hint}")
 
 
-def missing(error: MissingArgumentError, verb: str, takes: str, settings: type, given: Collection[str]) -> UsageError:
+def missing(error: MissingArgumentError, verb: Verb, settings: type, given: Collection[str]) -> UsageError:
     """Returns the error for a flag without its value, or for all required settings that are missing."""
     if error.keyword is not None:
         return UsageError(f"{error.keyword} requires a value, and none follows it.")
-    if takes in EXAMPLES and not (takes == "model" and error.argument and error.argument.name.startswith("--")):
-        what, example = EXAMPLES[takes]
-        return UsageError(f"{verb} requires a {what}: lambert {verb} {example}")
+    first = BEFORE_FLAGS.get(verb.takes)
+    if first and not (verb.takes == "model" and error.argument and error.argument.name.startswith("--")):
+        return UsageError(f"{verb.name} requires a {first}: lambert {verb.name} {verb.example}")
     lacking = list(required(settings, given)) or [error.argument.name if error.argument else "a value"]
-    for names in ONE_OF.get(verb, ()):
+    for names in verb.one_of:
         if not any(name.startswith(names) for name in given):
             lacking.append("(" + " or ".join(f"--{name}{'*' * name.endswith('.')}" for name in names) + ")")
     listed = " and ".join([", ".join(lacking[:-1]), lacking[-1]] if lacking[1:] else lacking)
-    where = {"recipe": " as flags or in a recipe", "sweep": " as flags or in [sweep] of a recipe"}.get(takes, "")
-    return UsageError(f"{verb} requires {listed}. Give what is missing{where}; `lambert {verb} --help` explains it.")
+    where = {"recipe": " as flags or in a recipe", "sweep": f" as flags or in [{verb.name}] of a recipe"}
+    return UsageError(
+        f"{verb.name} requires {listed}. Give what is missing{where.get(verb.takes, '')}; `lambert {verb.name} --help` "
+        "explains it."
+    )
 
 
-def stray(tokens: list[str], word: str, takes: str) -> UsageError:
-    """Returns the error for a word that belongs to no flag, of a verb that takes this before its flags."""
+def stray(tokens: list[str], word: str, verb: Verb | None) -> UsageError:
+    """Returns the error for a word that belongs to no flag."""
     at = len(tokens) - 1 - tokens[::-1].index(word)
     flag = next((place for place in range(at, 0, -1) if tokens[place].startswith("--")), 0)
-    if not flag and takes == "model":
+    names = {field.name for field in dataclasses.fields(settings_of(verb))} if verb and verb.settings else set()
+    if not flag and verb and verb.takes == "model":
         return UsageError(f"{tokens[0]} takes one MODEL folder, and {word} follows it.")
     if not flag or word.endswith(".toml"):
         return UsageError(f"{word} follows a flag. A recipe must come directly after the verb.")
@@ -89,7 +87,7 @@ def stray(tokens: list[str], word: str, takes: str) -> UsageError:
     more = ""
     if name == "--seed":
         several = " For several seeds, give the command once for each, with its own --out."
-        more = f" For several seeds: --seeds {' '.join(values)}." if tokens[0] == "finetune" else several
-    if name == "--model" and tokens[0] in ("predict", "evaluate"):
-        more = f" The file to read is {'--input' if tokens[0] == 'predict' else '--data'}."
+        more = f" For several seeds: --seeds {' '.join(values)}." if "seeds" in names else several
+    if name == "--model" and names & {"input", "data"}:
+        more = f" The file to read is {'--input' if 'input' in names else '--data'}."
     return UsageError(f"{name} takes one value, not {len(values)} ({' '.join(values)}).{more}")

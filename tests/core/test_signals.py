@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from lambert import cli
+from lambert.__main__ import main
 from lambert.core import signals
+from lambert.engine import process
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +26,19 @@ def restored() -> Iterator[None]:
 @pytest.mark.parametrize(("verb", "held"), [("serve", True), ("predict", False)])
 def test_hangups_wait_only_at_the_start_of_a_service(verb: str, held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["lambert", verb])
-    signals.exit_on_signals()
+    monkeypatch.setattr(process, "replace", lambda: None)
+    monkeypatch.setattr(cli, "main", sys.exit)
+    with pytest.raises(SystemExit):
+        main()
     assert (signal.SIGHUP in signal.pthread_sigmask(0, ())) == held
 
 
 DELIVERED = """
 import os, signal
+from lambert import cli
+from lambert.__main__ import main
 from lambert.core import signals
+from lambert.engine import process
 
 found = []
 signals.block_hangups()

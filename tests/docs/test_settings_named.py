@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from commands import setting_names
 
-from lambert import cli
+from lambert.verb import all_verbs, settings_of
 
 ROOT = Path(__file__).parents[2]
 CODE = {"tour", "reference"}
 """Pages that name modules."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "migrating").glob("*.md"))]
 PAGES = [page for page in PAGES if page.stem not in CODE]
-KINDS = {name: cli.settings_of(verb) for name, verb in cli.VERBS.items() if verb.settings}
+KINDS = {name: settings_of(verb) for name, verb in all_verbs().items() if verb.settings}
 NAMES = {name for kind in KINDS.values() for name in setting_names(kind)}
 NAMES |= {f"{verb}.{name}" for verb in ("sweep", "plan") for name in setting_names(KINDS[verb])}
 TABLES = sorted({name.partition(".")[0] for name in NAMES if "." in name} - {"model"})

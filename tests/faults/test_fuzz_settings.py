@@ -19,6 +19,7 @@ from patience import limited
 
 from lambert import cli
 from lambert.core.errors import UsageError
+from lambert.verb import all_verbs
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.sweep.space import dimensions
 
@@ -28,8 +29,8 @@ EXAMPLES = int(os.environ.get("LAMBERT_FUZZ_EXAMPLES", "60"))
 fuzz = examples(
     max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
-VERBS = sorted(name for name, verb in cli.VERBS.items() if verb.settings)
-RECIPES = sorted(name for name, verb in cli.VERBS.items() if verb.takes == "recipe")
+VERBS = sorted(name for name, verb in all_verbs().items() if verb.settings)
+RECIPES = sorted(name for name, verb in all_verbs().items() if verb.takes == "recipe")
 
 hostile = st.one_of(
     st.sampled_from(["", " ", "nan", "inf", "-inf", "-1", "0", "1", "1e300", "1e-300", str(2**63), "9" * 5000, "true"]),

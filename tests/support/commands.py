@@ -39,10 +39,10 @@ def last_line(called: Called, code: int, *parts: str) -> str:
 
 def stage(verb: str) -> tuple[ModuleType, Any]:
     """The module of a verb and the class of its settings."""
-    from lambert import cli
+    from lambert.verb import all_verbs, settings_of
 
-    module = importlib.import_module(f"lambert.verbs.{cli.VERBS[verb].module}")
-    return module, cli.settings_of(cli.VERBS[verb])
+    found = all_verbs()[verb]
+    return importlib.import_module(f"lambert.{found.run.partition(':')[0]}"), settings_of(found)
 
 
 def is_flag(kind: Any, name: str) -> bool:

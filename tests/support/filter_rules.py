@@ -5,11 +5,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
+from lambert.text.sentences import split
 from lambert.wings.corpus.filters.c4 import C4, CITATION, POLICIES
 from lambert.wings.corpus.filters.fineweb import FineWeb
 from lambert.wings.corpus.filters.gopher import Gopher
 from lambert.wings.corpus.filters.repetition import Repetition
-from lambert.wings.corpus.tokens.sentences import split
 
 UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"

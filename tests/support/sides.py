@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lambert.wings.bench.ceilings import Rates
+from lambert.measure.ceilings import Rates
 from lambert.wings.bench.side_process import Side
 from lambert.wings.bench.verb import BenchConfig
 from lambert.wings.bench.work import Times

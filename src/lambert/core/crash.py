@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from lambert import __version__
 from lambert.core.urls import without_secrets
+from lambert.core.version import __version__
 
 FILE = "crash.txt"
 

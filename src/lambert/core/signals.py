@@ -6,31 +6,26 @@ saved.
 
 import os
 import signal
-import sys
 from collections.abc import Collection
 from types import FrameType
 from typing import NoReturn
 
 LAUNCHED = "LAMBERT_LAUNCHER"
 """Environment variable with the process id of the launcher, set in the processes that it starts."""
-_CONTINUING = ("prepare", "pretrain", "finetune", "predict", "sweep", "launch", "demo")
-"""Verbs that may find work of the same command and continue it; others begin anew."""
 _CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 if hasattr(signal, "SIGUSR1"):
     _CODES[signal.SIGUSR1] = 75
 _HANGUPS = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
+_next_step = "To start again: the same command."
 
 
 def exit_on_signals() -> None:
     """Installs handlers by which SIGTERM, SIGUSR1 and SIGINT end this process at once, with one line. That is safe
-    because all writes are atomic. Signals that `block_signals` blocked are delivered now. SIGHUP waits until a service
-    has started (`block_hangups`).
+    because all writes are atomic. Signals that `block_signals` blocked are delivered now.
 
     In a process that `lambert launch` started, no handlers are installed, because the launcher reports how its
     processes end.
     """
-    if sys.argv[1:2] == ["serve"]:
-        block_hangups()
     if LAUNCHED not in os.environ:
         own = os.getpid()
 
@@ -44,6 +39,12 @@ def exit_on_signals() -> None:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, leave)
     _mask("SIG_UNBLOCK")
+
+
+def say_that_it_continues() -> None:
+    """From now on, the line of a signal says that the same command continues the work."""
+    global _next_step  # noqa: PLW0603 - of the process, as its signal handlers are
+    _next_step = "To continue: the same command again."
 
 
 def restore_keyboard_interrupt() -> None:
@@ -78,13 +79,8 @@ def _mask(how: str, numbers: Collection[signal.Signals] = tuple(_CODES)) -> None
         signal.pthread_sigmask(getattr(signal, how), numbers)
 
 
-def _continues() -> bool:
-    return any(word in _CONTINUING for word in sys.argv[1:2])
-
-
 def _leave(number: int) -> NoReturn:
-    again = "To continue: the same command again." if _continues() else "To start again: the same command."
-    line = f"lambert: Stopped by {signal.Signals(number).name}. {again}\n"
+    line = f"lambert: Stopped by {signal.Signals(number).name}. {_next_step}\n"
     try:
         os.write(2, line.encode())  # print could wait for a lock that the interrupted code holds
     finally:

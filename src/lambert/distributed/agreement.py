@@ -10,6 +10,7 @@ from torch import nn
 
 import lambert
 from lambert.core.errors import MachineError, UsageError
+from lambert.core.version import __version__
 from lambert.core.world import World
 from lambert.engine import state
 
@@ -43,7 +44,7 @@ def software() -> dict[str, str]:
     CPU instruction set that torch's kernels use."""
     return {
         "code": code(),
-        "lambert": lambert.__version__,
+        "lambert": __version__,
         "torch": torch.__version__,
         "instructions": torch.backends.cpu.get_cpu_capability(),
     }

@@ -13,6 +13,7 @@ import torch
 
 import lambert
 from lambert.core.urls import public_word
+from lambert.core.version import __version__
 from lambert.core.world import World
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "sentencex", "transformers", "pyarrow", "tensorboard")
@@ -31,7 +32,7 @@ _VARIABLES = (
 def describe(world: World) -> dict[str, Any]:
     """Returns the plain values of environment.json: what is needed to repeat the run and to judge its speed."""
     return {
-        "lambert": lambert.__version__,
+        "lambert": __version__,
         "commit": commit(),
         "command": [public_word(word) for word in sys.argv],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

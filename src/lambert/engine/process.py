@@ -10,11 +10,6 @@ from lambert.engine import allocator, waiting
 
 STARTED = dict(os.environ)
 """The environment of this process before Lambert changed it; the user's own, unless the process was replaced."""
-REPLACED = ("demo", "pretrain", "finetune", "sweep", "evaluate", "predict", "serve", "verify")
-"""Verbs that run a model in their own process, or hand their environment to processes that do."""
-COMPUTES = (*REPLACED, "bench")
-"""Verbs that run a model. `bench` keeps the user's environment, and starts each side in a process of its own
-(wings/bench/environments.py)."""
 
 
 def settings() -> dict[str, str]:

@@ -37,6 +37,8 @@ _DAMAGE = (
     ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError, AssertionError, NotImplementedError,
 )  # fmt: skip
 """Exceptions of the libraries for damaged or malicious files. torch has no exception class of its own for them."""
+_TENSORFLOW = re.compile(r"(.+)\.(index|meta|data-\d{5}-of-\d{5})")
+"""The name of a file of a TensorFlow checkpoint: the prefix and what kind of file it is."""
 
 
 def encoder_path(folder: Path) -> str:
@@ -176,3 +178,28 @@ def _damaged(path: Path, error: BaseException) -> DataError:
         name = _GLOBAL.search(str(error))
         reason = f"it calls {name[1]}, which no table of tensors needs" if name else "it is no table of tensors"
     return DataError(f"{path} is cut short, damaged or unsafe ({reason[:120]}). Fetch or write it again.")
+
+
+def tensorflow_prefixes(path: Path) -> list[Path]:
+    """Returns the prefixes of the TensorFlow checkpoints that a path names: those in a folder without weights of
+    Hugging Face, or the one of a prefix or of a file of a checkpoint."""
+    if path.is_dir():
+        if any((*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin"))):
+            return []
+        names = {match[1] for file in path.glob("*.ckpt*") if (match := _TENSORFLOW.fullmatch(file.name))}
+        return [prefix for name in sorted(names, key=_update_of) if _has_parts(prefix := path / name)]
+    if match := _TENSORFLOW.fullmatch(path.name):
+        path = path.with_name(match[1])
+    return [path] if path.name and _has_parts(path) else []
+
+
+def _update_of(name: str) -> tuple[int, str]:
+    """Returns the number of the update at the end of a prefix, such as model.ckpt-1000, and the prefix."""
+    number = name.rpartition("-")[2]
+    return (int(number) if number.isdecimal() else -1), name
+
+
+def _has_parts(prefix: Path) -> bool:
+    """Returns whether there is an index or a data file with a prefix."""
+    shards = prefix.parent.glob("*.data-*-of-*")
+    return Path(f"{prefix}.index").is_file() or any(file.name.startswith(f"{prefix.name}.data-") for file in shards)

@@ -16,10 +16,9 @@ from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.model.config import EncoderConfig
 from lambert.model.families import DEFAULT, FAMILIES, family_of
 from lambert.model.family import Family
-from lambert.model.files import encoder_path, modules_of
+from lambert.model.files import encoder_path, modules_of, tensorflow_prefixes
 from lambert.model.heads import Model
 from lambert.model.labels import check_rows, check_values, default_names, ids_left_aside, label_keys, label_names
-from lambert.wings.convert.tensorflow import checkpoint
 
 CONFIG = "config.json"
 GOOGLE_CONFIG = "bert_config.json"
@@ -95,7 +94,7 @@ def model_folder(path: Path) -> Path:
     """Returns the model folder `path`, or that of the run folder `path`. Raises DataError if there is none."""
     folder = path / "model" if (path / "model").is_dir() else path
     folder = folder / encoder_path(folder)
-    if checkpoint.prefixes(folder):
+    if tensorflow_prefixes(folder):
         raise DataError(
             f"{folder} is a TensorFlow checkpoint. Convert it first: lambert import --from {folder} --out FOLDER, and "
             "give that folder."

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from lambert import __version__
 from lambert.core import settings
 from lambert.core.files import open_regular
+from lambert.core.version import __version__
 from lambert.engine.progress import score_text
 from lambert.model.families import DEFAULT, family_of
 from lambert.model.folder import architecture, unknown_to_transformers

@@ -7,12 +7,12 @@ from contextlib import closing
 import torch
 
 from lambert.data.stream import GlobalBatch
+from lambert.distributed.config import WORTH
 from lambert.engine.device_memory import release
 from lambert.engine.loop import OutOfMemory, train
 from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest
 from lambert.runs.run import Run
-from lambert.wings.plan.costs.communication import WORTH
 
 _SECONDS = 60.0
 """Time limit for all candidates together. A slow candidate may exceed its share, because it runs two updates."""

@@ -16,10 +16,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-import lambert
 from lambert import native
 from lambert.core.errors import printable_line
 from lambert.core.imports import imported
+from lambert.core.version import __version__
 from lambert.runs.result import Say, silent
 
 EXTRAS = {
@@ -105,7 +105,7 @@ def examine() -> Iterator[Finding]:
         imported("torch")
         import torch
 
-        yield Finding("lambert", lambert.__version__)
+        yield Finding("lambert", __version__)
         yield Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
         yield Finding("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
         yield from _devices()

@@ -21,9 +21,8 @@ from lambert.core.signals import LAUNCHED
 from lambert.distributed.launch_environment import address_toward, slurm_rendezvous
 from lambert.engine import process
 from lambert.runs.result import Say, silent
+from lambert.verb import all_verbs
 
-VERBS = ("pretrain", "finetune", "evaluate", "predict")
-"""Verbs that several processes share."""
 T = TypeVar("T")
 _PORT = 29500
 _REPLY_SECONDS = 5.0
@@ -95,10 +94,12 @@ class Ended(LambertError):
         self.exit_code = exit_code
 
 
-def own(tokens: list[str]) -> list[str]:
-    """Returns the tokens of the command line that are `launch`'s own; the last one is the verb that it starts."""
+def split(tokens: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Returns the tokens of the command line that are `launch`'s own, the last of which is the verb that it starts, and
+    no other settings."""
     at = _verb_at(tokens)
-    return ["--nproc-per-node" + token[3:] if token.partition("=")[0] == "-np" else token for token in tokens[: at + 1]]
+    own = ["--nproc-per-node" + token[3:] if token.partition("=")[0] == "-np" else token for token in tokens[: at + 1]]
+    return own, {}
 
 
 def _verb_at(tokens: list[str]) -> int:
@@ -147,8 +148,9 @@ def run(config: LaunchConfig, tokens: list[str], read: Callable[[list[str]], Any
         MachineError: The machines cannot connect.
     """
     command = tokens[_verb_at(tokens) :]
-    if command[0] not in VERBS:
-        raise UsageError(f"{command[0]!r} is no verb that several processes share. Those are: {', '.join(VERBS)}.")
+    shared = [one.name for one in all_verbs().values() if one.ranks]
+    if command[0] not in shared:
+        raise UsageError(f"{command[0]} cannot run in several processes. These verbs can: {', '.join(shared)}.")
     _check_order(tokens)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read when torch is imported
     processes = _processes(config)

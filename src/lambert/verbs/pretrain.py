@@ -40,6 +40,7 @@ from lambert.runs.updates import run_to_end, run_updates
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.text.tokenizers.trial import library_errors
+from lambert.verb import provided
 from lambert.verbs.settings.pretrain import PretrainConfig
 
 HELDOUT_SEED = 0  # held-out sequences and masks are the same for all runs on a corpus, so losses are comparable
@@ -205,17 +206,13 @@ def _prepare_text(config: PretrainConfig, world: World, say: Say) -> None:
         raise UsageError(
             f"text is converted by one process, not {world.size}: run `lambert prepare` first, and leave text out."
         )
-    from lambert.wings.corpus.verbs import prepare  # most runs need no part of it
-
     assert config.init is not None  # by PretrainConfig
     tokenizer = str(folder := model_folder(config.init))
     shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
     positions = (config.model and config.model.positions) or shape.positions
     _check_packing(config.packing, dataclasses.replace(shape, positions=positions))
-    made = prepare.CorpusOfRun(
-        input=config.text, out=config.corpus, tokenizer=tokenizer, documents=config.documents
-    )  # fmt: skip
-    prepare.to_corpus(made, say)
+    make = provided("corpus of a run")
+    make(say, input=config.text, out=config.corpus, tokenizer=tokenizer, documents=config.documents)
 
 
 def _objectives(packing: PackingConfig) -> dict[str, int]:

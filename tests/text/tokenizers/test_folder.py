@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from lambert.core.errors import DataError
 from lambert.text.tokenizers import declared
 from lambert.text.tokenizers import tokenizer as tk
+from lambert.text.tokenizers.encoding import Encoder
 from lambert.text.tokenizers.words import WordEncoder, scheme
-from lambert.wings.corpus.tokens.encoding import Encoder
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")

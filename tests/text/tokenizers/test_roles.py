@@ -14,9 +14,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from lambert.core.errors import DataError
 from lambert.core.specials import Template
 from lambert.text.tokenizers import roles
+from lambert.text.tokenizers.encoding import Encoder
 from lambert.text.tokenizers.tokenizer import build
 from lambert.text.tokenizers.words import WordEncoder, scheme
-from lambert.wings.corpus.tokens.encoding import Encoder
 
 TEXTS = [
     "The cat's whiskers weren't long; it didn't mind, though. Prices rose 12.5% in 2024 (see p. 7)!",

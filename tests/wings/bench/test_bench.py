@@ -16,11 +16,12 @@ from lambert.core.errors import UsageError
 from lambert.core.shards import Split
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
+from lambert.measure import ceilings
+from lambert.measure.ceilings import Ceilings
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
-from lambert.wings.bench import batches, ceilings, environments
+from lambert.wings.bench import batches, environments
 from lambert.wings.bench import verb as bench
-from lambert.wings.bench.ceilings import Ceilings
 from lambert.wings.bench.verb import BenchConfig
 
 Lambert = Callable[..., Any]

@@ -14,7 +14,8 @@ import torch
 from sides import SideHere
 
 from lambert.core.errors import MachineError
-from lambert.wings.bench import ceilings, environments, peer_run, runs
+from lambert.measure import ceilings
+from lambert.wings.bench import environments, peer_run, runs
 from lambert.wings.bench.processes import ended
 from lambert.wings.bench.verb import BenchConfig
 

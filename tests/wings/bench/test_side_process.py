@@ -12,7 +12,8 @@ from sides import SideHere
 from lambert import __main__, cli
 from lambert.core.errors import DataError, MachineError
 from lambert.engine import process
-from lambert.wings.bench import ceilings, environments, runs, side_process
+from lambert.measure import ceilings
+from lambert.wings.bench import environments, runs, side_process
 from lambert.wings.bench import verb as bench
 from lambert.wings.bench.side_process import Side, SideProcess
 from lambert.wings.bench.verb import BenchConfig

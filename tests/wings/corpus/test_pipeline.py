@@ -15,13 +15,13 @@ from small_corpora import content
 
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.shards import Split, SplitWriter
+from lambert.text import sentences
 from lambert.text.tokenizers import tokenizer as tk
 from lambert.wings.corpus import pipeline
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.filters.gopher import Gopher
 from lambert.wings.corpus.pipeline import prepare
 from lambert.wings.corpus.reading import readers
-from lambert.wings.corpus.tokens import sentences
 
 Make = Callable[..., PrepareConfig]
 Story = Callable[[int], str]

@@ -11,12 +11,12 @@ import pytest
 from small_corpora import stopped
 
 from lambert.core.errors import DataError, UsageError
+from lambert.text.tokenizers.encoding import Encoder
 from lambert.wings.corpus import documents, units
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.pipeline import prepare
 from lambert.wings.corpus.reading.readers import PIECE
 from lambert.wings.corpus.reading.slices import WHOLE
-from lambert.wings.corpus.tokens.encoding import Encoder
 
 parquet = pytest.importorskip("pyarrow.parquet")
 

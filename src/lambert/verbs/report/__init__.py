@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -13,15 +13,13 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.files import check_replaceable, write_atomic
 from lambert.engine.metrics_file import METRICS
 from lambert.runs.result import Say, silent
+from lambert.verb import provided
 from lambert.verbs.report import errors, ranks, sweep
 from lambert.verbs.report.ceilings import with_one_ceiling
 from lambert.verbs.report.cells import side_by_side, table
 from lambert.verbs.report.curves import COLOURS, draw
 from lambert.verbs.report.folders import Run, read
 from lambert.verbs.report.sections import advice, charts, differences, endings, final_numbers, mismatches
-
-if TYPE_CHECKING:
-    from lambert.wings.corpus.report.corpus import CorpusPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +50,7 @@ def run(config: ReportConfig, say: Say = silent) -> Path:
     named = [*zip(folders, _names(folders), strict=True)]
     sweeps = [sweep.read(folder, name) for folder, name in named if sweep.is_sweep(folder)]
     runs = [read(folder, name) for folder, name in named if not _is_corpus(folder) and not sweep.is_sweep(folder)]
-    corpora = []
-    for folder, name in named:
-        if _is_corpus(folder):
-            from lambert.wings.corpus.report import corpus  # imports torch
-
-            corpora.append(corpus.read(folder, name, runs))
+    corpora = [provided("page of a corpus")(folder, name, runs) for folder, name in named if _is_corpus(folder)]
     out = config.out or (config.runs[0] if len(given) == 1 else Path()) / "report.html"
     check_replaceable(out, lambda beginning: b"<!doctype html>" in beginning and b"--run-" in beginning, "report")
     page = (
@@ -83,12 +76,12 @@ def _is_corpus(folder: Path) -> bool:
 
 def render(
     runs: Sequence[Run],
-    corpora: Sequence["CorpusPage"] = (),
+    corpora: Sequence[Any] = (),
     sweeps: Sequence[sweep.SweepPage] = (),
     *,
     chain: bool = False,
 ) -> str:
-    """Returns the page as HTML."""
+    """Returns the page as HTML. `corpora` are the values of corpus.html."""
     import jinja2
 
     template = jinja2.Environment(

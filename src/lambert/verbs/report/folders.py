@@ -5,11 +5,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lambert import __version__
 from lambert.core import settings
 from lambert.core.errors import DataError, LambertError
 from lambert.core.files import check_regular, parse_json, read_file
 from lambert.core.unsupported import is_work_folder
+from lambert.core.version import __version__
 from lambert.engine.metrics_file import METRICS, read_row
 from lambert.runs.expect import TABLE
 from lambert.tasks import examples

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -45,8 +45,9 @@ class VerifyConfig:
 _OWN = {f"--{one.name.replace('_', '-')}" for one in fields(VerifyConfig)} | {"--help", "-h", "--version"}
 
 
-def own_flags(tokens: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Returns the tokens of the command line that are `verify`'s own, and those that override the recipe."""
+def split(tokens: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Returns the tokens of the command line that are `verify`'s own, and as `overrides` those that override the
+    recipe."""
     own: list[str] = tokens[:2]
     others: list[str] = []
     group = own
@@ -55,4 +56,4 @@ def own_flags(tokens: list[str]) -> tuple[list[str], tuple[str, ...]]:
             name = token.partition("=")[0].replace("_", "-")
             group = own if name in _OWN or name == "--no-json" else others
         group.append(token)
-    return own, tuple(others)
+    return own, {"overrides": tuple(others)}

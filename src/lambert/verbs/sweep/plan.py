@@ -11,9 +11,9 @@ from lambert.optim.optimizers import check_names
 from lambert.runs.folder import FREE
 from lambert.tasks.cache import FOLDER
 from lambert.tasks.files import training_and_dev
+from lambert.verb import training
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.sweep import SweepConfig
-from lambert.verbs.settings.training import KINDS
 from lambert.verbs.sweep.metric import metric_of, score_names
 from lambert.verbs.sweep.processes import is_worker
 from lambert.verbs.sweep.space import Dimension, dimensions, nested
@@ -71,7 +71,7 @@ def planned(config: SweepConfig, read: Read) -> Plan:
     begin; no trial has started then."""
     if config.trials is None and config.minutes is None and config.updates is None and config.sampler != "grid":
         raise UsageError("How long to search? Set trials, minutes or updates (updates of all trials together).")
-    space = dimensions(config.space, KINDS[config.verb])
+    space = dimensions(config.space, training()[config.verb])
     for name in dotted(config.base):
         if name in {dimension.name for dimension in space}:
             raise UsageError(f"{name} is both in [sweep.space] and set beside it: remove one.")

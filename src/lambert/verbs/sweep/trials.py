@@ -4,7 +4,6 @@ import gc
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from statistics import fmean
@@ -17,18 +16,13 @@ from lambert.core.errors import DivergedError, LambertError, MachineError, Saved
 from lambert.engine import archive
 from lambert.engine.device_memory import ran_out
 from lambert.engine.signals import StopRequest
-from lambert.engine.step import Step
 from lambert.runs.result import SCORES, Result, Say
-from lambert.verbs import finetune, pretrain
+from lambert.verb import all_verbs, load
 from lambert.verbs.sweep.metric import NoSuchScore, value_of
 from lambert.verbs.sweep.plan import shared_features
 from lambert.verbs.sweep.result import written
 from lambert.verbs.sweep.study import Score, Study
 
-UPDATES: dict[str, Callable[[Any, StopRequest], Iterator[Step]]] = {
-    "finetune": finetune.updates,
-    "pretrain": pretrain.updates,
-}
 HOPELESS = 3
 """Failed trials at the beginning, without any that succeeded, after which the sweep ends; ours."""
 
@@ -120,7 +114,7 @@ def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> Score:
     metric, judged = plan.config.metric, seed == plan.seeds[0]
     if judged and _missed(study, trial, config.out):
         raise _Pruned
-    with closing(UPDATES[plan.config.verb](config, stop)) as updates:  # type: ignore[type-var]
+    with closing(load(all_verbs()[plan.config.verb].updates)(config, stop)) as updates:
         for step in updates:
             if not step.scores:
                 continue

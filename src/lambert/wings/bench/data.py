@@ -22,15 +22,14 @@ from lambert.core.world import World
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import stream
+from lambert.measure import batches as drawn
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.text.tokenizers.encoding import Encoder
+from lambert.verb import provided
 from lambert.wings.bench import batches
 from lambert.wings.bench.settings import BenchConfig
 from lambert.wings.bench.work import Step, Work, sides
-from lambert.wings.corpus.config import PrepareConfig
-from lambert.wings.corpus.documents import Documents, file_sources
-from lambert.wings.corpus.reading.readers import Layout
-from lambert.wings.corpus.tokens.encoding import Encoder
 
 A_ROUND = 2048
 """Maximum number of sequences of a round of the loader, which takes some tenths of a second."""
@@ -98,21 +97,21 @@ def _random_corpus(config: BenchConfig) -> tuple[Split, Specials]:
     wanted_D = np.exp(draw.normal(np.log(median * 512), spread, DOCUMENTS))
     sentences_D = np.maximum(2, wanted_D / SENTENCE).astype(np.int64)
     lengths_n = draw.integers(SENTENCE // 3, 2 * SENTENCE - SENTENCE // 3 + 1, sentences_D.sum())
-    ids_T = draw.integers(batches.FIRST_WORD, batches.VOCABULARY, lengths_n.sum())
+    ids_T = draw.integers(drawn.FIRST_WORD, drawn.VOCABULARY, lengths_n.sum())
     specials = Specials(
-        template=Template(batches.CLS, batches.SEP),
-        unk=batches.UNK,
-        mask=batches.MASK,
-        vocabulary=batches.VOCABULARY,
-        continuation_V=draw.random(batches.VOCABULARY) < CONTINUATIONS,
-        closing_V=np.zeros(batches.VOCABULARY, dtype=np.bool_),
+        template=Template(drawn.CLS, drawn.SEP),
+        unk=drawn.UNK,
+        mask=drawn.MASK,
+        vocabulary=drawn.VOCABULARY,
+        continuation_V=draw.random(drawn.VOCABULARY) < CONTINUATIONS,
+        closing_V=np.zeros(drawn.VOCABULARY, dtype=np.bool_),
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        writer = SplitWriter(folder / "train", batches.VOCABULARY)
+        writer = SplitWriter(folder / "train", drawn.VOCABULARY)
         writer.add(ids_T, lengths_n, np.repeat(np.arange(DOCUMENTS), sentences_D))
-        splits = {"train": writer.close(), "heldout": SplitWriter(folder / "heldout", batches.VOCABULARY).close()}
-        manifest = {"vocabulary": batches.VOCABULARY, "tokenizer_sha256": "", "splits": splits}
+        splits = {"train": writer.close(), "heldout": SplitWriter(folder / "heldout", drawn.VOCABULARY).close()}
+        manifest = {"vocabulary": drawn.VOCABULARY, "tokenizer_sha256": "", "splits": splits}
         (folder / "manifest.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **manifest}))
         return Split(folder), specials
 
@@ -131,12 +130,12 @@ def _collated(rows: list[dict[str, Tensor]], specials: Specials, width: int) -> 
     """Returns rows padded to the longest, or to `width`, with 15% of the pieces masked as in Devlin et al., 2018,
     section 3.1: the usual collate function, in tensor operations."""
     width = width or max(len(row["ids"]) for row in rows)
-    ids_SM = torch.full((len(rows), width), batches.PAD)
+    ids_SM = torch.full((len(rows), width), drawn.PAD)
     types_SM, inside_SM = torch.zeros_like(ids_SM), torch.zeros_like(ids_SM)
     for number, row in enumerate(rows):
         length = len(row["ids"])
         ids_SM[number, :length], types_SM[number, :length], inside_SM[number, :length] = row["ids"], row["types"], 1
-    chance_SM = torch.full(ids_SM.shape, batches.MASKED)
+    chance_SM = torch.full(ids_SM.shape, drawn.MASKED)
     chance_SM.masked_fill_(
         (inside_SM == 0) | (ids_SM == specials.template.cls) | (ids_SM == specials.template.sep), 0.0
     )
@@ -162,15 +161,14 @@ def tokenizer(config: BenchConfig, world: World) -> Work:
         if not file.is_file():
             raise DataError(f"No such text file: {file}.")
     loaded = tokenizers.load(config.tokenizer)
-    parts = [texts for texts, _ in Documents(file_sources(config.text, Layout(), "auto"), 0, max_bad=0.0).batches()]
+    parts = list(provided("documents")(config.text))
     size = sum(len(text.encode()) for texts in parts for text in texts)
     if not size:
         raise DataError(f"{config.text[0]} holds no text.")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     def own() -> Step:
-        prepare = PrepareConfig(config.text, Path("unused"))
-        encoder = Encoder(loaded.to_str(), prepare.language, prepare.lines)
+        encoder = Encoder(loaded.to_str(), "en", "auto")  # the defaults of prepare
         return lambda: float(sum(len(encoder(texts).ids_T) for texts in parts))
 
     return Work(

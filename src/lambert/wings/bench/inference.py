@@ -24,6 +24,7 @@ from lambert.core.errors import MachineError, UsageError
 from lambert.core.world import World
 from lambert.inference.config import InferenceConfig
 from lambert.inference.outputs import outputs, ready
+from lambert.measure import batches as drawn
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
@@ -45,7 +46,7 @@ def inference(config: BenchConfig, world: World) -> Work:
     """Computes the logits of answer starts and ends from tokens on the device."""
     encoder = batches.encoder_of(config)
     lengths_S = batches.drawn_lengths(config)
-    batch = batches.drawn_batch(encoder, lengths_S, config.seed, ()).to(world.device)
+    batch = drawn.drawn_batch(encoder, lengths_S, config.seed, ()).to(world.device)
     lengths = lengths_S.tolist()
     return Work(
         sides(config, lambda: _own(config, encoder, batch, world), PEERS, config, encoder, batch, world),
@@ -54,7 +55,7 @@ def inference(config: BenchConfig, world: World) -> Work:
         padded=batch.sequences * batches.width_of(config, batch),
         operations=flops.encoder_forward(encoder, lengths)
         + flops.heads_forward(encoder, lengths, {"span": len(lengths)}, {}),
-        shapes=batches.layer_shapes(encoder, batch.tokens),
+        shapes=drawn.layer_shapes(encoder, batch.tokens),
     )
 
 

@@ -30,13 +30,14 @@ from lambert.data.source import CorpusSource
 from lambert.data.stream import places
 from lambert.engine import process
 from lambert.engine.metrics_file import METRICS
+from lambert.measure import batches as drawn
+from lambert.measure.ceilings import Rates
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
 from lambert.planning import operations as flops
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.wings.bench import batches, environments
-from lambert.wings.bench.ceilings import Rates
 from lambert.wings.bench.environments import Trial
 from lambert.wings.bench.processes import Process, ended
 from lambert.wings.bench.settings import BenchConfig
@@ -118,7 +119,7 @@ def measured(config: BenchConfig, world: World) -> dict[str, Any]:
 
 def ceiling_shapes(config: BenchConfig) -> tuple[Shape, ...]:
     """Returns the matrix products in whose shapes the ceiling of a run is measured."""
-    return batches.with_gradients(batches.layer_shapes(batches.encoder_of(config), TRIED[0]))
+    return drawn.with_gradients(drawn.layer_shapes(batches.encoder_of(config), TRIED[0]))
 
 
 def write(config: BenchConfig, folder: Path) -> Sequences:
@@ -146,7 +147,7 @@ def write(config: BenchConfig, folder: Path) -> Sequences:
     described = {"model_type": encoder.block} | family_of(encoder).keys.to_json(encoder)
     (folder / MODEL).write_text(json.dumps(described), encoding="utf-8")
     operations = sum(
-        flops.training(encoder, batch.bounds_S1.diff().tolist(), batches.counts(batch)) for batch in updates[1:]
+        flops.training(encoder, batch.bounds_S1.diff().tolist(), drawn.counts(batch)) for batch in updates[1:]
     )
     return Sequences(encoder, lengths_US, operations)
 

@@ -22,7 +22,7 @@ from lambert.core import errors
 from lambert.core.errors import LambertError, MachineError
 from lambert.distributed.detection import detect
 from lambert.engine.precision import PRECISIONS
-from lambert.wings.bench.ceilings import Ceilings, Rates
+from lambert.measure.ceilings import Ceilings, Rates
 from lambert.wings.bench.memory import allocated, peak_mb, risen
 from lambert.wings.bench.profile import profile
 from lambert.wings.bench.settings import BenchConfig

@@ -1,10 +1,7 @@
 """Training steps: pre-training (15% masked tokens, next sentences) and question answering (answer spans), beside
 transformers' models with the same weights and sequences."""
 
-import os
-import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,19 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch
-from lambert.core.errors import MachineError
 from lambert.core.world import World
-from lambert.engine.compiler import compile_blocks
-from lambert.engine.gradients import Gradients
-from lambert.engine.precision import Precision
-from lambert.model import attention, weights
+from lambert.measure import batches as drawn
+from lambert.measure.training import Pass, Step, need_compiler, own_step, training_step
 from lambert.model import folder as layout
+from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of, predicts_next
 from lambert.planning import operations as flops
 from lambert.wings.bench import batches
 from lambert.wings.bench.settings import BenchConfig
-from lambert.wings.bench.work import Step, Work, needed, sides
+from lambert.wings.bench.work import Work, needed, sides
 
 
 def pretrain(config: BenchConfig, world: World) -> Work:
@@ -40,40 +35,24 @@ def finetune(config: BenchConfig, world: World) -> Work:
 def _training(config: BenchConfig, world: World, heads: tuple[str, ...]) -> Work:
     encoder = batches.encoder_of(config)
     lengths_S = batches.drawn_lengths(config)
-    batch = batches.drawn_batch(encoder, lengths_S, config.seed, heads).to(world.device)
+    batch = drawn.drawn_batch(encoder, lengths_S, config.seed, heads).to(world.device)
     kind, _ = layout.architecture(encoder, heads)
     return Work(
-        sides(config, lambda: own_step(config, encoder, batch, world), PEERS, config, encoder, batch, world, kind),
+        sides(config, lambda: _own(config, encoder, batch, world), PEERS, config, encoder, batch, world, kind),
         tokens=config.accumulate * batch.tokens,
         sequences=config.accumulate * batch.sequences,
         padded=config.accumulate * batch.sequences * batches.width_of(config, batch),
-        operations=config.accumulate * flops.training(encoder, lengths_S.tolist(), batches.counts(batch)),
-        shapes=batches.with_gradients(batches.layer_shapes(encoder, batch.tokens)),
+        operations=config.accumulate * flops.training(encoder, lengths_S.tolist(), drawn.counts(batch)),
+        shapes=drawn.with_gradients(drawn.layer_shapes(encoder, batch.tokens)),
     )
 
 
-def own_step(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
-    """Returns Lambert's training step on `batch`, with new weights."""
-    counts = batches.counts(batch)
-    model = weights.fresh(encoder, dict.fromkeys(counts, 0)).to(world.device).train()
-    if config.compile:
-        need_compiler("compile", world.device)
-        attention.leave_to_python()
-        compile_blocks(model.encoder.blocks)
-    counts_K = torch.tensor([float(count) for count in counts.values()], device=world.device)
-    gradients = Gradients(model)
-    precision = Precision(config.precision, world.device)
-    computed = batch.with_compute(replace(precision.compute, gradients=gradients))
+def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
+    return own_step(encoder, batch, world, _pass_of(config), compile=config.compile)
 
-    def loss() -> Tensor:
-        mean: Tensor = (model(computed) / counts_K).sum()
-        return mean
 
-    def collect() -> None:
-        gradients.collect()
-        precision.weights_changed()  # as after an update
-
-    return _step(config, model, loss, world, gradients.clear, collect)
+def _pass_of(config: BenchConfig) -> Pass:
+    return Pass(config.precision, config.accumulate, optimizer=config.optimizer)
 
 
 def _transformers(
@@ -82,7 +61,7 @@ def _transformers(
     model = peer_model(tuple(batch.targets), encoder).train().to(world.device)
     called = compiled(model, world.device) if compile else model
     inputs = peer_inputs(batch, batches.width_of(config, batch), segments=family_of(encoder).segments)
-    return _step(config, model, lambda: called(**inputs).loss, world, model.zero_grad)
+    return training_step(_pass_of(config), model, lambda: called(**inputs).loss, world, model.zero_grad)
 
 
 PEERS: Mapping[str, Callable[..., Step]] = {
@@ -112,12 +91,6 @@ def compiled(model: nn.Module, device: torch.device) -> Callable[..., Any]:
     return called
 
 
-def need_compiler(setting: str, device: torch.device) -> None:
-    """Raises MachineError if torch.compile has no C++ compiler for this device."""
-    if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
-        raise MachineError(f"{setting} needs a C++ compiler: install g++ or set CXX.")
-
-
 def peer_inputs(batch: Batch, width: int, *, segments: bool = True) -> dict[str, Tensor]:
     """Returns the batch and its labels as inputs of a transformers model; -100 marks tokens without a label."""
     inputs = batches.padded(batch, width, segments=segments)
@@ -131,29 +104,3 @@ def peer_inputs(batch: Batch, width: int, *, segments: bool = True) -> dict[str,
     if "span" in batch.targets:
         inputs["start_positions"], inputs["end_positions"] = batch.targets["span"].labels_N.unbind(1)
     return inputs
-
-
-def _step(
-    config: BenchConfig,
-    net: nn.Module,
-    loss_of: Callable[[], Tensor],
-    world: World,
-    clear: Callable[[], None],
-    collect: Callable[[], None] = lambda: None,
-) -> Step:
-    """Returns an update: `clear`, forward and backward passes, `collect`, and optionally the optimizer's step."""
-    precision = Precision(config.precision, world.device)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5, fused=True) if config.optimizer else None
-
-    def step() -> float:
-        clear()
-        for _ in range(config.accumulate):
-            with precision.autocast():
-                loss = loss_of()
-            loss.backward()  # type: ignore[no-untyped-call]
-        collect()
-        if optimizer is not None:
-            optimizer.step()
-        return float(loss.detach())
-
-    return step

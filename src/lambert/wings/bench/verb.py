@@ -16,9 +16,9 @@ from lambert.core.world import World
 from lambert.distributed.detection import detect
 from lambert.engine import process
 from lambert.engine.precision import resolved
+from lambert.measure.ceilings import Rates
 from lambert.runs.result import Say, silent
 from lambert.wings.bench import environments
-from lambert.wings.bench.ceilings import Rates
 from lambert.wings.bench.environments import Trial
 from lambert.wings.bench.profile import costs_table
 from lambert.wings.bench.settings import BenchConfig, BenchPrecision

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import Kind, lookup
+from lambert.measure.ceilings import Shape
+from lambert.measure.training import Step
 from lambert.wings.bench.settings import BenchConfig
 
 OWN = "lambert"
-Step = Callable[[], float]
-"""Runs one round and returns a value to check it by, such as its loss. On a GPU it waits for the device."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,6 @@ class Checked:
 
 Side = Callable[[], Step]
 """Builds a side: weights, compiled graphs, inputs. Its time counts as start-up."""
-Shape = tuple[int, int, int]
-"""Rows, inner width and columns of a matrix product."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,30 @@
-"""Models for other runtimes: folders in other formats, verified by the outputs of the runtime before they appear."""
+"""Models for other runtimes and from other libraries, verified by their outputs before they are written."""
+
+from lambert.verb import Verb
+
+VERBS = (
+    Verb(
+        "import",
+        "A Hugging Face folder, or Google's, to a model folder, verified.",
+        "wings.convert.verb:run_import",
+        "wings.convert.settings:ImportConfig",
+        place=90,
+        takes="flags",
+    ),
+    Verb(
+        "export",
+        "A model folder to another format, verified.",
+        "wings.convert.verb:run_export",
+        "wings.convert.settings:ExportConfig",
+        place=100,
+        takes="flags",
+    ),
+)
+
+NAMES = {
+    "wings.convert.library": (
+        "import_model",
+        "export",
+    ),
+}
+"""Public names of the package `lambert`, by module."""

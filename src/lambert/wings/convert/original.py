@@ -1,29 +1,23 @@
 """The model that is exported, in float32, with what its folder has beside the weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DataError, UsageError
 from lambert.model import folder as layout
 from lambert.model import weights
-from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of, reads_segments
 from lambert.model.heads import Model
-from lambert.model.labels import label_keys, label_names
 from lambert.model.pooling import head_of
 from lambert.model.vector_layers import VectorLayers
 from lambert.tasks import sentence_transformers
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.model_folder import task_of
+from lambert.tasks.model_folder import kept, task_of
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.wings.convert.config import ExportConfig
-
-_IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
-KEPT = ("problem_type", "lambert", *_IDS)
-"""Keys of config.json that describe the head, and ids of special tokens. They are copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,35 +90,3 @@ def check_pooled(original: Original, format: str) -> None:
 def _vectors(settings: Mapping[str, Any], folder: Path) -> TaskConfig | None:
     task = task_of(folder, settings)
     return task.resolved() if task.name == "embed" else None
-
-
-def kept(folder: Path, encoder: EncoderConfig) -> tuple[dict[str, Any], dict[str, str | bytes]]:
-    """Returns what a copy of a model folder keeps beside its encoder and tokenizer: keys of config.json, without ids of
-    special tokens that the encoder does not have, and the files of sentence-transformers by name. Raises DataError if
-    other programs could not read them."""
-    found = layout.read_config(folder)
-    path = folder / layout.CONFIG
-    extra = {name: found[name] for name in KEPT if found.get(name) is not None}
-    _check_kept(extra, path)
-    extra = {n: value for n, value in extra.items() if n not in _IDS or layout.names_pieces(value, encoder.vocabulary)}
-    if layout.answering_head(found, layout.check_family(found, folder)) in layout.LABELLED_HEADS:
-        extra |= label_keys(label_names(found, path))
-    if activation := task_of(folder, found).activation:
-        extra |= sentence_transformers.config_keys(activation)
-    if sentence_transformers.root(folder) is None or sentence_transformers.is_cross_encoder(folder):
-        return extra, {}
-    config = sentence_transformers.described(folder)
-    config = replace(config, max_length=min(config.max_length or encoder.positions, encoder.positions))
-    return extra, sentence_transformers.files(config, encoder.hidden, sentence_transformers.layers(folder))
-
-
-def _check_kept(kept: Mapping[str, Any], path: Path) -> None:
-    """Raises DataError if a copied key has a form that other programs could not read."""
-    kind = kept.get("problem_type", "")
-    forms = {
-        **{name: isinstance(kept.get(name, 0), int | list) for name in _IDS},
-        "problem_type": kind in ("", "regression", "single_label_classification", "multi_label_classification"),
-    }
-    for name, right in forms.items():
-        if not right:
-            raise DataError(f"{path} has {name} in another form than Hugging Face's. Correct or remove it.")

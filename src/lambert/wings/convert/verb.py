@@ -20,14 +20,13 @@ from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.runs.card import card_of_converted
 from lambert.runs.result import Result, Say, silent
-from lambert.tasks.model_folder import task_of
+from lambert.tasks.model_folder import kept, task_of
 from lambert.tasks.sentence_transformers import length
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.wings.convert import hugging_face, onnx, openvino, program, written
 from lambert.wings.convert.checking import Check, Comparison, check
 from lambert.wings.convert.config import ExportConfig
-from lambert.wings.convert.original import kept
 from lambert.wings.convert.settings import ImportConfig
 from lambert.wings.convert.tensorflow import bert_names as tensorflow
 from lambert.wings.convert.tensorflow.checkpoint import Checkpoint, find

@@ -11,6 +11,7 @@ from lambert.core.registry import nearest
 from lambert.core.settings import SEEDS, as_dict, check
 from lambert.core.urls import check_url, is_remote, public
 from lambert.text.encodings import known
+from lambert.text.sentences import LINES
 from lambert.text.streams import MAX_RATIO
 from lambert.wings.corpus.filters import FILTERS
 from lambert.wings.corpus.filters.c4 import C4
@@ -20,7 +21,6 @@ from lambert.wings.corpus.filters.gopher import Gopher
 from lambert.wings.corpus.filters.repetition import Repetition
 from lambert.wings.corpus.reading.readers import READERS, Layout
 from lambert.wings.corpus.remote.addresses import address
-from lambert.wings.corpus.tokens.sentences import LINES
 
 MOST_REPEATED = 100
 DOCUMENTS = ("file", "blank-line", "line")

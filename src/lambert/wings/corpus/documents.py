@@ -98,6 +98,12 @@ def file_sources(
     return [source(file, stamp) for file, stamp in zip(files, stamps, strict=True)]
 
 
+def texts_of(paths: Sequence[Path]) -> Iterator[list[str]]:
+    """Yields the documents of files of any format that is read, in lists. Raises DataError for one that cannot be
+    read."""
+    return (texts for texts, _ in Documents(file_sources(paths, Layout(), "auto"), 0, max_bad=0.0).batches())
+
+
 class Documents:
     """The documents of a list of sources. `read` and `bad` count the documents of the last pass, `passed_over` what is
     no document, by reason; `named` lists bad ones."""

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lambert.text import sentences
 from lambert.text.streams import Stream, unpacked
 from lambert.text.tokenizers import roles, tokenizer
 from lambert.text.tokenizers.trial import library_errors
@@ -14,7 +15,6 @@ from lambert.wings.corpus.filtering import Chain, Ledger, chain, filtered
 from lambert.wings.corpus.reading import files
 from lambert.wings.corpus.reading.readers import Layout, Piece, kind_of, open_file, separator
 from lambert.wings.corpus.reading.slices import END, WHOLE, Slice, SliceReader, divide
-from lambert.wings.corpus.tokens import sentences
 
 DOCUMENTS = 10
 PIECES = 20

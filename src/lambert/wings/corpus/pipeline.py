@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lambert import __version__
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import atomic_folder, remove_leftovers
 from lambert.core.lock import Lock, lock_folder
 from lambert.core.shards import FORMAT_VERSION, with_hash
 from lambert.core.urls import is_remote, public
+from lambert.core.version import __version__
 from lambert.text.tokenizers import roles, tokenizer
+from lambert.text.tokenizers.encoding import Encoded
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.disk import disk_errors, size_text
 from lambert.wings.corpus.documents import Documents, Part, file_sources, most_found, weighted
@@ -37,7 +38,6 @@ from lambert.wings.corpus.remote.servers import source_of
 from lambert.wings.corpus.stages import FileCounts, make_parts
 from lambert.wings.corpus.tokens import vocabulary
 from lambert.wings.corpus.tokens.encoded import EncodedDocuments
-from lambert.wings.corpus.tokens.encoding import Encoded
 from lambert.wings.corpus.tokens.splits import Sink
 from lambert.wings.corpus.tokens.unfinished import Unfinished
 from lambert.wings.corpus.workers import ahead, encode, shared_processes

@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from lambert import __version__
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError, shown
 from lambert.core.files import make_folder, read_file, remove_all_leftovers, replace_files
 from lambert.core.lock import Lock, lock_folder
 from lambert.core.urls import is_remote, public
+from lambert.core.version import __version__
 from lambert.wings.corpus import versions
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.pipeline import prepare

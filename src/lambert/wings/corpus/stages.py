@@ -25,6 +25,7 @@ from lambert.core.files import atomic_file, make_folder, read_file, remove_all_l
 from lambert.core.registry import lookup
 from lambert.core.shards import RECORD_HASH, has_hash, with_hash
 from lambert.text.pieces import as_text
+from lambert.text.tokenizers.encoding import Encoder
 from lambert.text.tokenizers.tokenizer import fingerprint
 from lambert.wings.corpus.cleaning import code_hash
 from lambert.wings.corpus.config import PrepareConfig
@@ -40,7 +41,6 @@ from lambert.wings.corpus.plan import Make, Plan, Progress, digest, here
 from lambert.wings.corpus.reading.readers import KIND, READERS, Layout, Piece
 from lambert.wings.corpus.reading.slices import SliceReader
 from lambert.wings.corpus.tokens.encoded import encode_part
-from lambert.wings.corpus.tokens.encoding import Encoder
 from lambert.wings.corpus.units import Extent, Unit, is_small, make_units
 from lambert.wings.corpus.workers import nobody, told
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from lambert.core.errors import LambertError, MachineError
 from lambert.text.pieces import Piece
-from lambert.wings.corpus.tokens.encoding import Encoded, Encoder
+from lambert.text.tokenizers.encoding import Encoded, Encoder
 
 Item = TypeVar("Item")
 Batch = TypeVar("Batch", bound=tuple[list[str], Any])

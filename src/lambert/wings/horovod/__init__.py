@@ -1,1 +1,13 @@
 """Horovod's API on `torch.distributed`, and its launcher. Users import `lambert.horovod`."""
+
+from lambert.verb import Verb
+
+VERBS = (
+    Verb(
+        "horovodrun",
+        "A Horovod script in several processes, with Horovod's own options.",
+        "wings.horovod.run:main",
+        place=160,
+        takes="arguments",
+    ),
+)

@@ -1,1 +1,24 @@
-"""Time, memory, energy and cost of a run before it is started (`lambert plan`)."""
+"""Time, memory, energy and cost of a run before it is started."""
+
+from lambert.verb import Verb
+
+VERBS = (
+    Verb(
+        "plan",
+        "Time, memory and cost of a run, before it is started.",
+        "wings.plan.verb:run",
+        "wings.plan.settings:PlanConfig",
+        place=130,
+        takes="recipe of a run",
+        example="recipes/bert-base-128.toml --device A100-80GB --devices 8",
+    ),
+)
+
+NAMES = {
+    "wings.plan.library": ("plan",),
+    "wings.plan.result": (
+        "Plan",
+        "PlanRow",
+    ),
+}
+"""Public names of the package `lambert`, by module."""

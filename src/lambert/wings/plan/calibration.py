@@ -4,7 +4,6 @@ import time
 from dataclasses import replace
 from math import inf, prod
 from types import MappingProxyType
-from typing import cast
 
 import numpy as np
 import torch
@@ -13,12 +12,11 @@ from lambert.core.world import World
 from lambert.distributed.detection import detect
 from lambert.engine.device_memory import free_memory
 from lambert.engine.precision import has_bfloat16
+from lambert.measure.batches import counts, drawn_batch
+from lambert.measure.ceilings import Ceilings
+from lambert.measure.training import Pass, own_step
 from lambert.model.families import family_of
 from lambert.native import library
-from lambert.wings.bench.batches import counts, drawn_batch
-from lambert.wings.bench.ceilings import Ceilings
-from lambert.wings.bench.settings import BenchConfig, BenchPrecision
-from lambert.wings.bench.training import own_step
 from lambert.wings.plan.costs.choices import with_precision
 from lambert.wings.plan.costs.devices import GPU_CORES, Device, cluster, recognised
 from lambert.wings.plan.costs.steps import micro_batch, predict
@@ -97,7 +95,7 @@ def _fitted(world: World, work: Work, device: Device, seconds: float) -> float:
     )  # fmt: skip
     best = inf
     with torch.random.fork_rng([world.device] if world.device.type == "cuda" else []):  # dropout draws
-        computed = own_step(BenchConfig(precision=cast(BenchPrecision, work.precision)), work.config, batch, world)
+        computed = own_step(work.config, batch, world, Pass(work.precision))
         computed()
         for _ in range(_UPDATES):
             began = time.perf_counter()

@@ -1,1 +1,18 @@
-"""The HTTP service: models over texts behind a queue by tokens, and a page to try them on (`lambert serve`)."""
+"""The HTTP service: models over texts behind a queue by tokens, and a page to try them on."""
+
+from lambert.verb import Verb
+
+VERBS = (
+    Verb(
+        "serve",
+        "An HTTP service of models, with a page to try them on.",
+        "wings.serve.verb:run",
+        "wings.serve.config:ServeConfig",
+        place=80,
+        takes="flags",
+        less_memory="Lower max_waiting_tokens or workers, or serve fewer models.",
+        computes=True,
+        replaces=True,
+        reloads=True,
+    ),
+)

@@ -9,8 +9,8 @@ import numpy.typing as npt
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 
-from lambert import __version__
 from lambert.core.errors import UsageError
+from lambert.core.version import __version__
 from lambert.wings.serve import bodies
 from lambert.wings.serve.answering import Answering, characters
 from lambert.wings.serve.config import ServeConfig

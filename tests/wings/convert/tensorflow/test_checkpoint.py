@@ -10,8 +10,9 @@ import tensorflow_checkpoints as written
 import torch
 
 from lambert.core.errors import DataError, UsageError
+from lambert.model.files import tensorflow_prefixes
 from lambert.wings.convert.tensorflow import bert_names as tensorflow
-from lambert.wings.convert.tensorflow.checkpoint import Checkpoint, find, prefixes
+from lambert.wings.convert.tensorflow.checkpoint import Checkpoint, find
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "tensorflow"
 LAYER = {
@@ -192,4 +193,4 @@ def test_which_checkpoint_a_path_names(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"holds 2 checkpoints: model.ckpt-10, model.ckpt-200. Name one: --from .*200"):
         find(tmp_path)
     (tmp_path / "model.safetensors").touch()
-    assert prefixes(tmp_path) == []
+    assert tensorflow_prefixes(tmp_path) == []

@@ -8,10 +8,11 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from lambert.core.errors import DataError
+from lambert.text import sentences
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tk
 from lambert.wings.corpus.config import PrepareConfig
-from lambert.wings.corpus.tokens import additions, expansion, sentences
+from lambert.wings.corpus.tokens import additions, expansion
 from lambert.wings.corpus.tokens.expansion import Division, Word
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "golden/tokenization.json").read_text(encoding="utf-8"))

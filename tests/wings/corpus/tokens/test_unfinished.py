@@ -9,11 +9,11 @@ from small_corpora import WORDS, content, small_config, stopped
 
 from lambert.core.errors import MachineError
 from lambert.core.shards import SplitWriter, with_hash
+from lambert.text.tokenizers.encoding import Encoder
 from lambert.wings.corpus import documents
 from lambert.wings.corpus.pipeline import prepare
 from lambert.wings.corpus.reading import slices
 from lambert.wings.corpus.tokens import unfinished
-from lambert.wings.corpus.tokens.encoding import Encoder
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.usefixtures("parts_of_one_file")

@@ -7,7 +7,6 @@ Source: tensorflow/core/protobuf/tensor_bundle.proto; tensorflow/core/framework/
 """
 
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.core.files import check_regular
+from lambert.model.files import tensorflow_prefixes
 from lambert.wings.convert.tensorflow import table
 from lambert.wings.convert.tensorflow.crc32c import masked_crc32c
 from lambert.wings.convert.tensorflow.wire import fields
@@ -32,8 +32,6 @@ _OTHER_TYPES = {2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: 
 _SHARDS, _ENDIANNESS = 1, 2
 """Fields of the header, which has the empty name."""
 _MOST_DIMENSIONS = 8
-_FILE = re.compile(r"(.+)\.(index|meta|data-\d{5}-of-\d{5})")
-"""The name of a file of a checkpoint: the prefix and what kind of file it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +53,10 @@ class Entry:
     """Whether it is stored in slices, as partitioned variables are."""
 
 
-def prefixes(path: Path) -> list[Path]:
-    """Returns the prefixes of the checkpoints that a path names: those in a folder without weights of Hugging Face, or
-    the one of a prefix or of a file of a checkpoint."""
-    if path.is_dir():
-        if any((*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin"))):
-            return []
-        names = {match[1] for file in path.glob("*.ckpt*") if (match := _FILE.fullmatch(file.name))}
-        return [prefix for name in sorted(names, key=_step) if _parts(prefix := path / name)]
-    if match := _FILE.fullmatch(path.name):
-        path = path.with_name(match[1])
-    return [path] if path.name and _parts(path) else []
-
-
-def _step(name: str) -> tuple[int, str]:
-    """Returns the number of the update at the end of a prefix, such as model.ckpt-1000, and the prefix."""
-    number = name.rpartition("-")[2]
-    return (int(number) if number.isdecimal() else -1), name
-
-
-def _parts(prefix: Path) -> bool:
-    """Returns whether there is an index or a data file with a prefix."""
-    shards = prefix.parent.glob("*.data-*-of-*")
-    return Path(f"{prefix}.index").is_file() or any(file.name.startswith(f"{prefix.name}.data-") for file in shards)
-
-
 def find(path: Path) -> Path | None:
     """Returns the prefix of the checkpoint that a path names, or None if it names none. Raises UsageError for a folder
     with several."""
-    found = prefixes(path)
+    found = tensorflow_prefixes(path)
     if len(found) > 1:
         names = ", ".join(prefix.name for prefix in found[:5]) + (" ..." if len(found) > 5 else "")
         raise UsageError(f"{path} holds {len(found)} checkpoints: {names}. Name one: --from {found[-1]}.")

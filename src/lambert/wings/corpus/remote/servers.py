@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from lambert import __version__
 from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.core.urls import account, public
+from lambert.core.version import __version__
 from lambert.text.streams import inner_suffix
 from lambert.wings.corpus.reading.readers import SUFFIXES
 from lambert.wings.corpus.remote.addresses import public_text

@@ -10,9 +10,9 @@ from lambert.core.errors import LambertError
 from lambert.core.urls import is_remote
 from lambert.text.encodings import known
 from lambert.text.tokenizers import roles
+from lambert.text.tokenizers.encoding import Encoder
 from lambert.verbs.report.cells import table
 from lambert.wings.corpus.reading.readers import Layout, read
-from lambert.wings.corpus.tokens.encoding import Encoder
 
 FILES = 24
 """Maximum number of input files that are read."""

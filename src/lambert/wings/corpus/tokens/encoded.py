@@ -16,9 +16,9 @@ import numpy.typing as npt
 from lambert.core.errors import DataError
 from lambert.core.files import open_regular, read_file
 from lambert.text.pieces import as_text
+from lambert.text.tokenizers.encoding import Encoded, Encoder
 from lambert.wings.corpus.documents import MARK, Documents, Part, Source, add_name
 from lambert.wings.corpus.parts import pyarrow
-from lambert.wings.corpus.tokens.encoding import Encoded, Encoder
 
 _ARRAYS = {"ids": "ids_T", "lengths": "lengths_n", "sentences": "sentences_D", "hashes": "hashes_D"}
 """The columns with arrays, and the fields of `Encoded` that they hold. The column `files` has the number of the input

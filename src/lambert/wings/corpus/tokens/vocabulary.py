@@ -21,11 +21,11 @@ from tokenizers import (
 
 from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, key, unit
+from lambert.text import sentences
+from lambert.text.tokenizers.encoding import document_hash
 from lambert.text.tokenizers.tokenizer import CONTINUATION, SPECIAL_PIECES, build
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.documents import Documents
-from lambert.wings.corpus.tokens import sentences
-from lambert.wings.corpus.tokens.encoding import document_hash
 from lambert.wings.corpus.tokens.splits import used
 from lambert.wings.corpus.workers import ahead
 

@@ -15,11 +15,10 @@ from lambert.model.families import reads_segments
 from lambert.model.publish import publish
 from lambert.runs.card import card_of_converted
 from lambert.runs.result import Result, Say, silent
-from lambert.tasks.model_folder import task_of
+from lambert.tasks.model_folder import kept, task_of
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.text.tokenizers.trial import library_errors
-from lambert.wings.convert.original import kept
 from lambert.wings.corpus.tokens import expansion
 from lambert.wings.corpus.tokens.expansion import Division, Fragments, Texts, Word
 from lambert.wings.corpus.verbs.extend_settings import ExtendConfig

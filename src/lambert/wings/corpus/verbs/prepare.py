@@ -20,7 +20,7 @@ from lambert.wings.corpus.remote.fetch import AGAIN
 from lambert.wings.corpus.verbs.peek import shown
 from lambert.wings.corpus.verification import verify
 
-__all__ = ["CorpusOfRun", "PrepareConfig", "run"]
+__all__ = ["PrepareConfig", "corpus_of_run", "run"]
 
 _LABEL = len("deduplicate")
 """Width of the labels of lines: that of the longest."""
@@ -34,7 +34,7 @@ _ENDS = 5
 """Warnings about files that end early."""
 
 
-class CorpusOfRun(PrepareConfig):
+class _CorpusOfRun(PrepareConfig):
     """The settings by which `pretrain` prepares its text. Its setting `corpus` is `out`."""
 
     OUT = "corpus"
@@ -65,6 +65,11 @@ def run(config: PrepareConfig, say: Say = silent) -> Result:
     with graceful_stop(status, again):
         to_corpus(config, say)
     return Result(config.folder if config.makes_corpus else config.work_folder)
+
+
+def corpus_of_run(say: Say, **settings: Any) -> None:
+    """Converts the raw text of a run of pretrain to its corpus, with these settings of `prepare`."""
+    to_corpus(_CorpusOfRun(**settings), say)
 
 
 def to_corpus(config: PrepareConfig, say: Say) -> None:

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     args = parse(arguments)
     if args.version:
-        from lambert import __version__
+        from lambert.core.version import __version__
 
         print(__version__)
         return 0
@@ -40,7 +40,7 @@ def build() -> str:
     """Returns the capabilities of this installation, in the format of `horovodrun --check-build`."""
     import torch.distributed
 
-    from lambert import __version__
+    from lambert.core.version import __version__
 
     nccl = "X" if torch.distributed.is_nccl_available() and torch.cuda.is_available() else " "
     return (

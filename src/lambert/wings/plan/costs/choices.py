@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from lambert.wings.plan.costs.communication import WORTH
+from lambert.distributed.config import WORTH
 from lambert.wings.plan.costs.devices import Cluster, Device, cluster, fewest_nodes
 from lambert.wings.plan.costs.steps import Step, fitting, predict
 from lambert.wings.plan.costs.work import Work, shapes_of

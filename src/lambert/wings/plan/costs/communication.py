@@ -18,8 +18,6 @@ figures for NVLink)."""
 CODING_BYTES = {"int8": 24, "int4": 24, "powersgd": 32}
 """Memory traffic per parameter of methods that compute before they send: gradient, residual and sum are read and
 written (ours, from `distributed/exchange`)."""
-WORTH = 0.95
-"""A method is chosen only if it takes less than this share of the time of float32, because float32 is exact."""
 _ALL_TO_ALL = ("int8", "int4")
 
 

@@ -7,13 +7,15 @@ from functools import partial
 import torch
 
 from lambert.engine.ceiling import product_ceiling, seconds_of
-from lambert.wings.bench.work import Shape
 
 SUSTAINED = 0.2
 """Seconds of products in the shapes of the work: long enough to include the slowdowns that a round meets, such as other
 processes and clock changes."""
 COPIED = 2**27
 """Bytes of a copy: more than the caches of a CPU hold. A GPU copies eight times as much."""
+
+Shape = tuple[int, int, int]
+"""Rows, inner width and columns of a matrix product."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
+from lambert.text import sentences
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tk
-from lambert.wings.corpus.tokens import sentences
-from lambert.wings.corpus.tokens.encoding import Encoder
+from lambert.text.tokenizers.encoding import Encoder
 from lambert.wings.corpus.workers import ahead, encode
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "golden/tokenization.json").read_text(encoding="utf-8"))

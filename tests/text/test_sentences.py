@@ -9,8 +9,8 @@ import sentencex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lambert.wings.corpus.tokens import sentences
-from lambert.wings.corpus.tokens.sentences import LINES, clean, split
+from lambert.text import sentences
+from lambert.text.sentences import LINES, clean, split
 
 NOVEL = (
     '"The Signora had no business to do it," said Miss Bartlett, "no business\n'

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from lambert.core.shards import token_type
+from lambert.text import sentences
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers.trial import library_errors
 from lambert.text.tokenizers.words import Integers, WordEncoder, scheme
-from lambert.wings.corpus.tokens import sentences
 
 SENTENCES = 1 << 12  # encoded at a time if the library encodes all
 

@@ -1,0 +1,52 @@
+"""The public names (`make reference`)."""
+
+from lambert.core.batch import Batch as Batch
+from lambert.core.batch import Target as Target
+from lambert.core.errors import DataError as DataError
+from lambert.core.errors import DivergedError as DivergedError
+from lambert.core.errors import LambertError as LambertError
+from lambert.core.errors import MachineError as MachineError
+from lambert.core.errors import SavedAndStopped as SavedAndStopped
+from lambert.core.errors import UsageError as UsageError
+from lambert.core.version import __version__ as __version__
+from lambert.engine.step import Step as Step
+from lambert.inference.text_model import TextModel as TextModel
+from lambert.inference.text_model import load as load
+from lambert.model.config import EncoderConfig as EncoderConfig
+from lambert.model.encoder import Encoder as Encoder
+from lambert.model.heads import Model as Model
+from lambert.optim.config import OptimConfig as OptimConfig
+from lambert.optim.groups import decay_groups as decay_groups
+from lambert.optim.lamb import Lamb as Lamb
+from lambert.optim.schedule import schedule as schedule
+from lambert.runs.config import LogConfig as LogConfig
+from lambert.runs.config import TrainConfig as TrainConfig
+from lambert.runs.expect import ExpectConfig as ExpectConfig
+from lambert.runs.result import Result as Result
+from lambert.tasks.config import TaskConfig as TaskConfig
+from lambert.verbs.library import compare as compare
+from lambert.verbs.library import evaluate as evaluate
+from lambert.verbs.library import finetune as finetune
+from lambert.verbs.library import pretrain as pretrain
+from lambert.verbs.library import sweep as sweep
+from lambert.verbs.library import updates as updates
+from lambert.verbs.library import verify as verify
+from lambert.verbs.settings.evaluate import EvaluateConfig as EvaluateConfig
+from lambert.verbs.settings.finetune import FinetuneConfig as FinetuneConfig
+from lambert.verbs.settings.pretrain import PretrainConfig as PretrainConfig
+from lambert.verbs.settings.sweep import SweepConfig as SweepConfig
+from lambert.verbs.verify.comparison import Verified as Verified
+from lambert.wings.convert.library import export as export
+from lambert.wings.convert.library import import_model as import_model
+from lambert.wings.corpus.config import DeduplicateConfig as DeduplicateConfig
+from lambert.wings.corpus.config import PrepareConfig as PrepareConfig
+from lambert.wings.corpus.library import extend as extend
+from lambert.wings.corpus.library import peek as peek
+from lambert.wings.corpus.library import prepare as prepare
+from lambert.wings.corpus.scale import RayTasks as RayTasks
+from lambert.wings.corpus.scale import prepare_on_cluster as prepare_on_cluster
+from lambert.wings.plan.library import plan as plan
+from lambert.wings.plan.result import Plan as Plan
+from lambert.wings.plan.result import PlanRow as PlanRow
+
+__all__: list[str]

@@ -1,0 +1,1 @@
+"""Measures a device: its ceilings, and a training step on random batches."""

@@ -1,0 +1,101 @@
+"""The record of a verb, and the list of all verbs: those of the house (`lambert.verbs`) and those of each wing.
+
+A verb is added by a record beside its code. The command line, the library, the launcher, signals and the help read the
+list. Reading it imports neither settings nor torch.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any, Literal
+
+Takes = Literal["recipe", "sweep", "runs", "recipe of a run", "model", "verb", "calls", "flags", "arguments"]
+"""What follows the name of a verb. recipe: an optional TOML file; sweep: one with a table of the verb's name, which has
+its settings; runs: run folders; recipe of a run: that of a verb that trains; model: a model folder; verb: after the
+flags, another verb; calls: flags, and the verb calls other verbs; flags: flags only; arguments: arguments that another
+program defined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb. `settings`, `run`, `updates` and `split` are places, written "package.module:name" below `lambert`."""
+
+    name: str
+    summary: str
+    """One line for the help."""
+    run: str
+    """A function of the settings that does the work."""
+    settings: str = ""
+    """A dataclass; "": `run` takes the arguments themselves and returns an exit code."""
+    place: int = 0
+    """Verbs are listed in this order."""
+    takes: Takes = "recipe"
+    example: str = ""
+    """What may follow its name, for the error of a verb that requires something before its flags."""
+    less_memory: str = "Free memory that other programs use."
+    """What to do when memory runs out."""
+    continues: bool = False
+    """Whether the same command continues work that was stopped; otherwise it begins anew."""
+    computes: bool = False
+    """Whether it runs a model, which needs torch."""
+    replaces: bool = False
+    """Whether its process is replaced by one with the variables that make models fast (`engine.process`)."""
+    reloads: bool = False
+    """Whether SIGHUP has a meaning for it, and must not end it while it starts."""
+    ranks: bool = False
+    """Whether several processes can share its work."""
+    updates: str = ""
+    """A function of the settings that yields the updates of a run: the verb trains."""
+    one_of: tuple[tuple[str, ...], ...] = ()
+    """Groups of settings or tables (with a dot at the end), of which at least one must be given."""
+    rows: tuple[str, ...] = ()
+    """Settings that the library also takes as rows in memory."""
+    split: str = ""
+    """A function that separates what the command line does not parse: of the table of a recipe and its path if the verb
+    takes "sweep", otherwise of the tokens. It returns what is parsed, and other settings."""
+
+
+@cache
+def packages() -> tuple[ModuleType, ...]:
+    """Returns the packages that may define verbs: the house's verbs and the wings."""
+    wings = importlib.import_module("lambert.wings")
+    names = ("verbs", *(f"wings.{one.name}" for one in pkgutil.iter_modules(wings.__path__)))
+    return tuple(importlib.import_module(f"lambert.{name}") for name in names)
+
+
+def collect(name: str) -> Iterator[Any]:
+    """Yields what each of `packages` defines under a name, where it does."""
+    for package in packages():
+        if (found := getattr(package, name, None)) is not None:
+            yield found
+
+
+@cache
+def all_verbs() -> Mapping[str, Verb]:
+    """Returns all verbs by name, in the order of the help."""
+    found: list[Verb] = [one for verbs in collect("VERBS") for one in verbs]
+    return {one.name: one for one in sorted(found, key=lambda one: one.place)}
+
+
+def provided(name: str) -> Any:
+    """Returns what a wing provides to the house under this name (`PROVIDES`)."""
+    return load(next(places[name] for places in collect("PROVIDES") if name in places))
+
+
+def load(place: str) -> Any:
+    """Returns what a place of a record names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(f"lambert.{module}"), name)
+
+
+def settings_of(verb: Verb) -> Any:
+    """Returns the settings dataclass of a verb."""
+    return load(verb.settings)
+
+
+def training() -> Mapping[str, Any]:
+    """Returns the settings dataclasses of the verbs that train, by verb."""
+    return {one.name: settings_of(one) for one in all_verbs().values() if one.updates}

@@ -1,0 +1,48 @@
+"""Import and export as Python functions."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lambert.inference.config import Precisions
+from lambert.runs.result import Result
+from lambert.wings.convert import verb as conversion
+from lambert.wings.convert.config import Against
+from lambert.wings.convert.settings import ExportConfig, ImportConfig
+from lambert.wings.convert.verb import Imported
+
+
+def import_model(
+    source: str | Path, /, *, out: str | Path | None = None, check: str | Path | None = None, against: Against = "",
+    lowercase: bool | None = None, code: Sequence[str] = (),
+) -> Imported:  # fmt: skip
+    """Converts a folder of Hugging Face, or a checkpoint of Google's BERT, to a model folder, as `lambert import`.
+
+    Args:
+        source: The folder, or one checkpoint of several.
+        out: Model folder to write; it must not exist. None: the folder is only compared (`check`).
+        check: File of texts on which what Lambert computes is compared with what the library computes that made the
+            folder. The result has the table (`checks`). DataError is raised if they differ, and nothing is written.
+        against: transformers or sentence-transformers; empty: that which made the folder.
+        lowercase: Whether the vocabulary is uncased; None: as its files say.
+        code: Names of the code from outside that the model folder may import.
+    """
+    new, texts = (None if path is None else Path(path) for path in (out, check))
+    return conversion.run_import(ImportConfig(Path(source), new, texts, against, lowercase, tuple(code)))
+
+
+def export(
+    model: str | Path, /, *, out: str | Path, format: str = "hf", code: Sequence[str] = (),
+    precision: Precisions = "float32", calibration: str | Path | None = None,
+) -> Result:  # fmt: skip
+    """Converts a run folder or model folder to another format, as `lambert export`.
+
+    Args:
+        model: The folder.
+        out: Folder to write; it must not exist.
+        format: Its format.
+        code: Names of the code from outside that the model folder may import.
+        precision: float32, bfloat16 or int8; not every format has each.
+        calibration: Text file from which openvino's int8 learns the ranges of activations.
+    """
+    texts = None if calibration is None else Path(calibration)
+    return conversion.run_export(ExportConfig(Path(model), Path(out), format, tuple(code), precision, texts))

@@ -1,0 +1,21 @@
+"""The planner as a Python function (`lambert.library` says what it has in common with others)."""
+
+from pathlib import Path
+from typing import Any
+
+from lambert import cli
+from lambert.library import call_settings, running
+from lambert.wings.plan import verb as planning
+from lambert.wings.plan.result import Plan
+
+
+def plan(recipe: str | Path, /, **settings: Any) -> Plan:
+    """Predicts the time, memory, energy and cost of a run of pretrain or finetune, as `lambert plan`. Nothing is
+    started.
+
+    Args:
+        recipe: The TOML file of the run.
+        settings: Those of the command, such as `device="H100"`, `devices=8` and `set=["train.batch_size=512"]`.
+    """
+    with running():
+        return planning.run(call_settings("plan", recipe, settings), cli.settings)
