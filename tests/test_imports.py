@@ -37,7 +37,9 @@ BELOW = {
     "measure": {"core", "native", *SIBLINGS, "planning"},
     "inference": {"core", "native", "text", *SIBLINGS, "distributed", "tasks", "planning"},
     "runs": {"core", "native", *SIBLINGS, "distributed", "tasks", "planning"},
-    "cli": {"core", "engine", "runs", "verb"},
+    "cli_errors": {"core", "verb"},
+    "help_panels": set(),
+    "cli": {"core", "engine", "runs", "verb", "cli_errors", "help_panels"},
     "library": {"core", "text", "engine", "runs", "verb", "cli"},
     "verbs": {
         "core", "native", "verb", "text", *SIBLINGS, "distributed", "tasks", "planning", "inference", "runs", "cli",

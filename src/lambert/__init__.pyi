@@ -41,8 +41,10 @@ from lambert.wings.convert.library import import_model as import_model
 from lambert.wings.corpus.config import DeduplicateConfig as DeduplicateConfig
 from lambert.wings.corpus.config import PrepareConfig as PrepareConfig
 from lambert.wings.corpus.library import extend as extend
+from lambert.wings.corpus.library import fetch_corpus as fetch_corpus
 from lambert.wings.corpus.library import peek as peek
 from lambert.wings.corpus.library import prepare as prepare
+from lambert.wings.corpus.library import verify_corpus as verify_corpus
 from lambert.wings.corpus.scale import RayTasks as RayTasks
 from lambert.wings.corpus.scale import prepare_on_cluster as prepare_on_cluster
 from lambert.wings.plan.library import plan as plan

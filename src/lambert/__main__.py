@@ -6,14 +6,14 @@ from typing import NoReturn
 from lambert.core.imports import imported
 from lambert.core.signals import block_hangups, exit_on_signals, say_that_it_continues
 from lambert.engine import process
-from lambert.verb import all_verbs
+from lambert.verb import find
 
 
 def main() -> NoReturn:
     """Runs the command line. A signal is obeyed, and the process replaced where that is needed, before the rest is
     imported, which takes half a second or more."""
     exit_on_signals()
-    verb = all_verbs().get(sys.argv[1]) if sys.argv[1:] else None
+    verb = find(sys.argv[1:])
     if verb and verb.continues:
         say_that_it_continues()
     if verb and verb.reloads:

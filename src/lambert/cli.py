@@ -46,14 +46,14 @@ from lambert.core.settings import (
 from lambert.core.urls import public_word
 from lambert.core.version import __version__
 from lambert.runs.expect import TABLE, expectation
-from lambert.verb import Verb, all_verbs, load, settings_of
+from lambert.verb import Verb, all_verbs, find, load, settings_of
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
 Runs = Annotated[
     list[Path], Parameter(help="Run folders; for report also sweeps and corpora, for compare also seeds and files.")
 ]
 RunRecipe = Annotated[Path, Parameter(help="TOML file: the recipe of a run of pretrain or finetune.")]
-ModelFolder = Annotated[Path, Parameter(help="Run folder or model folder of the encoder.")]
+Folder = Annotated[Path, Parameter(help="The folder.")]
 Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
 
 NOT_YET = {
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     debug = "--debug" in tokens
     if tokens[:1] != ["launch"]:  # launch passes --debug to its ranks
         tokens = [token for token in tokens if token != "--debug"]
-    verb = all_verbs().get(tokens[0]) if tokens else None
+    verb = find(tokens)
     advice = verb.less_memory if verb else Verb.less_memory
     try:
         if verb and verb.computes:
@@ -136,8 +136,14 @@ def call(
     setting.
     """
     verbs = all_verbs()
+    verb = find(tokens)
+    if verb and " " in verb.name:  # two words, which are one command to the parser
+        tokens = [verb.name, *tokens[2:]]
     chosen = tokens[0] if tokens else ""
-    verb = verbs.get(chosen)
+    groups = {name.partition(" ")[0] for name in verbs if " " in name}
+    if verb is None and chosen in groups:
+        listed = ", ".join(name for name in verbs if name.startswith(f"{chosen} "))
+        raise UsageError(f"{chosen} is the first word of {listed}: give both words.")
     if verb is None and chosen in NOT_YET:
         raise UsageError(f"There is no verb {chosen} yet. {NOT_YET[chosen]}")
     if verb and not verb.settings:
@@ -261,8 +267,8 @@ def _command(
     def with_runs(runs: Runs, /, *, config: Any) -> Any:
         return run_verb(dataclasses.replace(config or kind(), runs=tuple(runs)), say=_say)
 
-    def with_model(model: ModelFolder, /, *, config: Any) -> Any:
-        return run_verb(dataclasses.replace(config, model=model), say=_say)
+    def with_folder(folder: Folder, /, *, config: Any) -> Any:
+        return run_verb(dataclasses.replace(config or kind(), **{verb.first: folder}), say=_say)
 
     def with_run_recipe(recipe: RunRecipe, /, *, config: Any) -> Any:
         if recipe.suffix != ".toml" or not recipe.is_file():
@@ -279,7 +285,7 @@ def _command(
         return run_verb(config or kind(), say=_say)
 
     commands = {
-        "recipe": with_recipe, "sweep": with_sweep, "runs": with_runs, "model": with_model, "verb": with_verb,
+        "recipe": with_recipe, "sweep": with_sweep, "runs": with_runs, "folder": with_folder, "verb": with_verb,
         "recipe of a run": with_run_recipe, "calls": with_calls, "flags": flags_only,
     }  # fmt: skip
     command: Any = commands[verb.takes]

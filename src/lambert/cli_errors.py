@@ -12,7 +12,7 @@ from lambert.core.errors import UsageError
 from lambert.core.settings import dotted_names, required
 from lambert.verb import Verb, all_verbs, settings_of
 
-BEFORE_FLAGS = {"runs": "RUN folder", "recipe of a run": "RECIPE", "model": "MODEL folder", "verb": "VERB"}
+BEFORE_FLAGS = {"runs": "RUN folder", "recipe of a run": "RECIPE", "folder": "{} folder", "verb": "VERB"}
 """What a verb requires before its flags, by what it takes."""
 
 
@@ -54,8 +54,8 @@ def missing(error: MissingArgumentError, verb: Verb, settings: type, given: Coll
     """Returns the error for a flag without its value, or for all required settings that are missing."""
     if error.keyword is not None:
         return UsageError(f"{error.keyword} requires a value, and none follows it.")
-    first = BEFORE_FLAGS.get(verb.takes)
-    if first and not (verb.takes == "model" and error.argument and error.argument.name.startswith("--")):
+    first = BEFORE_FLAGS.get(verb.takes, "").format(verb.first.upper())
+    if first and not (verb.takes == "folder" and error.argument and error.argument.name.startswith("--")):
         return UsageError(f"{verb.name} requires a {first}: lambert {verb.name} {verb.example}")
     lacking = list(required(settings, given)) or [error.argument.name if error.argument else "a value"]
     for names in verb.one_of:
@@ -74,8 +74,8 @@ def stray(tokens: list[str], word: str, verb: Verb | None) -> UsageError:
     at = len(tokens) - 1 - tokens[::-1].index(word)
     flag = next((place for place in range(at, 0, -1) if tokens[place].startswith("--")), 0)
     names = {field.name for field in dataclasses.fields(settings_of(verb))} if verb and verb.settings else set()
-    if not flag and verb and verb.takes == "model":
-        return UsageError(f"{tokens[0]} takes one MODEL folder, and {word} follows it.")
+    if not flag and verb and verb.takes == "folder":
+        return UsageError(f"{verb.name} takes one {verb.first.upper()} folder, and {word} follows it.")
     if not flag or word.endswith(".toml"):
         return UsageError(f"{word} follows a flag. A recipe must come directly after the verb.")
     name, _, value = tokens[flag].partition("=")

@@ -6,17 +6,17 @@ list. Reading it imports neither settings nor torch.
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any, Literal
 
-Takes = Literal["recipe", "sweep", "runs", "recipe of a run", "model", "verb", "calls", "flags", "arguments"]
+Takes = Literal["recipe", "sweep", "runs", "recipe of a run", "folder", "verb", "calls", "flags", "arguments"]
 """What follows the name of a verb. recipe: an optional TOML file; sweep: one with a table of the verb's name, which has
-its settings; runs: run folders; recipe of a run: that of a verb that trains; model: a model folder; verb: after the
-flags, another verb; calls: flags, and the verb calls other verbs; flags: flags only; arguments: arguments that another
-program defined."""
+its settings; runs: run folders; recipe of a run: that of a verb that trains; folder: the folder that `first` names;
+verb: after the flags, another verb; calls: flags, and the verb calls other verbs; flags: flags only; arguments:
+arguments that another program defined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class Verb:
     """A verb. `settings`, `run`, `updates` and `split` are places, written "package.module:name" below `lambert`."""
 
     name: str
+    """One word, or two, as in "corpus verify"."""
     summary: str
     """One line for the help."""
     run: str
@@ -33,6 +34,8 @@ class Verb:
     place: int = 0
     """Verbs are listed in this order."""
     takes: Takes = "recipe"
+    first: str = ""
+    """The setting that the folder before the flags is."""
     example: str = ""
     """What may follow its name, for the error of a verb that requires something before its flags."""
     less_memory: str = "Free memory that other programs use."
@@ -83,6 +86,12 @@ def all_verbs() -> Mapping[str, Verb]:
 def provided(name: str) -> Any:
     """Returns what a wing provides to the house under this name (`PROVIDES`)."""
     return load(next(places[name] for places in collect("PROVIDES") if name in places))
+
+
+def find(tokens: Sequence[str]) -> Verb | None:
+    """Returns the verb with which a command line begins, or None."""
+    verbs = all_verbs()
+    return verbs.get(" ".join(tokens[:2])) or verbs.get(" ".join(tokens[:1]))
 
 
 def load(place: str) -> Any:

@@ -314,7 +314,7 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
     if not path.is_file():
         if remote := re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/([^/].*)", str(corpus)):  # a Path has one slash here
             url = public(f"{remote[1]}://{remote[2]}")
-            raise DataError(f"{url} is remote. Fetch it: `lambert prepare --fetch {url} --out {Path(url).name}`.")
+            raise DataError(f"{url} is remote. Fetch it: `lambert corpus fetch --from {url} --out {Path(url).name}`.")
         if is_work_folder(corpus):
             raise DataError(f"{corpus} is a work folder of `lambert prepare`: name the corpus that was made with it.")
         near: Sequence[str] = sorted(str(p.parent) for p in corpus.parent.glob("*/manifest.json"))[:3]

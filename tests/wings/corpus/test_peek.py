@@ -9,11 +9,10 @@ import pytest
 import lambert
 from lambert.core.errors import UsageError
 from lambert.text.streams import Stream
-from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.config import PeekConfig, PrepareConfig
 from lambert.wings.corpus.peek import peek
 from lambert.wings.corpus.pipeline import prepare
-from lambert.wings.corpus.verbs.peek import shown
-from lambert.wings.corpus.verbs.prepare import run
+from lambert.wings.corpus.verbs.peek import run, shown
 
 
 def sentence(n: int) -> str:
@@ -134,7 +133,7 @@ def test_files_are_not_read_to_the_end(tmp_path: Path, monkeypatch: pytest.Monke
         return data
 
     monkeypatch.setattr(Stream, "read", read)
-    assert len(peek(PrepareConfig((path,), peek=True))) == 10
+    assert len(peek(PeekConfig((path,)))) == 10
     assert 0 < count < path.stat().st_size / 3
     assert sorted(tmp_path.iterdir()) == [path]
 
@@ -153,10 +152,10 @@ def test_lines_fit_and_control_nothing(tmp_path: Path) -> None:
 
 def test_the_command(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
-    run(PrepareConfig((rows,), peek=True, steps=("extract,clean,tokens",), clean=("normalise",)), said.append)
+    run(PeekConfig((rows,), steps=("extract,clean,tokens",), clean=("normalise",)), said.append)
     assert sum(line.startswith("document ") for line in said) == 10
     assert capsys.readouterr() == ("", "")
-    with pytest.raises(UsageError, match=r"prepare requires --input\."):
-        PrepareConfig(peek=True)
+    with pytest.raises(UsageError, match=r"corpus peek requires --input\."):
+        PeekConfig()
     with pytest.raises(UsageError, match="is unknown"):
-        peek(PrepareConfig((rows,), peek=True, clean=("nonsense",)))
+        peek(PeekConfig((rows,), clean=("nonsense",)))

@@ -9,9 +9,9 @@ import pytest
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.shards import with_hash
-from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.config import PrepareConfig, VerifyCorpusConfig
 from lambert.wings.corpus.pipeline import prepare
-from lambert.wings.corpus.verbs.prepare import run
+from lambert.wings.corpus.verbs.verify import run
 from lambert.wings.corpus.verification import verify
 
 
@@ -54,9 +54,9 @@ def test_a_whole_corpus_is_verified(corpus: Path) -> None:
     manifest = verify(corpus)
     assert manifest["inputs_changed"] == manifest["inputs_gone"] == []
     lines: list[str] = []
-    assert run(PrepareConfig(verify=corpus), lines.append).folder == corpus
+    assert run(VerifyCorpusConfig(corpus), lines.append).folder == corpus
     assert lines[0].startswith("train ")
-    assert lines[-2] == "inputs      1 files, as they were"
+    assert lines[-2] == "inputs   1 files, as they were"
 
 
 def test_inputs_that_changed_or_are_gone_are_named(corpus: Path, whole: Path) -> None:
@@ -67,8 +67,8 @@ def test_inputs_that_changed_or_are_gone_are_named(corpus: Path, whole: Path) ->
         assert verify(corpus)["inputs_changed"] == [str(text)]
         text.rename(whole / "moved")
         lines: list[str] = []
-        run(PrepareConfig(verify=corpus), lines.append)
-        assert f"inputs      1 of 1 gone: {text}" in lines
+        run(VerifyCorpusConfig(corpus), lines.append)
+        assert f"inputs   1 of 1 gone: {text}" in lines
     finally:
         (whole / "moved").unlink(missing_ok=True)
         text.write_bytes(before)
@@ -78,8 +78,8 @@ def test_remote_inputs_are_not_compared(corpus: Path) -> None:
     url = "https://example.org/text.txt"
     rewrite(corpus, lambda manifest: manifest["inputs"][0].update(file=url))
     lines: list[str] = []
-    run(PrepareConfig(verify=corpus), lines.append)
-    assert lines[-2] == f"inputs      1 of 1 remote, and were not compared: {url}"
+    run(VerifyCorpusConfig(corpus), lines.append)
+    assert lines[-2] == f"inputs   1 of 1 remote, and were not compared: {url}"
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "tokenizer_config.json"])
@@ -150,9 +150,7 @@ def test_a_file_that_the_manifest_does_not_name_is_found(corpus: Path) -> None:
         verify(corpus)
 
 
-def test_verify_prepares_nothing(corpus: Path) -> None:
-    with pytest.raises(UsageError, match="leave out input and out"):
-        PrepareConfig((corpus,), verify=corpus)
+def test_what_is_missing_is_named(corpus: Path) -> None:
     with pytest.raises(UsageError, match=r"requires --input and --out\. Give"):
         PrepareConfig()
     with pytest.raises(UsageError, match=r"requires --out\. Give"):

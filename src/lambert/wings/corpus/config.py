@@ -1,10 +1,12 @@
-"""The settings of `lambert prepare`."""
+"""The settings of `lambert prepare` and of the verbs `lambert corpus`."""
 
 import hashlib
 import re
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from cyclopts import Parameter
 
 from lambert.core.errors import UsageError, shown
 from lambert.core.registry import nearest
@@ -57,6 +59,8 @@ class PrepareConfig:
 
     OUT = "out"
     """Name of the setting `out` in errors."""
+    WRITES = True
+    """Whether the settings are of a verb that writes a corpus."""
 
     input: tuple[str | Path, ...] = ()
     """Files, folders (searched recursively) and globs: .txt .md .jsonl .ndjson .parquet .csv .tsv .html .warc .wet,
@@ -140,14 +144,6 @@ class PrepareConfig:
     """Maximum share of unreadable documents (invalid UTF-8 or JSON, damaged files); prepare fails above it."""
     seed: int = 42
     """Seed that selects the held-out documents and the sample for the vocabulary."""
-    verify: Path | None = None
-    """Instead of preparing anything, checks all hashes and counts of the corpus in this folder."""
-    fetch: str = ""
-    """Instead of preparing anything, copies the corpus at this URL to the folder `out` and compares it with its
-    hashes."""
-    peek: bool = False
-    """Writes nothing, and shows ten documents of the inputs after each step: what `clean` does with them, their
-    sentences and their tokens."""
     workers: int = 0
     """Number of processes that split and encode text; the output does not depend on it. 0: one per core, at most 6, and
     one for small input."""
@@ -162,15 +158,13 @@ class PrepareConfig:
             if not isinstance(value := getattr(self, name), tuple | list):
                 raise UsageError(f"{name} = {shown(value)} must be a list; lambert.prepare also takes one value.")
         lacking = [name for name, value in (("--input", self.input), ("--out", Path(self.out).parts)) if not value]
-        if self.fetch:
-            _check_fetch(self)
-            return
-        if self.peek and "--out" in lacking:
+        if not self.WRITES and "--out" in lacking:
             lacking.remove("--out")
-        if lacking and self.verify is None:
+        if lacking:
+            verb = "prepare" if self.WRITES else "corpus peek"
             raise UsageError(
-                f"prepare requires {' and '.join(lacking)}. Give what is missing as flags or in a recipe; `lambert "
-                "prepare --help` explains it."
+                f"{verb} requires {' and '.join(lacking)}. Give what is missing as flags or in a recipe; `lambert "
+                f"{verb} --help` explains it."
             )
         if "" in map(str, self.input):
             raise UsageError("input has an empty entry: name a file or a folder; the current folder is `.`.")
@@ -179,12 +173,10 @@ class PrepareConfig:
         if self.weights and len(self.weights) != len(self.input):
             given, needed = len(self.weights), len(self.input)
             raise UsageError(f"weights has {given} numbers for {needed} inputs: give one for each.")
-        if self.verify is not None and len(lacking) < 2:
-            raise UsageError("verify checks a corpus and prepares nothing: leave out input and out.")
         for url in filter(is_remote, (*self.input, self.url, self.checksums)):
             check_url(str(url))
         for entry in self.input:
-            if is_remote(entry) and self.peek:
+            if is_remote(entry) and not self.WRITES:
                 raise UsageError(
                     f"{public(str(entry))} is remote, and peek reads local files: fetch it with steps = extract, then "
                     "peek at the files in the folder fetch of the work folder."
@@ -200,14 +192,14 @@ class PrepareConfig:
             raise UsageError("steps = clean needs functions: set clean, such as clean = normalise.")
         if "encode" in self.stages and self.tokenizer == "train":
             raise UsageError("steps = encode needs a tokenizer: name one, or leave encode out.")
-        if self.cleaners and not self.stages and not self.peek:
+        if self.cleaners and not self.stages and self.WRITES:
             raise UsageError(f"clean = {', '.join(self.cleaners)} needs steps: set steps = extract, clean, tokens.")
         uses = self.makes_corpus or "encode" in self.stages
         if self.deduplicate != DeduplicateConfig() and uses and not self.deduplicates:
             raise UsageError("deduplicate is set without its step: set steps = extract, deduplicate, tokens.")
         if self.url:
             _check_out(self)
-        elif self.stages and not self.peek and self.folder.resolve() in _with_parents(self.work_folder.resolve()):
+        elif self.stages and self.WRITES and self.folder.resolve() in _with_parents(self.work_folder.resolve()):
             raise UsageError(f"work = {self.work_folder} is in the output folder {self.out}: choose another work.")
         choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES, "tokenizer_kind": get_args(Kind)}
         if ":" not in self.format:
@@ -291,9 +283,6 @@ class PrepareConfig:
             "tokenizer",
             "steps",
             "work",
-            "verify",
-            "fetch",
-            "peek",
         }
         without |= {name for name, used in (("clean", self.clean), ("deduplicate", self.deduplicates)) if not used}
         without |= set() if self.weights else {"weights"}
@@ -312,6 +301,38 @@ class PrepareConfig:
         return values | ({"clean": [*self.cleaners]} if self.clean else {})
 
 
+class PeekConfig(PrepareConfig):
+    """The settings of `prepare` of which a few documents are shown. Nothing is written, so `out` is not needed."""
+
+    __slots__ = ()
+    WRITES = False
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCorpusConfig:
+    """Copies a prepared corpus and compares it with its hashes. Repeating the command continues the copy."""
+
+    source: Annotated[str, Parameter(name="--from")]
+    """URL of the corpus, such as s3://bucket/corpus."""
+    out: Path
+    """Folder to write."""
+
+    def __post_init__(self) -> None:
+        if not is_remote(self.source):
+            raise UsageError(f"--from {public(self.source)} is not a URL, such as s3://bucket/corpus.")
+        if address(self.out):
+            raise UsageError(f"--out {public(address(self.out))} is remote: name a local folder.")
+        check_url(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCorpusConfig:
+    """Compares every hash and every count of a corpus with its manifest."""
+
+    corpus: Annotated[Path, Parameter(parse=False)] = Path()
+    """Folder of the corpus."""
+
+
 def _check_used(config: PrepareConfig) -> None:
     """Raises UsageError if a setting would have no effect."""
     if twice := next((name for name in config.cleaners if config.cleaners.count(name) > 1), ""):
@@ -326,21 +347,13 @@ def _check_used(config: PrepareConfig) -> None:
     for name in _WITHOUT_EFFECT["given" if config.tokenizer != "train" else config.tokenizer_kind]:
         if getattr(config, name) != PrepareConfig.__dataclass_fields__[name].default:
             raise UsageError(f"{name} = {getattr(config, name)} has no effect {how}: leave it out.")
-    if not (config.stages or config.peek):
+    if config.WRITES and not config.stages:
         if config.metadata:
             raise UsageError("metadata is kept between steps only: set steps = extract, tokens, or leave it out.")
         if config.work is not None and not config.url:
             raise UsageError(f"work = {config.work} holds the results of steps: set steps, or leave it out.")
     if config.checksums and config.input and not any(map(is_remote, config.input)):
         raise UsageError("checksums are of remote inputs, and all inputs are local: leave it out.")
-
-
-def _check_fetch(config: PrepareConfig) -> None:
-    if config.input or not Path(config.out).parts or config.url or config.verify is not None:
-        raise UsageError("fetch copies a corpus and prepares nothing: give out, a local folder, and leave out input.")
-    if not is_remote(config.fetch):
-        raise UsageError(f"fetch = {public(config.fetch)} is no URL, such as s3://bucket/corpus.")
-    check_url(config.fetch)
 
 
 def _check_out(config: PrepareConfig) -> None:

@@ -6,10 +6,12 @@ from typing import Any
 from lambert.library import call_settings, lines, running
 from lambert.runs.result import Result
 from lambert.wings.corpus import peek as preview
-from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.config import FetchCorpusConfig, PrepareConfig, VerifyCorpusConfig
 from lambert.wings.corpus.peek import Peeked
 from lambert.wings.corpus.verbs import extend as extension
+from lambert.wings.corpus.verbs import fetch as fetching
 from lambert.wings.corpus.verbs import prepare as preparation
+from lambert.wings.corpus.verbs import verify as verification
 
 
 def prepare(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any) -> Result:
@@ -20,9 +22,22 @@ def prepare(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any
 
 
 def peek(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any) -> list[Peeked]:
-    """Returns ten documents of the inputs after each step, as `lambert prepare --peek` shows them, with the settings of
+    """Returns ten documents of the inputs after each step, as `lambert corpus peek` shows them, with the settings of
     `prepare`. Nothing is written, and `out` is not needed."""
-    return preview.peek(call_settings("prepare", recipe, {**settings, "peek": True}))
+    return preview.peek(call_settings("corpus peek", recipe, settings))
+
+
+def fetch_corpus(source: str, /, out: str | Path) -> Result:
+    """Copies a prepared corpus from a URL, such as s3://bucket/corpus, to a folder and compares it with its hashes, as
+    `lambert corpus fetch`. Repeating the call continues the copy."""
+    with running():
+        return fetching.run(FetchCorpusConfig(source, Path(out)), lines())
+
+
+def verify_corpus(corpus: str | Path, /) -> Result:
+    """Compares every hash and every count of a corpus with its manifest, as `lambert corpus verify`. Raises DataError
+    if they differ."""
+    return verification.run(VerifyCorpusConfig(Path(corpus)), lines())
 
 
 def extend(model: str | Path, /, **settings: Any) -> Result:

@@ -223,31 +223,31 @@ def test_settings(settings: dict[str, Any], words: str, rows: Path) -> None:
 
 def test_fetching(place: Place, rows: Path, tmp_path: Path, lambert: Callable[..., Any]) -> None:
     prepare(config(rows, place.url))
-    called = lambert("prepare", fetch=place.url, out=tmp_path / "back")
+    called = lambert("corpus", "fetch", "--from", place.url, out=tmp_path / "back")
     assert called.code == 0, called.err
     assert called.out.startswith(f"corpus  {tmp_path / 'back'}  (")
     assert local(tmp_path / "back") == place.content()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
-    one_line(lambert("prepare", fetch=place.url, out=tmp_path / "mine"), 2, "mine exists and is not the corpus at")
+    one_line(lambert("corpus", "fetch", "--from", place.url, out=tmp_path / "mine"), 2, "mine exists and is not the corpus at")
     none = f"{place.url}-none"
-    one_line(lambert("prepare", fetch=none, out=tmp_path / "none"), 3, f"No prepared corpus at {none}")
+    one_line(lambert("corpus", "fetch", "--from", none, out=tmp_path / "none"), 3, f"No prepared corpus at {none}")
     size = len(place.content()["train/00000.bin"])
     place.files.pipe(f"{place.path}/train/00000.bin", bytes(size))
-    called = lambert("prepare", fetch=place.url, out=tmp_path / "damaged")
+    called = lambert("corpus", "fetch", "--from", place.url, out=tmp_path / "damaged")
     last_line(called, 3, f"{place.url}/train/00000.bin is damaged: its SHA-256 is not that of the manifest")
     place.files.rm(f"{place.path}/train/00000.bin")
-    called = lambert("prepare", fetch=place.url, out=tmp_path / "damaged")
+    called = lambert("corpus", "fetch", "--from", place.url, out=tmp_path / "damaged")
     last_line(called, 3, f"{place.url}/train/00000.bin is missing: the command that made the corpus copies it again")
     assert not (tmp_path / "damaged").exists()
     prepare(config(rows, place.url))
-    assert lambert("prepare", fetch=place.url, out=tmp_path / "damaged").code == 0
+    assert lambert("corpus", "fetch", "--from", place.url, out=tmp_path / "damaged").code == 0
     assert local(tmp_path / "damaged") == local(tmp_path / "back")
 
 
 def test_a_verb_that_reads_a_corpus_says_how_to_fetch_it(tmp_path: Path, lambert: Callable[..., Any]) -> None:
     called = lambert("pretrain", "recipes/mini-laptop.toml", corpus="s3://b/wiki", out=tmp_path / "run")
-    one_line(called, 3, "s3://b/wiki is remote", "lambert prepare --fetch s3://b/wiki --out wiki")
+    one_line(called, 3, "s3://b/wiki is remote", "lambert corpus fetch --from s3://b/wiki --out wiki")
 
 
 @pytest.mark.parametrize("mebibytes", [0, 1, 120])

@@ -1,11 +1,22 @@
-"""Documents after each step of `prepare` as lines of text, for `lambert prepare --peek`."""
+"""`lambert corpus peek`: shows a few documents of the inputs after each step of `prepare`."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 
-from lambert.wings.corpus.peek import SENTENCES, Filtered, Peeked
+from lambert.runs.result import Say, silent
+from lambert.wings.corpus.config import PeekConfig
+from lambert.wings.corpus.peek import SENTENCES, Filtered, Peeked, peek
 
 LABEL = 12
 """Width of the first column."""
+
+
+def run(config: PeekConfig, say: Say = silent) -> list[Peeked]:
+    """Shows ten documents of the inputs. Writes nothing."""
+    documents = peek(config)
+    for line in shown(documents, width=shutil.get_terminal_size((100, 24)).columns):
+        say(line)
+    return documents
 
 
 def shown(documents: Sequence[Peeked], width: int) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """`lambert prepare`: converts raw text to a tokenizer and token shards."""
 
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +12,9 @@ from lambert.runs.result import Result, Say, silent
 from lambert.text.rows import JSON, first_notes, kind
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.documents import ends_early
-from lambert.wings.corpus.peek import peek
 from lambert.wings.corpus.pipeline import prepare
 from lambert.wings.corpus.remote import corpora
 from lambert.wings.corpus.remote.fetch import AGAIN
-from lambert.wings.corpus.verbs.peek import shown
-from lambert.wings.corpus.verification import verify
 
 __all__ = ["PrepareConfig", "corpus_of_run", "run"]
 
@@ -41,22 +37,8 @@ class _CorpusOfRun(PrepareConfig):
 
 
 def run(config: PrepareConfig, say: Say = silent) -> Result:
-    """Prepares the corpus, shows progress on stderr, and says what was kept and dropped.
-
-    With `config.verify`, only checks a corpus; with `config.peek`, only shows some documents. Raises SavedAndStopped
-    after a signal.
-    """
-    if config.verify is not None:
-        _verify(config.verify, say)
-        return Result(config.verify)
-    if config.fetch:
-        with graceful_stop("; the files that are complete are kept", CONTINUE):
-            _fetch(config, say)
-        return Result(config.folder)
-    if config.peek:
-        for line in shown(peek(config), width=shutil.get_terminal_size((100, 24)).columns):
-            say(line)
-        return Result(config.folder)
+    """Prepares the corpus, shows progress on stderr, and says what was kept and dropped. Raises SavedAndStopped after a
+    signal."""
     status, again = " before the end; no corpus was written", START_AGAIN
     if config.stages:
         status, again = "; the parts that are complete are kept", CONTINUE
@@ -110,33 +92,6 @@ def _row_notes(config: PrepareConfig, inputs: Sequence[Mapping[str, Any]]) -> It
     for path in [Path(entry["file"]) for entry in inputs[:_NOTED]]:
         if kind(path) in suffixes:
             yield from first_notes(path, [config.text_field])
-
-
-def _fetch(config: PrepareConfig, say: Say) -> None:
-    started = time.monotonic()
-    with progress(None, "fetching", unit="MB", quiet=say is silent, summary=False) as bar:
-        show = lambda done, total, phase: bar.update(phase, done / 1e6, total / 1e6)  # noqa: E731
-        manifest = corpora.fetch_corpus(config.fetch, config.folder, show)
-    tokens = sum(split["tokens"] for split in manifest["splits"].values())
-    say(f"corpus  {config.folder}  ({tokens:,} tokens, {time.monotonic() - started:.1f} s)")
-
-
-def _verify(corpus: Path, say: Say) -> None:
-    with progress(None, "verifying", unit="M tokens", quiet=say is silent, summary=False) as bar:
-        manifest = verify(corpus, lambda done, total, phase: bar.update(phase, done / 1e6, total / 1e6))
-    for name, split in manifest["splits"].items():
-        say(
-            f"{name:<{_LABEL}} {split['documents']:,} documents, {split['sentences']:,} sentences, {split['tokens']:,} "
-            f"tokens in {len(split['shards']):,} files: as the manifest says"
-        )
-    count = same = len(manifest["inputs"])
-    for group, what in (("changed", "changed since"), ("gone", "gone"), ("remote", "remote, and were not compared")):
-        if names := manifest[f"inputs_{group}"]:
-            same -= len(names)
-            say(f"{'inputs':<{_LABEL}} {len(names):,} of {count:,} {what}: {names[0]}{' ...' if names[1:] else ''}")
-    if same:
-        say(f"{'inputs':<{_LABEL}} {same:,} files, as they were")
-    say(f"{'verified':<{_LABEL}} {corpus}")
 
 
 def summary_of_steps(steps: dict[str, Any]) -> list[str]:
