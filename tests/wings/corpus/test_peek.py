@@ -29,7 +29,7 @@ def rows(tmp_path: Path) -> Path:
 def test_the_documents_are_those_of_prepare(rows: Path, tmp_path: Path) -> None:
     out = tmp_path / "corpus"
     prepare(PrepareConfig((rows,), out, vocabulary=120, heldout=0.0))
-    found = peek(PrepareConfig((rows,), tokenizer=str(out), peek=True))
+    found = peek(PeekConfig((rows,), tokenizer=str(out)))
     assert [document.text for document in found] == [sentence(n) for n in range(10)]
     assert [document.place for document in found] == [f"line {n}" for n in range(1, 11)]
     assert found[0].sentences == [

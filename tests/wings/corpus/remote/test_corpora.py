@@ -229,7 +229,8 @@ def test_fetching(place: Place, rows: Path, tmp_path: Path, lambert: Callable[..
     assert local(tmp_path / "back") == place.content()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
-    one_line(lambert("corpus", "fetch", "--from", place.url, out=tmp_path / "mine"), 2, "mine exists and is not the corpus at")
+    called = lambert("corpus", "fetch", "--from", place.url, out=tmp_path / "mine")
+    one_line(called, 2, "mine exists and is not the corpus at")
     none = f"{place.url}-none"
     one_line(lambert("corpus", "fetch", "--from", none, out=tmp_path / "none"), 3, f"No prepared corpus at {none}")
     size = len(place.content()["train/00000.bin"])
