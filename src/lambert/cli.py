@@ -135,102 +135,148 @@ def call(
     `values` are nested settings that override the recipe; errors say that they are from the `source`. None unsets a
     setting.
     """
-    verbs = all_verbs()
-    verb = find(tokens)
-    if verb and " " in verb.name:  # two words, which are one command to the parser
-        tokens = [verb.name, *tokens[2:]]
-    chosen = tokens[0] if tokens else ""
-    groups = {name.partition(" ")[0] for name in verbs if " " in name}
-    if verb is None and chosen in groups:
-        listed = ", ".join(name for name in verbs if name.startswith(f"{chosen} "))
-        raise UsageError(f"{chosen} is the first word of {listed}: give both words.")
-    if verb is None and chosen in NOT_YET:
-        raise UsageError(f"There is no verb {chosen} yet. {NOT_YET[chosen]}")
-    if verb and not verb.settings:
-        _exit(load(verb.run)(tokens[1:]))
-    kind = settings_of(verb) if verb else None
-    takes = verb.takes if verb else ""
-    trains = verb is not None and bool(verb.updates)
-    if trains:
-        tokens = with_names(kind, tokens)
-    app = App(
-        name="lambert", help=HELP, version=__version__, result_action="return_value", suppress_keyboard_interrupt=False
-    )
-    app.default_parameter = Parameter(
-        negative_iterable=(), consume_multiple=True, json_list=False, show_default=_shown_default
-    )
-    beside: dict[str, Any] = {}
-    for place, (name, other) in enumerate(verbs.items()):
-        if name == chosen:
-            app.command(_command(other, tokens, run, beside), name=name, sort_key=place)
-            common = getattr(sys.modules[kind.__module__], "COMMON", ())
-            if common and HELP_FLAGS & set(tokens):  # imports rich
+    line = _Line(tokens)
+    if line.verb and not line.verb.settings:
+        _exit(load(line.verb.run)(tokens[1:]))
+    overrides = line.take_values(values, source) if values else {}
+    line.take_recipe(overrides)
+    line.check_flags()
+    app = line.app(run)
+    try:
+        return app(line.tokens, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        if (better := line.explained(error, source)) is error:
+            raise
+        raise better from error
+
+
+class _Line:
+    """A command line that is being parsed.
+
+    Attributes:
+        verb: Its verb, or None if it has none that exists.
+        kind: The settings dataclass of the verb.
+        tokens: The tokens that the parser reads.
+        beside: Settings that are not parsed.
+        given: Dotted names of the settings that the recipe and the values of the call give.
+    """
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.verb = find(tokens)
+        if self.verb is None and tokens:
+            _refuse_name(tokens[0])
+        self.kind: Any = settings_of(self.verb) if self.verb and self.verb.settings else None
+        self.takes = self.verb.takes if self.verb else ""
+        self.trains = self.verb is not None and bool(self.verb.updates)
+        if self.verb and " " in self.verb.name:  # two words, which are one command to the parser
+            tokens = [self.verb.name, *tokens[2:]]
+        self.tokens = with_names(self.kind, tokens) if self.trains else tokens
+        self.beside: dict[str, Any] = {}
+        self.given: set[str] = set()
+        self._sources: list[Dict] = []
+
+    def take_values(self, values: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+        """Takes the settings of a call, and returns those that the parser reads."""
+        if self.takes == "sweep":
+            own = ("space", "base")
+            self.beside |= {name: values[name] for name in own if values.get(name) is not None}
+            values = {name: value for name, value in values.items() if name not in own}
+        if self.trains:
+            values = with_tables(self.kind, self._without_expectation(values, source))
+        if values:
+            check_names(dotted(values), source.capitalize())
+            check_numbers(self.kind, values, as_text=True)
+            self._add(values, without(values, values), source)
+        return values
+
+    def take_recipe(self, overrides: Mapping[str, Any]) -> None:
+        """Takes the settings of the recipe that follows the verb, if one does, without those that `overrides` has."""
+        if self.takes not in ("recipe", "sweep") or len(self.tokens) < 2 or self.tokens[1].startswith("-"):
+            return
+        assert self.verb is not None
+        recipe = Path(self.tokens[1])
+        if recipe.suffix != ".toml" or not recipe.is_file():
+            raise no_recipe(recipe, self.kind)
+        found = read(recipe)
+        if self.takes == "sweep":
+            found, parts = load(self.verb.split)(found, str(recipe))
+            self.beside = parts | self.beside
+        if self.trains:
+            found = with_tables(self.kind, self._without_expectation(found, str(recipe)))
+        check_names({*self.given, *dotted(found)}, str(recipe))
+        check_numbers(self.kind, found)
+        self._add(found, without(found, overrides), str(recipe.absolute()))
+
+    def check_flags(self) -> None:
+        """Raises UsageError for flags in a wrong form, and sets aside those that the parser does not read."""
+        if self.trains:
+            check_names(self._flags(), "The command")
+        if self.verb:
+            check_flags(self.kind, self.tokens)
+        if self.verb and self.verb.split and self.takes != "sweep":
+            self.tokens, parts = load(self.verb.split)(self.tokens)
+            self.beside |= parts
+
+    def app(self, run: Callable[..., Any] | None) -> App:
+        """Returns the parser. It knows the settings of the verb, and of other verbs the line that explains each."""
+        app = App(
+            name="lambert", help=HELP, version=__version__, result_action="return_value",
+            suppress_keyboard_interrupt=False, config=tuple(self._sources),
+        )  # fmt: skip
+        app.default_parameter = Parameter(
+            negative_iterable=(), consume_multiple=True, json_list=False, show_default=_shown_default
+        )
+        for place, other in enumerate(all_verbs().values()):
+            if other is not self.verb:
+                app.command(App(name=other.name, help=other.summary, sort_key=place))
+                continue
+            app.command(_command(other, self.tokens, run, self.beside), name=other.name, sort_key=place)
+            common = getattr(sys.modules[self.kind.__module__], "COMMON", ())
+            if common and HELP_FLAGS & set(self.tokens):  # imports rich
                 from lambert.help_panels import ByTable
 
-                app[name].help_formatter = ByTable(common)
-        else:
-            app.command(App(name=name, help=other.summary, sort_key=place))
-    given: set[str] = set()
-    sources = []
-    if values and takes == "sweep":
-        beside |= {name: values[name] for name in ("space", "base") if values.get(name) is not None}
-        values = {name: value for name, value in values.items() if name not in ("space", "base")}
-    if values and trains:
-        values = with_tables(kind, _split_expectation(values, source, beside))
-    if values:
-        check_names(dotted(values), source.capitalize())
-        check_numbers(kind, values, as_text=True)
-        given.update(dotted(values))
-        sources.append(Dict({chosen: without(values, values)}, source=source))
-    if takes in ("recipe", "sweep") and len(tokens) > 1 and not tokens[1].startswith("-"):
-        recipe = Path(tokens[1])
-        if recipe.suffix != ".toml" or not recipe.is_file():
-            raise no_recipe(recipe, kind)
-        found = read(recipe)
-        if verb and takes == "sweep":
-            found, parts = load(verb.split)(found, str(recipe))
-            beside |= parts | beside
-        if trains:
-            found = with_tables(kind, _split_expectation(found, str(recipe), beside))
-        given.update(dotted(found))
-        check_names(given, str(recipe))
-        check_numbers(kind, found)
-        sources.append(Dict({chosen: without(found, values or {})}, source=str(recipe.absolute())))
-    app.config = tuple(sources)
-    flags = {token[2:].partition("=")[0].replace("-", "_") for token in tokens if token.startswith("--")}
-    if trains:
-        check_names(flags, "The command")
-    if verb:
-        check_flags(kind, tokens)
-    if verb and verb.split and takes != "sweep":
-        tokens, parts = load(verb.split)(tokens)
-        beside |= parts
-    try:
-        return app(tokens, exit_on_error=False, print_error=False)
-    except MissingArgumentError as error:
-        raise (missing(error, verb, kind, given | flags) if verb else error) from error
-    except UnknownOptionError as error:
-        known = [name[2:].replace("-", "_") for argument in error.argument_collection for name in argument.names]
-        if error.token.source == "cli":
-            flag = str(error.token.keyword or error.token.value)
-            if not (ours := our_setting(flag.lstrip("-").replace("-", "_"), known)):
-                raise
-            raise UsageError(f"Unknown option: {flag}. Did you mean --{ours.replace('_', '-')}?") from error
-        where, setting = place_of(error.token, tokens, source)
-        raise other_verb(where, given) or unknown_name(where, setting, known) from error
-    except CoercionError as error:
-        if error.token is None or error.target_type is None:
-            raise
-        raise wrong_type(*place_of(error.token, tokens, source), error.token.value, error.target_type) from error
-    except UnusedCliTokensError as error:
-        raise stray(tokens, (error.unused_tokens or tokens[-1:])[0], verb) from error
+                app[other.name].help_formatter = ByTable(common)
+        return app
+
+    def explained(self, error: CycloptsError, source: str) -> CycloptsError | UsageError:
+        """Returns an error of the parser, or one that says more."""
+        if isinstance(error, MissingArgumentError) and self.verb:
+            return missing(error, self.verb, self.kind, self.given | self._flags())
+        if isinstance(error, UnknownOptionError):
+            known = [name[2:].replace("-", "_") for argument in error.argument_collection for name in argument.names]
+            if error.token.source == "cli":
+                flag = str(error.token.keyword or error.token.value)
+                ours = our_setting(flag.lstrip("-").replace("-", "_"), known)
+                hint = f"Unknown option: {flag}. Did you mean --{ours.replace('_', '-')}?" if ours else ""
+                return UsageError(hint) if hint else error
+            where, setting = place_of(error.token, self.tokens, source)
+            return other_verb(where, self.given) or unknown_name(where, setting, known)
+        if isinstance(error, CoercionError) and error.token is not None and error.target_type is not None:
+            return wrong_type(*place_of(error.token, self.tokens, source), error.token.value, error.target_type)
+        if isinstance(error, UnusedCliTokensError):
+            return stray(self.tokens, (error.unused_tokens or self.tokens[-1:])[0], self.verb)
+        return error
+
+    def _add(self, given: Mapping[str, Any], read_by_parser: Mapping[str, Any], source: str) -> None:
+        self.given.update(dotted(given))
+        self._sources.append(Dict({self.tokens[0]: read_by_parser}, source=source))
+
+    def _flags(self) -> set[str]:
+        return {token[2:].partition("=")[0].replace("-", "_") for token in self.tokens if token.startswith("--")}
+
+    def _without_expectation(self, values: Mapping[str, Any], source: str) -> dict[str, Any]:
+        """Returns the settings of a run without its table [expect], which is put into `beside` unless that has one."""
+        if TABLE in values and TABLE not in self.beside:
+            self.beside[TABLE] = None if values[TABLE] is None else expectation(values[TABLE], source)
+        return {name: value for name, value in values.items() if name != TABLE}
 
 
-def _split_expectation(values: Mapping[str, Any], source: str, beside: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a run without its table [expect], which is put into `beside` unless that has one."""
-    if TABLE in values and TABLE not in beside:
-        beside[TABLE] = None if values[TABLE] is None else expectation(values[TABLE], source)
-    return {name: value for name, value in values.items() if name != TABLE}
+def _refuse_name(name: str) -> None:
+    """Raises UsageError for the name of a verb that does not exist, if there is something to say beside the list."""
+    if listed := [verb for verb in all_verbs() if verb.startswith(f"{name} ")]:
+        raise UsageError(f"{name} is the first word of {', '.join(listed)}: give both words.")
+    if name in NOT_YET:
+        raise UsageError(f"There is no verb {name} yet. {NOT_YET[name]}")
 
 
 def _shown_default(value: Any) -> str | None:
