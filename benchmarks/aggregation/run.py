@@ -1,6 +1,6 @@
 """How many batches to aggregate per update: SQuAD from a pre-trained encoder, AdamW and RAdam, several seeds.
 
-    python benchmarks/aggregation.py --init MODEL --train train-v1.1.json --dev dev-v1.1.json --out study.jsonl
+    python -m benchmarks.aggregation.run --init MODEL --train train-v1.1.json --dev dev-v1.1.json --out study.jsonl
 
 Determined's study of SQuAD aggregates the gradients of several batches before each update, as more devices do. Here a
 batch has `--batch` questions (12 on one GPU in Determined's recipe), and an update aggregates 1 to 100 of them:
@@ -14,7 +14,7 @@ batch has `--batch` questions (12 on one GPU in Determined's recipe), and an upd
 
 Appends a line of JSON for each run to `--out` and omits the runs that it has already, so a killed study continues. All
 other settings are those of recipes/squad-v1.1.toml. `--table` prints the tables of a file of runs and writes the plot
-beside it instead. studies/aggregation/runs.jsonl has the runs so far.
+beside it instead. runs.jsonl in this folder has the runs so far.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import experiment
-from experiment import ROOT, Row
-from finetune import thinned, trained
+from benchmarks.support import experiment
+from benchmarks.support.experiment import ROOT, Row
+from benchmarks.support.fine_tuning import read_training_time, thin
 
 MODES = {
     "samples": "Equal samples, one learning rate",
@@ -69,7 +69,7 @@ def plans(args: argparse.Namespace, questions: int, rows: list[Row]) -> Iterator
 def run(args: argparse.Namespace, train: Path, plan: Row) -> Row:
     """Trains, and returns the plan with the seconds of training and the scores."""
     with tempfile.TemporaryDirectory() as folder:
-        dev = thinned(args.dev, args.dev_limit, Path(folder) / "dev.json") if args.dev_limit else args.dev
+        dev = thin(args.dev, args.dev_limit, Path(folder) / "dev.json") if args.dev_limit else args.dev
         out = Path(folder) / "run"
         flags: Row = {  # as many epochs as updates: the updates end the run
             "init": args.init, "data": train, "dev": dev, "out": out, "seed": plan["seed"], "log.every": 1,
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace, train: Path, plan: Row) -> Row:
             "train.threads": args.threads,
         }  # fmt: skip
         experiment.lambert("finetune", ROOT / "recipes/squad-v1.1.toml", flags=flags, threads=args.threads)
-        seconds, sequences = trained(out)
+        seconds, sequences = read_training_time(out)
         return {**plan, "seconds": round(seconds, 2), "sequences": sequences, **experiment.scores(out)}
 
 
@@ -132,7 +132,7 @@ def main() -> None:
         return
     if not (args.init and args.train and args.dev):
         parser.error("--init, --train and --dev are needed")
-    train = thinned(args.train, args.limit, args.out.with_suffix(".train.json"))
+    train = thin(args.train, args.limit, args.out.with_suffix(".train.json"))
     text = json.loads(train.read_text(encoding="utf-8"))["data"]
     questions = sum(len(paragraph["qas"]) for article in text for paragraph in article["paragraphs"])
     experiment.continued(args.out, partial(plans, args, questions), partial(run, args, train), args.runs)

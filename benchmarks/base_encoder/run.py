@@ -1,11 +1,11 @@
 """Trains the encoder that the studies of short runs start from: BERT-tiny of 64 positions, in two stages.
 
-    python benchmarks/base.py --work WORK --out MODEL
+    python -m benchmarks.base_encoder.run --work WORK --out MODEL
 
 From nothing, a small encoder learns only the frequencies of words for its first thousands of updates (docs/log.md),
 whatever else is varied. So these studies start from this encoder, as MLPerf's BERT starts from a checkpoint. The stages
 are twice as long as their recipes. When the plateau ends depends on rounding: another seed is tried where it has not
-ended. Hence other machines get other encoders, and studies/base/model has the one that all runs of the studies started
+ended. Hence other machines get other encoders; model/ in this folder is the one that all runs of the studies started
 from.
 """
 
@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiment import BASE, DEMO, lambert, scores
+from benchmarks.support.experiment import BASE, DEMO, lambert, scores
 
 PAST_PLATEAU = 5.0
 """Nats at 64 tokens on the demo's novels. Frequencies of words give 6.2, the plateau on which small encoders stay at

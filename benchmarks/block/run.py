@@ -1,10 +1,10 @@
 """Which block, and which of its companions, gives the better small encoder in equal time?
 
-    python benchmarks/block.py rates --corpus CORPUS
-    python benchmarks/block.py runs --corpus CORPUS --data GLUE
-    python benchmarks/block.py table
+    python -m benchmarks.block.run rates --corpus CORPUS
+    python -m benchmarks.block.run runs --corpus CORPUS --data GLUE
+    python -m benchmarks.block.run table
 
-The baseline is studies/block/bert.toml at half the width and smaller batches: BERT's block, 15% masked, AdamW, a linear
+The baseline is bert.toml at half the width and smaller batches: BERT's block, 15% masked, AdamW, a linear
 schedule, fresh weights with a standard deviation of 0.02. The arms (ARMS) change one thing of it, or go from it
 to the modern block in steps: rotary positions and a gated unit (the block of gte), then norms before the layers, then
 no biases, then local attention. CORPUS is of the recipe's vocabulary size.
@@ -30,9 +30,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import experiment
-from experiment import Row
-from finetune import thinned
+from benchmarks.support import experiment
+from benchmarks.support.experiment import Row
+from benchmarks.support.fine_tuning import thin
 
 GATED = 2.625
 """Width of a gated unit over that of the encoder, so that a layer has as many weights as one of BERT's."""
@@ -65,7 +65,7 @@ ARMS: dict[str, dict[str, Any]] = {
 """Settings of the arms; `model.intermediate` in widths, and a standard deviation of None is 1 / sqrt(width)."""
 UPDATES_OF = {"bert, spread by width": "bert", "bert, rotary and gate": "modern", "modern, biases": "modern"}
 """Arms that have the number of updates of another one: there are no compiled kernels for the last two."""
-RECIPE = experiment.STUDIES / "block/bert.toml"
+RECIPE = Path(__file__).with_name("bert.toml")
 RECIPE_SIZE = (256, 32)
 """Its width, and the sequences of an update of `rates`."""
 
@@ -116,7 +116,7 @@ def scored(args: argparse.Namespace, plan: Row) -> Row:
         where = {"device": args.device, "precision": args.precision}
         if not scores:
             return {**plan, "mlm": None, "sst2": None, **where}
-        train = thinned(args.data / "SST-2/train.tsv", args.rows, Path(folder) / "train.tsv")
+        train = thin(args.data / "SST-2/train.tsv", args.rows, Path(folder) / "train.tsv")
         flags = {
             "init": run, "data": train, "dev": args.data / "SST-2/dev.tsv", "out": tuned, "seed": plan["seed"],
             "task.columns.text": "sentence", "train.epochs": 3, "train.batch-size": 32,
@@ -188,7 +188,7 @@ def main() -> None:
     experiment.concurrent_arguments(parser)
     parser.add_argument("work", choices=WORKS)
     parser.add_argument("--corpus", type=Path)
-    parser.add_argument("--rates", type=Path, default=experiment.STUDIES / "block/rates.jsonl")
+    parser.add_argument("--rates", type=Path, default=Path(__file__).with_name("rates.jsonl"))
     parser.add_argument("--runs", type=int, default=0, help="end after so many new runs; 0: all")
     parser.add_argument("--data", type=Path, help="folder of GLUE's files")
     parser.add_argument("--steps", type=int, default=1000, help="updates of the baseline")

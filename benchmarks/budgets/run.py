@@ -1,15 +1,15 @@
 """The best encoder for a budget: pre-training from nothing in so much processor time, scored on a fixed set of tasks.
 
-    python benchmarks/budgets.py score --model MODEL --data DATA --work WORK
-    python benchmarks/budgets.py run --budget cpu-10-minutes --text WIKIPEDIA... --data DATA --work WORK [--peer]
-    python benchmarks/budgets.py sizes --budget cpu-10-minutes --text WIKIPEDIA... --work WORK
-    python benchmarks/budgets.py table
+    python -m benchmarks.budgets.run score --model MODEL --data DATA --work WORK
+    python -m benchmarks.budgets.run run --budget cpu-10-minutes --text WIKIPEDIA... --data DATA --work WORK [--peer]
+    python -m benchmarks.budgets.run sizes --budget cpu-10-minutes --text WIKIPEDIA... --work WORK
+    python -m benchmarks.budgets.run table
 
 `score` fine-tunes any model folder that Lambert reads on five tasks with each of `--seeds`, and prints the scores, in
-per cent: names (studies/base: F1), squad (SQuAD v1.1, 2,000 questions of train, 500 of dev: F1), mrpc (accuracy), sst2
+per cent: names (base_encoder: F1), squad (SQuAD v1.1, 2,000 questions of train, 500 of dev: F1), mrpc (accuracy), sst2
 (4,000 rows of train: accuracy) and sts-b (vectors trained on its pairs: Spearman on dev). The score is their mean. The
 settings of the tasks are fixed (TASKS); the learning rate is `finetune`'s own, by the width of the model, but that of
-names is that of studies/base, 1e-3.
+names is that of base_encoder, 1e-3.
 
 `run` measures what an update of the budget's recipe costs, gives the recipe as many updates as the budget allows,
 pre-trains and scores. `--peer` pre-trains a BERT of the same layers and width with transformers instead
@@ -21,10 +21,10 @@ Nothing else may run then, also not on the other hardware threads of the process
 recipe's other settings and its learning rate or `--lr`, and appends their held-out loss to sizes.jsonl beside `--out`:
 the search for the size of the recipe.
 
-DATA is the folder with squad/ and glue/ (trust.py says which files). WORK keeps what is under way: a command that was
-killed continues, but for the pre-training of the peer, which starts again. A run appends a line of JSON to `--out`,
-with the device and the version of torch; a run that is there is omitted. The log of Lambert's pre-training goes to
-logs/ beside `--out`.
+DATA is the folder with squad/ and glue/ (fine_tuning_scores says which files). WORK keeps what is under way: a command
+that was killed continues, but for the pre-training of the peer, which starts again. A run appends a line of JSON to
+`--out`, with the device and the version of torch; a run that is there is omitted. The log of Lambert's pre-training
+goes to logs/ beside `--out`.
 """
 
 import argparse
@@ -44,17 +44,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import experiment
 import torch
-import trust
-from experiment import ROOT, STUDIES, Row
-from finetune import thinned
 
+from benchmarks.fine_tuning_scores.run import open_plain, read_scored_pairs
+from benchmarks.support import experiment
+from benchmarks.support.experiment import BENCHMARKS, Row
+from benchmarks.support.fine_tuning import thin
 from lambert.engine.precision import has_bfloat16
 
 BUDGETS = {"cpu-10-minutes": 600.0, "cpu-2-hours": 7200.0, "gpu-1-minute": 60.0, "gpu-30-minutes": 1800.0}
-"""Seconds. The recipes are studies/budgets/NAME.toml."""
-HERE = STUDIES / "budgets"
+"""Seconds. The recipes are NAME.toml in this folder."""
+HERE = Path(__file__).parent
 PILOT = 0.04
 """The part of the budget that the two runs which measure the time of an update differ by, at least."""
 SIZES = {
@@ -108,20 +108,20 @@ TASKS = {
         {"task.name": "embed", "task.max-length": 64, "train.epochs": 4, "train.batch-size": 32},
     ),
 }  # fmt: skip
-"""Besides `names`, whose recipe is in studies/base. An encoder needs 128 positions."""
+"""Besides `names`, whose recipe is in base_encoder. An encoder needs 128 positions."""
 
 
 def files(args: argparse.Namespace, folder: Path, name: str) -> tuple[Path, Path]:
     """The training and dev file of a task, in the folder of the model that is scored: two may be scored at a time."""
     task, out = TASKS[name], folder / "data" / name
     out.mkdir(parents=True, exist_ok=True)
-    train, dev = (trust.opened(args.data, path, out) for path in (task.train, task.dev))
+    train, dev = (open_plain(args.data, path, out) for path in (task.train, task.dev))
     if name == "sts-b":
-        train, dev = trust.scored_pairs(train), trust.scored_pairs(dev)
+        train, dev = read_scored_pairs(train), read_scored_pairs(dev)
     if task.limit:
-        train = thinned(train, task.limit, out / f"train-{task.limit}{train.suffix}")
+        train = thin(train, task.limit, out / f"train-{task.limit}{train.suffix}")
     if task.dev_limit:
-        dev = thinned(dev, task.dev_limit, out / f"dev-{task.dev_limit}{dev.suffix}")
+        dev = thin(dev, task.dev_limit, out / f"dev-{task.dev_limit}{dev.suffix}")
     return train, dev
 
 
@@ -219,7 +219,7 @@ def peer(args: argparse.Namespace, corpus: Path, out: Path) -> Row:
     }  # fmt: skip
     (out / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
     gpu = args.budget.startswith("gpu")
-    command = [sys.executable, str(ROOT / "benchmarks/peers/transformers_pretrain.py")]
+    command = [sys.executable, str(BENCHMARKS / "peers/transformers_pretrain.py")]
     command += ["--bf16"] if has_bfloat16(torch.device("cuda" if gpu else "cpu")) else []
     command += ["--corpus", str(corpus), "--config", str(out / "config.json"), "--out", str(out)]
     command += ["--seconds", str(args.seconds), "--seed", str(args.seed), "--threads", str(args.threads)]

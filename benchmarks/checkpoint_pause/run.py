@@ -1,6 +1,6 @@
 """How long does a checkpoint in the background hold training up, and how much does it slow it down?
 
-    python benchmarks/checkpoint.py --out FOLDER [--size base] [--saves 4] [--steps 6] [--tokens 64]
+    python -m benchmarks.checkpoint_pause.run --out FOLDER [--size base] [--saves 4] [--steps 6] [--tokens 64]
 
 A model of a published size over BERT's vocabulary with LAMB's two moments takes real training steps of --tokens tokens,
 and is saved into FOLDER (which needs room for three checkpoints and is emptied at the end). One thread computes, one

@@ -1,6 +1,6 @@
 """What the checks of docs/reliability.md cost: of a corpus at the start of a run, of each update, of each checkpoint.
 
-    python benchmarks/checks.py [--size mini] [--updates 60] [--corpora 25 2000] [--out FILE]
+    python -m benchmarks.checks.run [--size mini] [--updates 60] [--corpora 25 2000] [--out FILE]
 
 Text is made of the words of the demo's novels and prepared; the corpora repeat its tokens until they have so many
 megabytes. A line of JSON for each corpus: seconds (fastest, median, slowest) of the check before the first update, with
@@ -26,13 +26,14 @@ import numpy as np
 import torch
 
 import lambert
+from benchmarks.support.experiment import DEMO
 from lambert.core.shards import SPLITS, Split, SplitWriter, check_corpus, read_manifest, with_hash
 from lambert.data.source import CorpusSource
 from lambert.engine import archive, log
 from lambert.engine.guard import Guard
 from lambert.model.config import SIZES
 
-NOVELS = Path(__file__).parent.parent / "demo" / "data" / "novels.jsonl.xz"
+NOVELS = DEMO / "data/novels.jsonl.xz"
 TEXT_MEGABYTES = 25
 ROUNDS = 5
 

@@ -1,6 +1,6 @@
 """What `lambert pretrain` builds from a corpus's index before its first update: time and memory.
 
-    python benchmarks/index.py --sentences 100_000_000 [--json]
+    python -m benchmarks.corpus_index.run --sentences 100_000_000 [--json]
 
 Writes a corpus of that many sentences to a temporary folder (16 bytes a sentence, and a sparse file for the tokens, of
 which none is read); lengths are log-normal, 30 tokens a sentence and 25 sentences a document on average, both with a

@@ -1,6 +1,6 @@
 """A student of three layers, with and without a teacher: scores over seeds, size, and speed of prediction.
 
-    python benchmarks/distillation.py --init MINILM --glue GLUE --out OUT [--limit 64] [--seeds 3]
+    python -m benchmarks.distillation.run --init MINILM --glue GLUE --out OUT [--limit 64] [--seeds 3]
 
 For each task (SST-2, and MRPC with its test file) MINILM, a model folder of six layers, is fine-tuned on a part of the
 training rows, taken evenly (3,000 and 1,200, or `--limit`). The result is the teacher. Then for each seed a student
@@ -30,9 +30,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from adaptation import spread
-from finetune import thinned, trained
-from vectors import measured
+from benchmarks.support.fine_tuning import read_training_time, take_evenly, thin
+from benchmarks.support.processes import measure
 
 FILES = {
     "sst2": ("SST-2", "train.tsv", "dev.tsv", "accuracy"),
@@ -74,7 +73,7 @@ def table_of(glue: Path, task: str, out: Path, limit: int) -> tuple[Path, Path]:
         text = gzip.decompress(packed.read_bytes()) if packed.exists() else plain.read_bytes()
         (path := out / f"{split}.tsv").write_bytes(text)
         found.append(path)
-    return thinned(found[0], limit, out / "train.tsv"), found[1]
+    return thin(found[0], limit, out / "train.tsv"), found[1]
 
 
 def tuned(args: argparse.Namespace, task: str, data: tuple[Path, Path], out: Path, **flags: object) -> dict[str, Any]:
@@ -85,8 +84,8 @@ def tuned(args: argparse.Namespace, task: str, data: tuple[Path, Path], out: Pat
         "train.threads": args.threads, "log.every": 1, "train.save-every": 0, **flags,
     }  # fmt: skip
     command = [sys.executable, "-m", "lambert", "finetune", *(f"--{name}={value}" for name, value in given.items())]
-    found = measured(command)
-    seconds, _ = trained(out)
+    found = measure(command)
+    seconds, _ = read_training_time(out)
     score, scores = FILES[task][3], json.loads((out / "scores.json").read_text())
     size = (out / "model" / "model.safetensors").stat().st_size
     return {**found, "seconds": round(seconds, 2), "file_mb": round(size / 1e6, 1), score: scores[score]}
@@ -99,7 +98,7 @@ def with_more_texts(args: argparse.Namespace, task: str, data: tuple[Path, Path]
     names = header.split("\t")
     every = (data[0].parent / "all.tsv").read_text(encoding="utf-8-sig").splitlines()[1:]
     others = sorted({*every} - {*known})
-    rows = [dict(zip(names, line.split("\t"), strict=True)) for line in spread(others, args.texts)]
+    rows = [dict(zip(names, line.split("\t"), strict=True)) for line in take_evenly(others, args.texts)]
     asked = "".join(json.dumps({**row, label: None}) + "\n" for row in rows)
     command = [
         sys.executable,
@@ -125,7 +124,7 @@ def with_more_texts(args: argparse.Namespace, task: str, data: tuple[Path, Path]
 
 def speed(args: argparse.Namespace, run: Path, dev: Path) -> float:
     """Examples per second of a model, without reading and tokenising."""
-    found = measured([sys.executable, "-c", PREDICT, str(run), str(dev), args.precision])
+    found = measure([sys.executable, "-c", PREDICT, str(run), str(dev), args.precision])
     rate: float = found["examples_per_second"]
     return rate
 

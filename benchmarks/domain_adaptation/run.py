@@ -1,8 +1,8 @@
 """What adapting an encoder to a domain gives and costs: fine-tuning alone, after continued pre-training, and after the
 vocabulary was extended too (docs/adapt.md). For a search also after SimCSE, which learns vectors from the text alone.
 
-    python benchmarks/adaptation.py reviews --init MINILM --data IMDB_FOLDER --out OUT
-    python benchmarks/adaptation.py abstracts --init MINILM --data CRANFIELD_FOLDER --out OUT
+    python -m benchmarks.domain_adaptation.run reviews --init MINILM --data IMDB_FOLDER --out OUT
+    python -m benchmarks.domain_adaptation.run abstracts --init MINILM --data CRANFIELD_FOLDER --out OUT
 
 `reviews`: film reviews (Maas et al. 2011; train, test and unsup.jsonl.bz2). The text is unlabelled reviews, the task
 their sentiment, from few labels; the score is the accuracy on test reviews. General English: few words are divided.
@@ -32,6 +32,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.support.fine_tuning import take_evenly
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,11 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def spread(rows: list[Any], count: int) -> list[Any]:
-    """So many of the rows, taken evenly."""
-    return [rows[number * len(rows) // count] for number in range(min(count, len(rows)))]
-
-
 def reviews(args: argparse.Namespace, out: Path) -> Domain:
     found = {}
     for name, count in (("unsup", args.texts), ("train", args.examples), ("test", args.dev)):
         with bz2.open(args.data / f"{name}.jsonl.bz2", "rt", encoding="utf-8") as lines:
-            rows = spread([json.loads(line) for line in lines], count)
+            rows = take_evenly([json.loads(line) for line in lines], count)
         rows = [{"text": row["text"].replace("<br />", " "), "label": row["label"]} for row in rows]
         found[name] = write(out / f"{name}.jsonl", rows)
     flags = {"task.name": "classify", "task.max-length": args.length, "train.batch-size": 16}
@@ -104,9 +101,9 @@ def abstracts(args: argparse.Namespace, out: Path) -> Domain:
     write(beir / "queries.jsonl", [{"_id": number, "text": queries[number]} for number in asked])
     dev = beir / "qrels" / "test.tsv"
     dev.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{query}\t{text}\t1\n" for query, text in tested))
-    text = write(out / "text.jsonl", [{"text": text} for text in spread([*texts.values()], args.texts)])
+    text = write(out / "text.jsonl", [{"text": text} for text in take_evenly([*texts.values()], args.texts)])
     flags = {"task.name": "embed", "task.max-length": args.length, "train.batch-size": 32}
-    return Domain(text, write(out / "pairs.jsonl", spread(pairs, args.examples)), dev, "ndcg_10", flags)
+    return Domain(text, write(out / "pairs.jsonl", take_evenly(pairs, args.examples)), dev, "ndcg_10", flags)
 
 
 def lambert(*words: object, **flags: Any) -> float:

@@ -1,7 +1,7 @@
 """The formats of `lambert export` side by side: size, speed, difference of outputs, and scores.
 
-    python benchmarks/exports.py --model RUN --texts texts.txt [--data dev.tsv] [--rounds 3] [--calibration texts.txt]
-        [--kinds lambert:int8 onnx:float32 openvino:int8 ...]
+    python -m benchmarks.export_formats.run --model RUN --texts texts.txt [--data dev.tsv] [--rounds 3]
+        [--calibration texts.txt] [--kinds lambert:int8 onnx:float32 openvino:int8 ...]
 
 A line of JSON for each format and precision: megabytes of the model's files, texts per second of CPU time on one core
 (median of the rounds, one text at a time at its exact length, tokenized before; other processes on the core do not

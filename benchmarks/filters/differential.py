@@ -1,7 +1,7 @@
 """The decisions of the filters beside those of datatrove: which documents each drops, and for which reason.
 
     pip install datatrove==0.10.1 spacy    # in an environment that also has Lambert's packages
-    python benchmarks/filters_differential.py FILES
+    python -m benchmarks.filters.differential FILES
 
 datatrove is run with the thresholds of Lambert's defaults. By default both take the same words (between white space)
 and sentences (sentencex), so that differences are those of the rules; with `--spacy`, datatrove takes its own.
@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from filters import documents
-
+from benchmarks.filters.run import documents
 from lambert.corpus.batch import Batch
 from lambert.corpus.filters.c4 import C4, c4
 from lambert.corpus.filters.fineweb import FineWeb, fineweb

@@ -1,6 +1,6 @@
 """The time of each filter of the step `clean`, in ms of one core per MB of text.
 
-    python benchmarks/filters.py --json FILES >> FILE.jsonl
+    python -m benchmarks.filters.run --json FILES >> FILE.jsonl
 
 Documents are read first. Then each filter alone, and all of them in one chain, process them in turns, and the fastest
 of the rounds counts. `nothing` is the chain without filters: batches, samples and encoding as UTF-8, which every line

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Scores of one encoder fine-tuned with several learning rates.
 #
-#   sh benchmarks/finetune-defaults/measure.sh ENCODER TRAIN DEV OUT LR...
+#   sh benchmarks/fine_tuning_rates/measure.sh ENCODER TRAIN DEV OUT LR...
 encoder=$1 train=$2 dev=$3 out=$4
 shift 4
 for lr in "$@"; do

@@ -1,7 +1,7 @@
 """Scores beside those of transformers and sentence-transformers on seven tasks, with the same weights, data, recipe and
 seeds on both sides.
 
-    python benchmarks/trust.py --init MINILM --data DATA --work WORK --out trust.jsonl [--tasks squad rte ...]
+    python -m benchmarks.fine_tuning_scores.run --init MINILM --data DATA --work WORK --out FILE [--tasks squad rte ...]
 
 DATA has the files of the tasks (gzip or not):
 
@@ -11,7 +11,7 @@ DATA has the files of the tasks (gzip or not):
     glue/STS-B/{train,dev}.tsv              scored pairs, CoSENT: Spearman
     retrieval-cranfield                     pairs, multiple negatives: nDCG@10 of queries that were not trained on
 
-The peers are benchmarks/peers/transformers_finetune.py and sentence_transformers_vectors.py: plain loops with the
+The peers are peers/transformers_finetune.py and peers/sentence_transformers_vectors.py: plain loops with the
 recipe of this script. transformers' loss of answers counts padding as tokens that an answer might begin and end at,
 Lambert's does not (tests/verbs/test_finetune_recipe.py): on squad the side `peer-exact` is the peer without that, of
 the first seed. Appends a line of JSON for each run to `--out` and omits the runs that it has already. WORK is
@@ -32,9 +32,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import adaptation
-import finetune
-import vectors
+from benchmarks.domain_adaptation.run import abstracts
+from benchmarks.fine_tuning_speed import run as fine_tuning
+from benchmarks.support.fine_tuning import thin
+from benchmarks.vectors import run as vectors
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ DEFAULTS: dict[str, Any] = {
 """Settings of the tasks but for those of `Case`. The peer makes batches at random, as Lambert does."""
 
 
-def opened(data: Path, name: str, out: Path) -> Path:
+def open_plain(data: Path, name: str, out: Path) -> Path:
     """The file of that name in DATA, without compression, in the folder `out`."""
     plain, packed = data / name, data / f"{name}.gz"
     path = out / plain.with_suffix(".tsv" if plain.suffix == ".txt" else plain.suffix).name
@@ -97,7 +98,7 @@ def tagged(path: Path) -> Path:
     return out
 
 
-def scored_pairs(path: Path) -> Path:
+def read_scored_pairs(path: Path) -> Path:
     """The pairs of a file of STS-B and their scores from 0 to 1."""
     header, *lines = path.read_text(encoding="utf-8").splitlines()
     rows = [dict(zip(header.split("\t"), line.split("\t"), strict=False)) for line in lines]
@@ -114,18 +115,18 @@ def files(args: argparse.Namespace, task: str, out: Path) -> tuple[Path, Path]:
         shutil.rmtree(out)
         out.mkdir()
         given = argparse.Namespace(data=args.data / case.train, texts=10_000, examples=10_000)
-        domain = adaptation.abstracts(given, out)
+        domain = abstracts(given, out)
         return domain.data, domain.dev
-    train, dev = (opened(args.data, name, out) for name in (case.train, case.dev))
+    train, dev = (open_plain(args.data, name, out) for name in (case.train, case.dev))
     if case.kind == "tag":
         train, dev = tagged(train), tagged(dev)
     if task == "sts-b":
-        train, dev = scored_pairs(train), scored_pairs(dev)
+        train, dev = read_scored_pairs(train), read_scored_pairs(dev)
     ending = train.suffix
     if case.limit:
-        train = finetune.thinned(train, case.limit, out / f"train-{case.limit}{ending}")
+        train = thin(train, case.limit, out / f"train-{case.limit}{ending}")
     if case.dev_limit:
-        dev = finetune.thinned(dev, case.dev_limit, out / f"dev-{case.dev_limit}{ending}")
+        dev = thin(dev, case.dev_limit, out / f"dev-{case.dev_limit}{ending}")
     return train, dev
 
 
@@ -154,7 +155,7 @@ def fine_tuned(args: argparse.Namespace, case: Case, data: tuple[Path, Path], se
     settings = argparse.Namespace(
         **given, precision=args.precision, threads=args.threads, without_padding=side == EXACT
     )
-    train = finetune.ours if side == LAMBERT else finetune.theirs
+    train = fine_tuning.ours if side == LAMBERT else fine_tuning.theirs
     result = train(settings, data[0], seed, out)
     if case.kind == "tag" and side == PEER:
         truth = [json.loads(line)["tags"] for line in data[1].read_text(encoding="utf-8").splitlines()]

@@ -1,10 +1,10 @@
 """Whole fine-tuning tasks beside transformers: the same weights, data, recipe and machine, one seed after the other.
 
-    python benchmarks/finetune.py squad --init MODEL --train train-v1.1.json --dev dev-v1.1.json --seeds 3 --out OUT
-    python benchmarks/finetune.py classify --init MODEL --train train.tsv --dev dev.tsv --text sentence --out OUT
-    python benchmarks/finetune.py tag --init MODEL --train train.jsonl --dev dev.jsonl --out OUT
+    python -m benchmarks.fine_tuning_speed.run squad --init MODEL --train train.json --dev dev.json --seeds 3 --out OUT
+    python -m benchmarks.fine_tuning_speed.run classify --init MODEL --train train.tsv --dev dev.tsv --out OUT
+    python -m benchmarks.fine_tuning_speed.run tag --init MODEL --train train.jsonl --dev dev.jsonl --out OUT
 
-For each seed Lambert, then the peer (benchmarks/peers/transformers_finetune.py), each in a process of its own. Before
+For each seed Lambert, then the peer (peers/transformers_finetune.py), each in a process of its own. Before
 them, the peer is timed in a few environments on `--tried` questions or rows, and keeps the fastest (docs/bench.md).
 Prints a line of JSON for each run: `process_seconds` is the whole command, from its start to its exit, with reading,
 training, scoring `--dev` and writing the model; `seconds` is training alone. At the end means, their standard errors
@@ -23,37 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.experiment import BENCHMARKS
+from benchmarks.support.fine_tuning import read_training_time, thin
 from lambert.tasks.squad_score import score_v1
 from lambert.verbs.bench import environments
 from lambert.verbs.bench.environments import UNCHANGED, Variables
 
-HERE = Path(__file__).parent
-
-
-def thinned(path: Path, limit: int, out: Path) -> Path:
-    """The file with `limit` of its SQuAD questions, or of its rows, spread evenly."""
-    if path.suffix != ".json":
-        lines = path.read_text(encoding="utf-8-sig").splitlines(keepends=True)
-        header, rows = (lines[:1], lines[1:]) if path.suffix == ".tsv" else ([], lines)
-        rows = rows[:: max(1, len(rows) // limit)][:limit]
-        (out := out.with_suffix(path.suffix)).write_text("".join([*header, *rows]), encoding="utf-8")
-        return out
-    data = json.loads(path.read_text(encoding="utf-8"))
-    paragraphs = [p for article in data["data"] for p in article["paragraphs"]]
-    total = sum(len(p["qas"]) for p in paragraphs)
-    number = 0
-    for paragraph in paragraphs:
-        kept = []
-        for entry in paragraph["qas"]:
-            if number * limit // total != (number - 1) * limit // total:
-                kept.append(entry)
-            number += 1
-        paragraph["qas"] = kept
-    for article in data["data"]:
-        article["paragraphs"] = [p for p in article["paragraphs"] if p["qas"]]
-    data["data"] = [article for article in data["data"] if article["paragraphs"]]
-    out.write_text(json.dumps(data), encoding="utf-8")
-    return out
+PEER = BENCHMARKS / "peers/transformers_finetune.py"
 
 
 def squad_scores(dev: Path, predictions: dict[str, str]) -> dict[str, float]:
@@ -73,17 +49,6 @@ def tag_scores(dev: Path, predictions: list[list[str | None]]) -> dict[str, floa
     return {"accuracy": sum(a == b for a, b in pairs) / len(pairs), "f1": 2 * right / both if both else 0.0}
 
 
-def trained(out: Path) -> tuple[float, int]:
-    """The seconds of training of a run folder whose updates are all logged, and the sequences it has trained on."""
-    seconds, done = 0.0, 0
-    for line in (out / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        if "sequences_per_second" in row:
-            seconds += (row["sequences"] - done) / row["sequences_per_second"]
-            done = row["sequences"]
-    return seconds, done
-
-
 def ours(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[str, Any]:
     """Lambert's run: seconds of training and scores."""
     flags = {
@@ -99,7 +64,7 @@ def ours(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[st
     began = time.perf_counter()
     subprocess.run(command, check=True, stdout=sys.stderr, env=environments.of({}))
     whole = time.perf_counter() - began
-    seconds, done = trained(out)
+    seconds, done = read_training_time(out)
     scores = json.loads((out / "scores.json").read_text())
     return {"process_seconds": round(whole, 2), "seconds": round(seconds, 2), "sequences": done, **scores}
 
@@ -108,7 +73,7 @@ def theirs(
     args: argparse.Namespace, train: Path, seed: int, out: Path, variables: Variables = UNCHANGED
 ) -> dict[str, Any]:
     """The peer's run, with these variables beside the user's environment."""
-    command = [sys.executable, str(HERE / "peers/transformers_finetune.py"), args.task, "--init", str(args.init)]
+    command = [sys.executable, str(PEER), args.task, "--init", str(args.init)]
     command += ["--train", str(train), "--dev", str(args.dev), "--out", str(out), "--seed", str(seed)]
     command += ["--lr", str(args.lr), "--batch-size", str(args.batch_size), "--epochs", str(args.epochs)]
     command += ["--length", str(args.length), "--text", args.text, "--text-b", args.text_b, "--label", args.label]
@@ -146,8 +111,8 @@ def main() -> None:
     parser.add_argument("--label", default="label")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    train = thinned(args.train, args.limit, args.out / "train.json") if args.limit else args.train
-    few = thinned(args.train, args.tried, args.out / "few.json")
+    train = thin(args.train, args.limit, args.out / "train.json") if args.limit else args.train
+    few = thin(args.train, args.tried, args.out / "few.json")
     trial = environments.fastest(
         lambda variables: theirs(args, few, 0, args.out / "trial", variables)["seconds"], environments.candidates()
     )

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The whole table of one GPU in under ten minutes: tests that need it, training, inference, optimizers, traces.
 #
-#   bash benchmarks/gpu.sh                               # results in benchmarks/gpu/<device>/
-#   DEVICE=cpu SIZE=tiny ROUNDS=1 bash benchmarks/gpu.sh # proves the script where there is no GPU
+#   bash benchmarks/gpu/run.sh                               # results in benchmarks/gpu/<device>/
+#   DEVICE=cpu SIZE=tiny ROUNDS=1 bash benchmarks/gpu/run.sh # proves the script where there is no GPU
 #
 #   OUT      folder of the results       ROUNDS  rounds of each side (7)
 #   PYTHON   interpreter (python3)       LIMIT   seconds for everything (570); what is left then is skipped, and said
@@ -10,7 +10,7 @@
 #   TESTS    0 leaves out the tests
 #   TOKENS   tokens of a round, padding included; by the GPU's memory where not given
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda} ROUNDS=${ROUNDS:-7} LIMIT=${LIMIT:-570} WHEELS=${WHEELS:-wheels}
 BASE=${SIZE:-base} LARGE=${SIZE:-large}
@@ -75,7 +75,7 @@ bench() { # work, size, sequence length (0: the work's own), flags
 measure() { bench "$@" --json >>"$OUT/bench.jsonl"; }
 wrapper() { # flags of wrapper.py
     say "wrapper $*"
-    limited "$PYTHON" benchmarks/wrapper.py --device "$DEVICE" --size "$BASE" --rounds "$ROUNDS" \
+    limited "$PYTHON" -m benchmarks.gpu.wrapper --device "$DEVICE" --size "$BASE" --rounds "$ROUNDS" \
         --sequences $((TOKENS / 512 > 0 ? TOKENS / 512 : 1)) "$@" >>"$OUT/wrapper.jsonl"
 }
 profile() { # name of the trace, then as bench
@@ -123,7 +123,7 @@ if [ "$FLOAT8" = 1 ]; then
     measure pretrain "$LARGE" 512 "${training[@]}" --lengths full --precision float8
     losses=$(mktemp -d)
     say "losses in float8"
-    limited "$PYTHON" benchmarks/precision.py --text docs --work "$losses" --precisions float32 float8 --size mini \
+    limited "$PYTHON" -m benchmarks.precision.run --text docs --work "$losses" --precisions float32 float8 --size mini \
         --length 128 --device "$DEVICE" --seeds 1 --steps 100 --long 0 --out "$OUT/losses.jsonl"
     rm -rf "$losses"
 fi

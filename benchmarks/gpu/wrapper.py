@@ -1,6 +1,6 @@
 """What the exchange costs where there is nobody to exchange with: a group of one rank beside no group at all.
 
-    python benchmarks/wrapper.py --out wrapper.jsonl [--device cuda] [--size base] [--compile] [--methods float32 int8]
+    python -m benchmarks.gpu.wrapper --out FILE [--device cuda] [--size base] [--compile] [--methods float32 int8]
 
 The same BERT, batches of full sequences and fused optimizer, without dropout, by several ways: `alone`, as in a run of
 one process; each of the --methods in a group of one rank, whose hooks, thread and collectives (NCCL on a GPU) do all
@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 import torch.distributed
-from ranks import MANY, fresh, updates
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.support.ranks import MANY, fresh, updates
 from lambert.core.world import World
 from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange import build

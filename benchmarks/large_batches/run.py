@@ -1,10 +1,10 @@
 """Batches 64 times as large at equal samples: LAMB with its rule, AdamW and RAdam with the same rule, AdamW and LARS
 tuned.
 
-    python benchmarks/large_batches.py --text WIKIPEDIA... --work WORK
-    python benchmarks/large_batches.py --table
+    python -m benchmarks.large_batches.run --text WIKIPEDIA... --work WORK
+    python -m benchmarks.large_batches.run --table
 
-The encoder of studies/base, BERT-tiny pre-trained on novels, is trained further on `--samples`
+The encoder of base_encoder, BERT-tiny pre-trained on novels, is trained further on `--samples`
 sequences of 32 tokens of other text, in batches from `--batches`. Arms:
 
 - lamb, adamw, radam: untuned. At the smallest batch, the first seed takes each of three learning rates (RATES), further
@@ -26,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import experiment
-from experiment import Row
+from benchmarks.support import experiment
+from benchmarks.support.experiment import Row
 
 WARMUP = 1 / 320
 """Share of the warm-up at the smallest batch, where the rule begins (You et al., 2020, table 4)."""
@@ -98,7 +98,7 @@ def settings(args: argparse.Namespace, plan: Row) -> dict[str, Any]:
     more = {"optim.trust-coefficient": 1.0} if name == "lars" else {}
     warmup = 0.1 if tuned else WARMUP * plan["batch"] / args.batches[0]
     return {
-        **DATA, **more, "init": experiment.BASE, "optim.name": name, "optim.lr": plan["lr"],
+        **DATA, **more, "init": experiment.ENCODER, "optim.name": name, "optim.lr": plan["lr"],
         "optim.warmup-ratio": round(warmup, 6),
         "train.batch-size": plan["batch"], "train.steps": plan["steps"], "train.threads": args.threads,
         "train.precision": args.precision, "seed": plan["seed"], "log.every": max(1, plan["steps"] // 64),
@@ -121,7 +121,8 @@ BUILT: list[Any] = []
 
 
 def recorded(groups: Any, config: Any) -> Any:
-    """LAMB as of the recipe `optim.name = "large_batches:recorded"`, whose trust ratios `trust` reads from BUILT."""
+    """Returns LAMB, and keeps it in BUILT, from which `trust` reads its trust ratios: the optimizer of the setting
+    `optim.name = "benchmarks.large_batches.run:recorded"`."""
     from lambert.optim.optimizers import OPTIMIZERS
 
     BUILT.append(OPTIMIZERS["lamb"](groups, config))
@@ -136,9 +137,8 @@ def trust_file(args: argparse.Namespace) -> Path:
 
 def trust(args: argparse.Namespace, corpus: Path) -> None:
     """Writes the trust ratios of a LAMB run at the largest batch: a line for each of some updates."""
-    import large_batches  # this file, as the run imports it
-
     import lambert
+    from benchmarks.large_batches import run as imported  # this file, as the run imports it
 
     trust_file(args).unlink(missing_ok=True)
     batch = args.batches[-1]
@@ -148,12 +148,12 @@ def trust(args: argparse.Namespace, corpus: Path) -> None:
     }  # fmt: skip
     with tempfile.TemporaryDirectory(dir=args.work) as folder:
         flags = {**settings(args, plan), "corpus": corpus, "out": Path(folder) / "run"}
-        flags["optim.name"] = "large_batches:recorded"
+        flags["optim.name"] = "benchmarks.large_batches.run:recorded"
         given = {name.replace(".", "__").replace("-", "_"): value for name, value in flags.items()}
         for step in lambert.updates(**given):
             if step.index == 1 or step.due(max(1, plan["steps"] // 16)):
                 ratios = {
-                    name: round(value, 5) for name, value in large_batches.BUILT[0].trust_ratios().items() if value != 1
+                    name: round(value, 5) for name, value in imported.BUILT[0].trust_ratios().items() if value != 1
                 }
                 experiment.append(trust_file(args), {"update": step.index, "lr": step.lr, **ratios})
 
@@ -217,7 +217,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = experiment.planned_arguments(__doc__, "large-batches")
+    parser = experiment.planned_arguments(__doc__, "large_batches")
     parser.add_argument(
         "--text", type=Path, nargs="+", help="about 10 MB for `lambert prepare`; without: the corpus in --work"
     )
@@ -233,7 +233,7 @@ def main() -> None:
         return
     if not args.work:
         parser.error("--work is needed")
-    corpus = experiment.corpus(args.text, args.work, experiment.BASE)
+    corpus = experiment.corpus(args.text, args.work, experiment.ENCODER)
     if args.trust:
         trust(args, corpus)
     else:

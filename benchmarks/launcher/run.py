@@ -1,6 +1,6 @@
 """`lambert launch` beside torchrun, both with `lambert pretrain` in the workers: restarts, errors, signals, orphans.
 
-    python benchmarks/agents.py --out benchmarks/cpu-2-cores/agents.jsonl
+    python -m benchmarks.launcher.run --out benchmarks/launcher/log.jsonl
 
 Each launcher runs the same small BERT in two workers on this machine. A line of JSON a measurement:
 
@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from restart import SHAPE, kills, prepared, rows, waited_for_row
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.support.experiment import ROOT
+from benchmarks.support.restart import SHAPE, kills, prepared, rows, waited_for_row
+
 PATIENCE = 90.0
 ORPHAN_SECONDS = 10.0
 LAUNCHERS = ("lambert launch", "torchrun", "deploy/torchrun.sh")

@@ -1,6 +1,6 @@
 """The step `deduplicate` on real text: what it finds compared with comparing all pairs, its speed and its memory.
 
-    python benchmarks/near_duplicates.py FILES >> benchmarks/cpu-2-cores/near-duplicates.jsonl
+    python -m benchmarks.near_duplicates.run FILES >> benchmarks/near_duplicates/log.jsonl
 
 Near duplicates are planted: of a share of the documents, copies with edits at different rates are added, which replace,
 remove and insert words, and copies without the last paragraph. The exact similarities of all pairs of `--documents` of

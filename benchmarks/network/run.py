@@ -1,8 +1,8 @@
 """The slow-network study: the same pre-training by several ways to exchange gradients, on links of several speeds.
 
-    python benchmarks/network/study.py speed --corpus CORPUS --out speed.jsonl
-    python benchmarks/network/study.py loss  --corpus CORPUS --out loss.jsonl --seeds 0 1 2 --updates 2000
-    python benchmarks/network/study.py loss  --recipe RECIPE --out loss.jsonl
+    python -m benchmarks.network.run speed --corpus CORPUS --out speed.jsonl
+    python -m benchmarks.network.run loss  --corpus CORPUS --out loss.jsonl --seeds 0 1 2 --updates 2000
+    python -m benchmarks.network.run loss  --recipe RECIPE --out loss.jsonl
 
 CORPUS is a folder of `lambert prepare`. `speed` takes a few updates of each method at each rate, the methods one after
 the other within a round, and writes a line of JSON a run: seconds of an update (median after the warm-up) and bytes
@@ -32,8 +32,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from lab import Lab
 
+from benchmarks.network.lab import Lab
 from lambert.core.settings import dotted, read
 
 HERE = Path(__file__).parent

@@ -1,6 +1,6 @@
 """Plans of this machine beside runs on it: tokens per second of processor time, as Markdown rows.
 
-    OMP_NUM_THREADS=1 python benchmarks/plan_here.py --corpus CORPUS RECIPE... [--updates 20] [--set NAME=VALUE]
+    OMP_NUM_THREADS=1 python -m benchmarks.plan.here --corpus CORPUS RECIPE... [--updates 20] [--set NAME=VALUE]
 
 Each recipe of pre-training is planned with `--device auto`, once with and once without the time of a micro-batch, then
 its first updates are run, twice each. Times are those of the thread that trains, because other programs may share its

@@ -1,6 +1,6 @@
-"""Predictions of `lambert plan` beside published and own runs: a row each of benchmarks/plan/rows.jsonl.
+"""Predictions of `lambert plan` beside published and own runs: a row each of rows.jsonl.
 
-    python benchmarks/plan.py [--json]
+    python -m benchmarks.plan.run [--json]
 
 A row has the devices, what an update computed, and what was published: sequences or tokens per second, or the time. The
 constants of the model (planning/steps.py) were fitted on the rows that say so. The others are the test. The error is
@@ -16,14 +16,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import experiment
-
+from benchmarks.support import experiment
 from lambert.model.config import MODERN_SIZES, SIZES, EncoderConfig
 from lambert.planning.devices import ALONE, DEVICES, LINKS, Cluster, Device, Link, cluster
 from lambert.planning.steps import predict
 from lambert.planning.work import SOFTWARE, Work
 
-ROWS = Path(__file__).parent / "plan" / "rows.jsonl"
+ROWS = Path(__file__).with_name("rows.jsonl")
 PAGE = experiment.ROOT / "docs" / "plan.md"
 CLOSE = 0.2
 """An error that is not larger counts as close."""
@@ -31,7 +30,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     **SIZES,
     **{f"modernbert-{name}": shape for name, shape in MODERN_SIZES.items()},
     "minilm-l6": {"layers": 6, "hidden": 384, "heads": 12, "intermediate": 1536},  # all-MiniLM-L6-v2
-    "demo": {**SIZES["tiny"], "heads": 4},  # the recipes of studies/base
+    "demo": {**SIZES["tiny"], "heads": 4},  # the recipes of base_encoder
 }
 """Fields of EncoderConfig by the name of a stage's size."""
 _HEADS = {"span": {"span": 2.0}, "classify": {"label": 1.0}, "tag": {"tag": 1.0}}

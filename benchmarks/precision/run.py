@@ -1,7 +1,7 @@
 """The same pre-training run in float32, bfloat16 and float16 with loss scaling: do the losses agree?
 
-    python benchmarks/precision.py --text TEXTS --work WORK
-    python benchmarks/precision.py --table
+    python -m benchmarks.precision.run --text TEXTS --work WORK
+    python -m benchmarks.precision.run --table
 
 TEXTS, a few MB in any format of `lambert prepare`, become a corpus with a vocabulary of its own; then a small BERT is
 pre-trained on it by `lambert pretrain` from the same seed in each of `--precisions`, for each of `--dropouts` (its
@@ -23,10 +23,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-import experiment
 import numpy as np
 import numpy.typing as npt
-from experiment import Row
+
+from benchmarks.support import experiment
+from benchmarks.support.experiment import Row
 
 FIRST, FIRST_GOAL = 20, 2e-4  # weights rounded to float8, gradients without biases: 5e-4; weights an update old: 7e-3
 LAST, LAST_GOAL = 50, 2e-3

@@ -1,11 +1,11 @@
 """Whole predictions: JSON lines in, JSON lines out, in a process of its own, beside transformers and OpenVINO.
 
-    python benchmarks/predict.py squad --model MODEL --data dev-v1.1.json --peers transformers openvino openvino-int8
-    python benchmarks/predict.py classify --model MODEL --data dev.tsv --text sentence --peers transformers openvino
+    python -m benchmarks.predictions.run squad --model MODEL --data dev.json --peers transformers openvino openvino-int8
+    python -m benchmarks.predictions.run classify --model MODEL --data dev.tsv --peers transformers openvino
 
 MODEL is a folder of a fine-tuned model that `lambert finetune` wrote (all sides read its weights and tokenizer). The
 lines are those of `--data`, `--limit` of them taken evenly. In each round `lambert predict` in each `--precision`, then
-every peer (benchmarks/peers/predictions.py), each as a whole process: start, reading, tokenizing, computing, decoding
+every peer (peers/predictions.py), each as a whole process: start, reading, tokenizing, computing, decoding
 and writing. Before the rounds, each peer is timed in a few environments on `--tried` lines, and keeps the fastest
 (docs/bench.md). Prints a line of JSON for each process and at the end the medians, and the ratios of the times round by
 round. `right` is the share of the lines with a true answer (not normalised as in the official scores), `same` that with
@@ -25,10 +25,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.experiment import BENCHMARKS
 from lambert.verbs.bench import environments
 from lambert.verbs.bench.environments import Variables
 
-PEER = Path(__file__).parent / "peers/predictions.py"
+PEER = BENCHMARKS / "peers/predictions.py"
 
 
 def lines(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """`lambert prepare` end to end against bare `encode_batch_fast` on the same text, interleaved.
 
-    python benchmarks/prepare.py --tokenizer vocab.txt --rounds 5 FILE... [--json]                       # all cores
-    taskset -c 0 python benchmarks/prepare.py --tokenizer vocab.txt --workers 1 FILE...                  # one core
+    python -m benchmarks.prepare_speed.run --tokenizer vocab.txt --rounds 5 FILE... [--json]       # all cores
+    taskset -c 0 python -m benchmarks.prepare_speed.run --tokenizer vocab.txt --workers 1 FILE...  # one core
 
 Bare: the documents are in memory already, cleaned of mark-up; the library encodes them in batches of 1000; its ids stay
 where they are. Prepare: files are hashed, read, cleaned, split into sentences, encoded, checked for duplicates, written

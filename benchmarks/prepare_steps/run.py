@@ -1,10 +1,10 @@
 """`lambert prepare` in steps on real text: speed beside the bare tokenizer, one and two processes, memory and disk.
 
-    python benchmarks/corpora.py --tokenizer vocab.txt --rounds 3 FILE... [--clean ...] [--steps ...]
-    python benchmarks/corpora.py --tokenizer vocab.txt --peers PYTHON FILE...    # with two peers
+    python -m benchmarks.prepare_steps.run --tokenizer vocab.txt --rounds 3 FILE... [--clean ...] [--steps ...]
+    python -m benchmarks.prepare_steps.run --tokenizer vocab.txt --peers PYTHON FILE...    # with two peers
 
 Each round starts whole processes, one after the other: the bare library (`encode_batch_fast` on documents in memory,
-one thread), `prepare` with one process, `prepare` with two, and, with `--peers`, the pipelines of benchmarks/peers with
+one thread), `prepare` with one process, `prepare` with two, and, with `--peers`, the pipelines of peers/ with
 two processes each. `--side-by-side` also runs two commands of one process at the same time, which exchange nothing:
 what they gain over one is the most that two processes can gain on this machine. Seconds are those of the whole process;
 processor seconds include the processes that it started.
@@ -25,7 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
+from benchmarks.support.experiment import BENCHMARKS
+from benchmarks.support.processes import size_of, watch
 
 CHEAP = ("normalise", "gopher", "gopher-repetition", "c4", "fineweb", "personal-data")
 BARE = """
@@ -45,50 +46,11 @@ print(json.dumps({"bytes": sum(len(text.encode()) for text in texts), "documents
 PEERS = {"datatrove": "datatrove_corpus.py", "datasets.map": "datasets_corpus.py"}
 
 
-def size_of(folder: Path) -> int:
-    """Bytes of all files below a folder."""
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(root, name)).st_size
-            except OSError:
-                continue
-    return total
-
-
-def watched(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> dict[str, float]:
-    """Runs a command that writes to `folder` and returns what it needed."""
-    started, before = time.perf_counter(), os.times()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
-    parent = psutil.Process(process.pid)
-    memory = disk = 0
-    while process.poll() is None:
-        try:
-            for member in (parent, *parent.children(recursive=True)):
-                memory = max(memory, member.memory_full_info().uss)
-        except psutil.Error:
-            pass
-        disk = max(disk, size_of(folder))
-        time.sleep(0.5)
-    seconds = time.perf_counter() - started
-    after = os.times()
-    if process.returncode:
-        assert process.stderr is not None
-        raise SystemExit(f"{' '.join(command[:6])} ... failed: {process.stderr.read().decode()[-2000:]}")
-    return {
-        "seconds": round(seconds, 2),
-        "processor_seconds": round(after.children_user + after.children_system - before[2] - before[3], 2),
-        "peak_MB_of_a_process": round(memory / 1e6),
-        "peak_disk_MB": round(max(disk, size_of(folder)) / 1e6),
-    }
-
-
 def prepared(arguments: argparse.Namespace, workers: int) -> dict[str, Any]:
     """What `lambert prepare` in steps needs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found: dict[str, Any] = watched(
+        found: dict[str, Any] = watch(
             [
                 *(sys.executable, "-m", "lambert", "prepare", "--input", *map(str, arguments.files)),
                 *("--out", str(folder / "out"), "--tokenizer", str(arguments.tokenizer), "--workers", str(workers)),
@@ -112,12 +74,12 @@ def side_by_side(arguments: argparse.Namespace) -> float:
 
 def peer(python: str, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """What a pipeline of the same steps in another library needs."""
-    script = Path(__file__).parent / "peers" / PEERS[name]
+    script = BENCHMARKS / "peers" / PEERS[name]
     with tempfile.TemporaryDirectory() as folder:
         command = [python, str(script), "--out", folder, "--tokenizer", str(arguments.tokenizer)]
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         environment |= {"HF_DATASETS_CACHE": f"{folder}/cache", "HF_HUB_OFFLINE": "1"}
-        found = watched([*command, *map(str, arguments.files)], Path(folder), environment)
+        found = watch([*command, *map(str, arguments.files)], Path(folder), environment)
         shutil.rmtree(folder, ignore_errors=True)
         Path(folder).mkdir(exist_ok=True)
         return dict(found)

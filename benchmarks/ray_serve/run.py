@@ -1,7 +1,7 @@
 """Replicas of the service under Ray Serve, beside one `lambert serve`: what the proxies cost, and a replica that is
 killed under load.
 
-    python benchmarks/ray_serving.py embed --model MODEL --data sst2-dev.tsv --out ray-serving.jsonl
+    python -m benchmarks.ray_serve.run embed --model MODEL --data sst2-dev.tsv --out log.jsonl
 
 The sides take turns, and each is a process of its own:
 
@@ -24,8 +24,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import serving
+from benchmarks.serving import run as serving
 
+MODULE = "benchmarks.ray_serve.run"
 SIDES = ("process", "python", "haproxy")
 DEPLOYMENT = "Lambert"
 
@@ -117,7 +118,14 @@ def main() -> None:
     for number in range(args.rounds):
         for side in SIDES:
             environment = {**os.environ, "RAY_SERVE_ENABLE_HA_PROXY": str(int(side == "haproxy"))}
-            command = [sys.executable, *sys.argv, f"--side={side}", f"--round={number}"]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.ray_serve.run",
+                *sys.argv[1:],
+                f"--side={side}",
+                f"--round={number}",
+            ]
             subprocess.run(command, check=True, env=environment)
     args.work.unlink()
 

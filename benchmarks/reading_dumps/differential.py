@@ -1,7 +1,7 @@
 """The text of MediaWiki dumps beside WikiExtractor's, article by article: what each has that the other lacks.
 
     wikiextractor --no-templates -q -o FOLDER DUMP.xml.bz2
-    python benchmarks/mediawiki_differential.py DUMP.xml.bz2 FOLDER [--samples 20]
+    python -m benchmarks.reading_dumps.differential DUMP.xml.bz2 FOLDER [--samples 20]
 
 Words are compared as multisets within an article, and runs of eight words for the samples. Counts of leftovers are
 lines of text that contain them. Holes are templates that show text and were removed from a sentence: those that Lambert

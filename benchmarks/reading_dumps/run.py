@@ -1,7 +1,7 @@
 """Reading MediaWiki dumps beside WikiExtractor: MB of XML per second of one core, decompression and start included.
 
     pip install wikiextractor==3.1.0        # AGPL: it is only run as a command
-    python benchmarks/mediawiki.py --wikiextractor $(which wikiextractor) --json DUMP.xml.bz2 >> FILE.jsonl
+    python -m benchmarks.reading_dumps.run --wikiextractor $(which wikiextractor) --json DUMP.xml.bz2 >> FILE.jsonl
 
 Both sides run as processes of their own, in turn, and write the articles as JSON lines. Processor time is that of all
 processes of a side together. The pages of a dump are repeated `--copies` times, so that the start of the processes

@@ -1,6 +1,6 @@
 """Compares model folders, as Lambert reads them, with the libraries that made them.
 
-    python benchmarks/real_weights/check.py TEXTS FOLDER...
+    python -m benchmarks.real_weights.run TEXTS FOLDER...
 
 Prints a line of JSON for each folder and library: family, parameters, whether the token ids are equal, the largest
 difference of the outputs, and the table of `lambert import --check`. The same is shown by

@@ -2,24 +2,19 @@
 
 Efficiency is the rate of all devices over that of the baseline, divided by the ratio of their numbers. Weak scaling
 keeps the sequences of a device, strong scaling those of an update. On a limited link every rank is a node of its own.
-`scaling_published.py` writes the table and draws the plot.
+`run.py` writes the table and draws the plot.
 """
 
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import experiment
-import plan
-from experiment import Row
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "network"))
-from lab import bits_per_second  # noqa: E402
-from model import LATENCY, planned  # noqa: E402
+from benchmarks.network.lab import bits_per_second
+from benchmarks.network.model import LATENCY, planned
+from benchmarks.plan import run as plan
+from benchmarks.support import experiment
+from benchmarks.support.experiment import BENCHMARKS, Row
 
 DEVICES = tuple(2**power for power in range(13))
 """Numbers of devices that are predicted, up to 4,096."""
@@ -38,7 +33,7 @@ class Series:
     """A name for the plot."""
     weak: bool
     base: Mapping[str, Any]
-    """The baseline, a row of plan.py."""
+    """The baseline, a row of plan/rows.jsonl."""
     measured: Mapping[int, float] = field(default_factory=dict)
     """Efficiency by number of devices."""
 
@@ -49,7 +44,7 @@ class Series:
 
 
 def row_of(name: str) -> Row:
-    """Returns a row of plan.py by its id."""
+    """Returns a row of plan/rows.jsonl by its id."""
     (found,) = (row for row in plan.rows() if row["id"] == name)
     return found
 
@@ -103,14 +98,14 @@ def published() -> Iterator[Series]:
 
 def together() -> dict[tuple[int, str], Row]:
     """Returns what two ranks reached, by their micro-batches in an update and the method of exchange."""
-    rows = experiment.read(HERE / "cpu-2-cores" / "scaling.jsonl")
+    rows = experiment.read(BENCHMARKS / "two_ranks" / "log.jsonl")
     medians = [row for row in rows if row["work"] == "together" and "rounds" in row]
     found = {(row["aggregate"], row.get("method", "float32")): row for row in medians}
     return {key: found[key] for key in sorted(found)}
 
 
 def ranks_row(aggregate: int, method: str) -> Row:
-    """Returns the row of plan.py for two ranks with so many micro-batches."""
+    """Returns the row of plan/rows.jsonl for two ranks with so many micro-batches."""
     return row_of(f"ranks-mini-128-{16 * aggregate}{'' if method == 'float32' else f'-{method}'}")
 
 
@@ -137,7 +132,7 @@ def computing(speed: Sequence[Row], method: str, limit: str) -> list[float]:
 
 def links() -> Iterator[Series]:
     """The slow-network study: BERT-mini on two nodes with limited links."""
-    speed = experiment.read(HERE / "network" / "speed.jsonl")
+    speed = experiment.read(BENCHMARKS / "network" / "speed.jsonl")
     for limit in RATES:
         for method in METHODS:
             base = on(planned(speed[0], method, bits_per_second(limit)), 1, weak=True)

@@ -1,11 +1,10 @@
 """Weak and strong scaling: what was measured here on two ranks and limited links, and what others published, beside the
 planner's predictions, which go on to 4,096 devices.
 
-    python benchmarks/scaling_published.py
+    python -m benchmarks.scaling.run
 
-Runs nothing: reads cpu-2-cores/scaling.jsonl (`scaling.py`), cpu-2-cores/shared.jsonl (`shared.py`),
-network/speed.jsonl (network/README.md) and plan/rows.jsonl (`plan.py`), and writes the tables into
-studies/scaling/README.md and its plot.
+Runs nothing: reads the logs of two_ranks, shared_cores, network (speed.jsonl) and plan (rows.jsonl), and writes the
+tables into the README.md of this folder, and its plot.
 """
 
 import argparse
@@ -14,17 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import experiment
-import plan
-import scaling_extrapolated as extrapolated
-from experiment import STUDIES
-from lab import bits_per_second
-from model import step
-from scaling_extrapolated import Series, by_chips, chip_hours, efficiency, on, rate, row_of
-
+from benchmarks.network.lab import bits_per_second
+from benchmarks.network.model import step
+from benchmarks.plan import run as plan
+from benchmarks.scaling import extrapolated
+from benchmarks.scaling.extrapolated import Series, by_chips, chip_hours, efficiency, on, rate, row_of
+from benchmarks.support import experiment
+from benchmarks.support.experiment import BENCHMARKS
 from lambert.planning.steps import predict
 
-HERE = Path(__file__).parent
 MIXED = "lamb-64k-x1024"
 """The run of the LAMB paper with batches of 64k and 32k."""
 
@@ -81,7 +78,7 @@ def two_ranks() -> Iterator[list[Any]]:
         expected = efficiency(on(planned, 1, weak=True), planned)
         work = f"mini, {16 * aggregate} x 128 tokens a rank, {method}"
         yield ["weak", work, shown, f"{expected:.1%}", f"{row['sequences_per_second'] / alone:.1%}"]
-    shared = experiment.select(experiment.read(HERE / "cpu-2-cores" / "shared.jsonl"), load="ranks", variables={})
+    shared = experiment.select(experiment.read(BENCHMARKS / "shared_cores" / "log.jsonl"), load="ranks", variables={})
     for name, work, ranks, threads in (
         ("mini", "mini, 32 x 128 tokens in all", "ranks-mini-128-full", "zen5-mini-128-full"),
         ("names", "names of the demo, 8 x 36 tokens in all", "ranks-demo-names", "zen5-demo-names"),
@@ -94,7 +91,7 @@ def two_ranks() -> Iterator[list[Any]]:
 
 def links() -> Iterator[list[Any]]:
     """Lines of a method, and for each rate the share of an update that does not wait, measured and predicted."""
-    speed = experiment.read(HERE / "network" / "speed.jsonl")
+    speed = experiment.read(BENCHMARKS / "network" / "speed.jsonl")
     rates = sorted({row["rate"] for row in speed}, key=bits_per_second, reverse=True)
     yield ["method", *rates]
     for method in dict.fromkeys(row["method"] for row in speed):
@@ -129,7 +126,7 @@ def curves(series: Iterable[tuple[Series, Mapping[int, float]]], words: str = ""
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=STUDIES / "scaling", help="folder of README.md and plot.svg")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder of README.md and plot.svg")
     args = parser.parse_args()
     header, *rates = links()
     large, ranks, slow = (

@@ -1,6 +1,6 @@
 """The vectors of folders of sentence-transformers against those of that library, for folders of all its ages.
 
-    python benchmarks/sentence_transformers_folders.py [--family bert] [--age 2021] [--log FILE]
+    python -m benchmarks.sentence_transformers_folders.run [--family bert] [--age 2021] [--log FILE]
 
 Every folder is one of four families with random weights, in the files of one of five ages, with one of eight poolings,
 one of three kinds of prompts, and a limit of 16 tokens or none. It is read by both libraries, which compute the vectors

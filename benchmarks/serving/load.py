@@ -1,8 +1,8 @@
 """A load generator for HTTP services on this machine: open loop at a rate, or closed loop with connections that are
 never idle.
 
-    python benchmarks/load.py --url http://127.0.0.1:8000/embed --bodies bodies.jsonl --rate 50 --seconds 20
-    python benchmarks/load.py --url http://127.0.0.1:8000/embed --bodies bodies.jsonl --connections 16 --seconds 20
+    python -m benchmarks.serving.load --url http://127.0.0.1:8000/embed --bodies FILE --rate 50 --seconds 20
+    python -m benchmarks.serving.load --url http://127.0.0.1:8000/embed --bodies FILE --connections 16 --seconds 20
 
 Each line of `--bodies` is the body of a request; they are sent in turn. With `--rate`, requests begin at the times of a
 Poisson process whatever the service does, and a latency counts from the time at which the request was to begin, so that

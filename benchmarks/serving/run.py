@@ -1,7 +1,7 @@
 """`lambert serve` under load: beside direct prediction, beside peers behind FastAPI, and beyond its capacity.
 
-    python benchmarks/serving.py squad --model MODEL --data dev-v1.1.json --out serving.jsonl
-    python benchmarks/serving.py embed --model MODEL --data sst2-dev.tsv --out serving.jsonl \
+    python -m benchmarks.serving.run squad --model MODEL --data dev-v1.1.json --out log.jsonl
+    python -m benchmarks.serving.run embed --model MODEL --data sst2-dev.tsv --out log.jsonl \
         --works direct peers overload --sides lambert lambert-int8 sentence-transformers sentence-transformers-32
 
 Every server and every load is a process of its own on this machine (load.py, peers/fastapi_server.py),
@@ -32,13 +32,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import experiment
 import psutil
 
+from benchmarks.support import experiment
+from benchmarks.support.experiment import BENCHMARKS
 from lambert.verbs.bench import environments
 from lambert.verbs.bench.environments import UNCHANGED, Variables
 
-HERE = Path(__file__).parent
+LOAD = Path(__file__).with_name("load.py")
 SIDES = {
     "lambert": ("lambert", "bfloat16"), "lambert-int8": ("lambert", "int8"), "lambert-float32": ("lambert", "float32"),
     "transformers": ("transformers", "1"), "transformers-32": ("transformers", "32"),
@@ -88,7 +89,7 @@ def server(
         command = ["-P", "-m", "lambert", "serve", f"--model={args.model}", f"--precision={setting}"]
         path = "/embed" if args.task == "embed" else "/predict"
     else:
-        command = [str(HERE / "peers/fastapi_server.py"), system, str(args.model), f"--batch={setting}"]
+        command = [str(BENCHMARKS / "peers/fastapi_server.py"), system, str(args.model), f"--batch={setting}"]
         command += [] if args.task == "embed" else [f"--task={args.task}"]
         path = "/predict"
     process = subprocess.Popen(
@@ -112,7 +113,7 @@ def server(
 def load(args: argparse.Namespace, url: str, **settings: Any) -> dict[str, Any]:
     """Runs a load in a process of its own."""
     flags = [f"--{name}={value}" for name, value in settings.items()]
-    command = [sys.executable, str(HERE / "load.py"), f"--url={url}", f"--bodies={args.work}", *flags]
+    command = [sys.executable, str(LOAD), f"--url={url}", f"--bodies={args.work}", *flags]
     found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return found
 

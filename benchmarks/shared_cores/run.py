@@ -1,10 +1,10 @@
 """How fast a run is on a computer that it shares: alone, beside busy processes, beside a run like it, and as two ranks.
 
-    python benchmarks/shared.py [--work names mini] [--loads quiet busy two ranks] [--rounds 3] [--folder FOLDER]
+    python -m benchmarks.shared_cores.run [--work names mini] [--loads quiet busy two ranks] [--rounds 3] [--folder DIR]
 
 Prints a line of JSON for each measurement: real tokens per second of each run and of all together, and the share of the
-median of `quiet` in the same round. Variables of the environment, such as GOMP_SPINCOUNT, reach the runs. Run it in the
-root of the repository, on an otherwise idle machine.
+median of `quiet` in the same round. Variables of the environment, such as GOMP_SPINCOUNT, reach the runs. Run it on
+an otherwise idle machine.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-DEMO, BASE = Path("src/lambert/verbs/demo"), Path("benchmarks/studies/base")
+from benchmarks.support.experiment import BASE, DEMO, ROOT
+
 LAMBERT = [sys.executable, "-m", "lambert"]
 BUSY = [sys.executable, "-c", "while True: pass"]
 WARM = 2
@@ -28,7 +29,7 @@ WARM = 2
 
 
 def prepared(folder: Path) -> None:
-    """Writes the demo's corpus and an encoder of the shape of studies/base to the folder, once."""
+    """Writes the demo's corpus and an encoder of the shape of base_encoder to the folder, once."""
     if not (folder / "encoder" / "model").exists():
         flags: list[object] = ["--input", DEMO / "data/novels.jsonl.xz", "--out", folder / "corpus", "--workers", 1]
         call("prepare", DEMO / "recipes/prepare.toml", *flags)
@@ -46,7 +47,7 @@ def command(work: str, folder: Path, out: Path) -> list[str]:
         flags: list[object] = ["finetune", BASE / "names.toml", "--init", folder / "encoder"]
         flags += ["--data", BASE / "names-train.jsonl.xz"]
         return [*map(str, flags), "--out", str(out), "--train.epochs", "40"]
-    flags = ["pretrain", "recipes/mini-laptop.toml", "--corpus", folder / "corpus", "--train.steps", 60]
+    flags = ["pretrain", ROOT / "recipes/mini-laptop.toml", "--corpus", folder / "corpus", "--train.steps", 60]
     flags += ["--train.batch-size", 32, "--train.save-every", 0, "--train.evaluate-every", 0, "--log.every", 5]
     return [*map(str, flags), "--out", str(out)]
 

@@ -1,9 +1,9 @@
 """`lambert prepare` in steps on many small files: time, memory, and the number of files that it writes.
 
-    python benchmarks/small_files.py --files 20000 --bytes 2000
+    python -m benchmarks.small_files.run --files 20000 --bytes 2000
 
 The texts are excerpts of the novels of the demo. Each row is a whole process; memory and processor time are measured
-as `corpora.py` does.
+as `prepare_steps` does.
 """
 
 import argparse
@@ -16,11 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from corpora import watched
+from benchmarks.support.experiment import DEMO
+from benchmarks.support.processes import watch
 
-from lambert.verbs import demo
-
-NOVELS = demo.PACKAGE / demo.DATA / "novels.jsonl.xz"
+NOVELS = DEMO / "data/novels.jsonl.xz"
 
 
 def main() -> None:
@@ -45,7 +44,7 @@ def main() -> None:
             command = [sys.executable, "-m", "lambert", "prepare", "--input", str(inputs), "--out", str(out)]
             command += ["--steps", arguments.steps, "--clean", "normalise", "--vocabulary", "2048"]
             empty = Path(name) / "empty"  # counting the bytes of so many files would take the time of a core
-            found = watched([*command, "--workers", str(workers)], empty)
+            found = watch([*command, "--workers", str(workers)], empty)
             del found["peak_disk_MB"]
             work = out.with_name(out.name + ".work")
             written = sum(len(names) for _, _, names in os.walk(work))

@@ -1,11 +1,11 @@
 """SQuAD v1.1 training features, from the JSON file to batches, beside transformers 4, on one thread.
 
     pip install --target TF4 transformers==4.57.6
-    python benchmarks/features.py --tokenizer vocab.txt --train train-v1.1.json --peer-path TF4 [--json]
+    python -m benchmarks.squad_features.run --tokenizer vocab.txt --train train-v1.1.json --peer-path TF4 [--json]
 
 The first `--questions` questions are divided into `--slices` files; on each in turn run Lambert, the classic
 conversion of run_squad.py (`squad_convert_examples_to_features`, tokenizer in Python, one worker) and the code of
-run_qa.py on the fast tokenizer (benchmarks/peers/transformers_squad.py), all with 384 tokens and a stride of 128, which
+run_qa.py on the fast tokenizer (peers/transformers_squad.py), all with 384 tokens and a stride of 128, which
 for run_qa.py is the overlap of windows. Lambert's time includes collating all windows into batches of 32; "cached" is
 the same from a file of features (`--cache` of finetune). Ratios are peer to Lambert, medians over slices; processor
 seconds, workers included, say what holds where other processes share the cores. Lambert's windows are compared with the
@@ -31,13 +31,14 @@ import numpy as np
 import tokenizers
 import torch
 
+from benchmarks.support.experiment import BENCHMARKS
 from lambert.corpus.tokens import tokenizer as lambert_tokenizer
 from lambert.tasks.cache import FeatureCache
 from lambert.tasks.config import TaskConfig
 
 BATCH = 32
 SETTINGS = TaskConfig(name="squad").resolved()
-PEER = Path(__file__).parent / "peers/transformers_squad.py"
+PEER = BENCHMARKS / "peers/transformers_squad.py"
 
 
 def processor_time() -> float:

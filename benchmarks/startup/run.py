@@ -1,6 +1,6 @@
 """How long a user waits for the first answer: `lambert predict` of one line, and `lambert serve` until it is ready.
 
-    python benchmarks/cold_start.py --model MODEL --out cold-start.jsonl
+    python -m benchmarks.startup.run --model MODEL --out log.jsonl
 
 Every command is a process of its own. MODEL answers questions (SQuAD). The files of the model are in the page cache
 after an untimed round. Appends a line of JSON for each process to `--out`, and prints the medians and ranges.

@@ -20,17 +20,19 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from lambert.verbs import demo
+
 Row = dict[str, Any]
 Plans = Callable[[list[Row]], Iterator[Row]]
 
-ROOT = Path(__file__).resolve().parent.parent
-STUDIES = ROOT / "benchmarks" / "studies"
-DEMO = ROOT / "src/lambert/verbs/demo"
-"""Recipes and texts of `lambert demo`."""
-BASE = ROOT / "benchmarks/studies/base"
-"""The encoder that studies start from, its recipes, and the names that encoders are scored by."""
-BASE = STUDIES / "base" / "model"
-"""The encoder that studies of short runs start from; base.py trained it."""
+BENCHMARKS = Path(__file__).resolve().parents[1]
+ROOT = BENCHMARKS.parent
+DEMO = demo.PACKAGE
+"""The folder of the recipes and texts of `lambert demo`."""
+BASE = BENCHMARKS / "base_encoder"
+"""The folder of the recipes of the encoder that studies start from, and of the names that encoders are scored by."""
+ENCODER = BASE / "model"
+"""The encoder that studies of short runs start from."""
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 DIVERGED = 5
 """Exit code of a run that diverged."""
@@ -264,9 +266,9 @@ def names(model: Path, out: Path, seed: int, threads: int) -> float:
 
 
 def arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
-    """Returns a parser with what all studies take. The runs of a study are in studies/`name`."""
+    """Returns a parser with what all studies take. The runs of a study are in the folder `name`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=STUDIES / name / "runs.jsonl", help="lines of JSON, continued")
+    parser.add_argument("--out", type=Path, default=BENCHMARKS / name / "runs.jsonl", help="lines of JSON, continued")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--threads", type=int, default=1)
     return parser

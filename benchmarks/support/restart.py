@@ -87,7 +87,7 @@ def kills(launcher: psutil.Process, metrics: Path, rounds: int) -> Iterator[dict
 
 
 def restart(rounds: int) -> Iterator[dict[str, Any]]:
-    """Rows of scaling.py's work of this name."""
+    """Rows of the work of this name in two_ranks/run.py."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         out = folder / "run"

@@ -1,6 +1,6 @@
 """The same search by `lambert sweep` and by Ray Tune, on this machine: time of the whole command, and of its trials.
 
-    python benchmarks/sweeps.py --init MODEL --data train.tsv --dev dev.tsv --trials 12 --jobs 2 --rounds 3
+    python -m benchmarks.sweeps.run --init MODEL --data train.tsv --dev dev.tsv --trials 12 --jobs 2 --rounds 3
 
 Both sides sample with Optuna's TPE, prune by successive halving every `--every` updates, run `--jobs` trials at a time
 with one thread each, and call the same `lambert.updates`. Ray Tune (`pip install 'ray[tune]' optuna`) starts its own

@@ -1,6 +1,6 @@
 """The ids of `lambert prepare` against those of `tokenizers.encode_batch_fast`, document by document.
 
-    python benchmarks/tokenizer_differential.py --tokenizer vocab.txt [--noise 16] [--json] FILE...
+    python -m benchmarks.token_ids.run --tokenizer vocab.txt [--noise 16] [--json] FILE...
 
 The library gets the document as it is, as tasks give it: it knows nothing of our sentences, words and tables. Where the
 ids differ, the document counts as `cut` if they are those of the library for the sentences with a space between them,

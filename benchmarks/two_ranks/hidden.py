@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ranks import MANY, Side, everyones, seconds_of
 from torch import nn
 
+from benchmarks.support.ranks import MANY, Side, everyones, seconds_of
 from lambert.core.world import World
 from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange import Exchange
@@ -67,7 +67,7 @@ def unhidden(ready: Sequence[float], costs: Sequence[float]) -> float:
 
 
 def hidden(args: argparse.Namespace, world: Group) -> Iterator[dict[str, Any]]:
-    """Rows of scaling.py's work of this name."""
+    """Rows of the work of this name in run.py."""
     sides = {}
     for method in args.methods:
         for ahead in (True, False):

@@ -1,6 +1,6 @@
 """What several ranks cost and give: two ranks of one thread each, on cores of their own, gradients summed by gloo.
 
-    python benchmarks/scaling.py WORK --out scaling.jsonl [--rounds 5] [--size mini] [--aggregate 4]
+    python -m benchmarks.two_ranks.run WORK --out log.jsonl [--rounds 5] [--size mini] [--aggregate 4]
 
 WORK is one of these; all train a BERT with lambert's own loop on drawn batches of full sequences, no dropout:
 
@@ -44,12 +44,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hidden import hidden
-from ranks import MANY, Side, everyones, fresh, run, seconds_of, updates
-from restart import restart
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.support.experiment import ROOT
+from benchmarks.support.ranks import MANY, Side, everyones, fresh, run, seconds_of, updates
+from benchmarks.support.restart import restart
+from benchmarks.two_ranks.hidden import hidden
 from lambert.core.world import World
 from lambert.distributed.agreement import compare_weights
 from lambert.distributed.config import ExchangeConfig
@@ -61,7 +62,6 @@ from lambert.engine.gradients import Bucket
 from lambert.engine.guard import Guard, GuardConfig
 from lambert.engine.precision import Precision
 
-HERE = Path(__file__).parent
 COMPARED_EVERY = 1000
 Row = dict[str, Any]
 
@@ -259,7 +259,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _software() -> Row:
-    git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {"torch": torch.__version__, "python": platform.python_version(), "commit": commit}
 

@@ -1,9 +1,9 @@
 """Short sequences first, then long ones: what it saves, and what the second stage needs.
 
-    python benchmarks/two_stages.py --text WIKIPEDIA... --work WORK
-    python benchmarks/two_stages.py --table
+    python -m benchmarks.two_stages.run --text WIKIPEDIA... --work WORK
+    python -m benchmarks.two_stages.run --table
 
-The encoder of studies/base is trained further on other text with LAMB. As in the LAMB paper,
+The encoder of base_encoder is trained further on other text with LAMB. As in the LAMB paper,
 stage 1 has 9/10 of the sequences at a quarter of the length (16 tokens, then 64), scored by the held-out masked-LM loss
 at 64 tokens. Arms:
 
@@ -30,8 +30,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import experiment
-from experiment import Row
+from benchmarks.support import experiment
+from benchmarks.support.experiment import Row
 
 SHORT, LONG = 16, 64
 FIRST = 0.9
@@ -109,8 +109,8 @@ def run(args: argparse.Namespace, plan: Row) -> Row:
         first, second = Path(folder) / "first", Path(folder) / "second"
         if plan["arm"] == "long":
             steps = round(plan["share"] * args.samples / args.batch)
-            loss = stage(args, plan, first, LONG, args.batch, steps, init=experiment.BASE)
-            spent = operations(experiment.BASE, LONG, steps * args.batch)
+            loss = stage(args, plan, first, LONG, args.batch, steps, init=experiment.ENCODER)
+            spent = operations(experiment.ENCODER, LONG, steps * args.batch)
         else:
             arm = ARMS[plan["arm"]]
             samples = arm.factor * args.samples
@@ -123,12 +123,12 @@ def run(args: argparse.Namespace, plan: Row) -> Row:
                 left = plan["lr"] * (1 - FIRST) / (1 - 0.1)
                 one = {"optim.warmup-ratio": warmup, "optim.end-lr": left}
                 begin = {"optim.warmup-ratio": 0.0, "optim.lr": left}
-            loss = stage(args, plan, first, SHORT, sizes[0], steps_of[0], init=experiment.BASE, **one)
+            loss = stage(args, plan, first, SHORT, sizes[0], steps_of[0], init=experiment.ENCODER, **one)
             if loss is not None:
                 more = {"init": first, **begin, **({"keep-moments": True} if arm.keep_moments else {})}
                 loss = stage(args, plan, second, LONG, sizes[1], steps_of[1], **more)
             spent = sum(
-                operations(experiment.BASE, length, count * size)
+                operations(experiment.ENCODER, length, count * size)
                 for length, count, size in zip((SHORT, LONG), steps_of, sizes, strict=True)
             )
     return {**plan, "mlm": None if loss is None else round(loss, 4), "operations": spent, "device": args.device}
@@ -172,7 +172,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = experiment.planned_arguments(__doc__, "two-stages")
+    parser = experiment.planned_arguments(__doc__, "two_stages")
     experiment.concurrent_arguments(parser)
     parser.add_argument(
         "--text", type=Path, nargs="+", help="about 10 MB for `lambert prepare`; without: the corpus in --work"
@@ -190,7 +190,7 @@ def main() -> None:
         return
     if not args.work:
         parser.error("--work is needed")
-    args.corpus = experiment.corpus(args.text, args.work, experiment.BASE)
+    args.corpus = experiment.corpus(args.text, args.work, experiment.ENCODER)
     experiment.continued(args.out, partial(plans, args), partial(run, args), args.runs, args.jobs)
 
 

@@ -1,14 +1,14 @@
 """Sentence vectors beside sentence-transformers: training on pairs, and encoding.
 
-    python benchmarks/vectors.py squad --train train-v1.1.json --dev dev-v1.1.json --limit 4000 --out data
-    python benchmarks/vectors.py train --init MODEL --data data --rounds 3 --out OUT
-    python benchmarks/vectors.py encode --model MODEL --texts texts.jsonl --rounds 5
+    python -m benchmarks.vectors.run squad --train train-v1.1.json --dev dev-v1.1.json --limit 4000 --out data
+    python -m benchmarks.vectors.run train --init MODEL --data data --rounds 3 --out OUT
+    python -m benchmarks.vectors.run encode --model MODEL --texts texts.jsonl --rounds 5
 
 `squad` writes pairs of real text, questions with the paragraphs that answer them (pairs.jsonl), and a search in the
 layout of BEIR: the questions of the dev file among its paragraphs (beir/). `train` alternates whole commands that train
 by multiple negatives, and scores both models by the search; `encode` alternates encoding the texts ({"text": ...} a
 line) in each precision. Each side is a process of its own, with the same threads; MB is its peak memory. The peer is
-benchmarks/peers/sentence_transformers_vectors.py. Before the rounds, every side but `lambert finetune`, which chooses
+peers/sentence_transformers_vectors.py. Before the rounds, every side but `lambert finetune`, which chooses
 by itself, is timed in a few environments on `--tried` of the pairs or texts, and keeps the fastest (docs/bench.md). A
 line of JSON each trial and each run, and a last one with the ratios.
 """
@@ -18,22 +18,20 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from finetune import trained
-
+from benchmarks.support.experiment import BENCHMARKS
+from benchmarks.support.fine_tuning import read_training_time
+from benchmarks.support.processes import measure
 from lambert.verbs.bench import environments
 from lambert.verbs.bench.environments import UNCHANGED, Trial, Variables
 
-HERE = Path(__file__).parent
-PEER = HERE / "peers" / "sentence_transformers_vectors.py"
+PEER = BENCHMARKS / "peers" / "sentence_transformers_vectors.py"
 ENCODE = """
 import json, sys, time, numpy, torch, lambert
 torch.set_num_threads(int(sys.argv[5]))
@@ -75,20 +73,6 @@ def write(path: Path, texts: list[str]) -> None:
     path.write_text("".join(row + "\n" for row in rows), encoding="utf-8")
 
 
-def measured(command: list[str], variables: Variables = UNCHANGED) -> dict[str, Any]:
-    """Runs a command with these variables beside the user's environment. Returns its seconds, its peak memory in MB,
-    and the JSON object of its last line."""
-    began = time.perf_counter()
-    done = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environments.of(variables))
-    assert done.stdout is not None
-    lines = done.stdout.read().splitlines()
-    _, status, used = os.wait4(done.pid, 0)
-    if status:
-        raise SystemExit(f"{' '.join(command)} failed")
-    last = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
-    return {"process_seconds": round(time.perf_counter() - began, 2), "mb": used.ru_maxrss // 1024, **last}
-
-
 def part(path: Path, lines: int, out: Path) -> Path:
     """A file with the first lines of another one."""
     out.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:lines]), encoding="utf-8")
@@ -118,7 +102,7 @@ def train(args: argparse.Namespace) -> None:
             model = out / "model" if side == "lambert" else out
             scored = [sys.executable, "-m", "lambert", "evaluate", "--model", model, "--task", "embed", "--json"]
             scored += ["--data", args.data / "beir" / "qrels" / "test.tsv"]
-            result["ndcg_10"] = measured([*map(str, scored)])["ndcg_10"]
+            result["ndcg_10"] = measure([*map(str, scored)])["ndcg_10"]
             results.append(result)
             print(json.dumps({"side": side, "seed": round_, **result}), flush=True)
     summarize(args, runs)
@@ -132,8 +116,8 @@ def ours(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
         "train.threads": args.threads, "log.every": 1, "optim.weight-decay": 0,
     }  # fmt: skip
     command = [sys.executable, "-m", "lambert", "finetune", *(f"--{name}={value}" for name, value in flags.items())]
-    result = measured(command)
-    seconds, done = trained(out)
+    result = measure(command)
+    seconds, done = read_training_time(out)
     return {**result, "seconds": round(seconds, 2), "pairs": done}
 
 
@@ -155,7 +139,7 @@ def theirs(
     command = [sys.executable, PEER, "train", "--model", args.init, "--texts", texts, "--out", out]
     command += ["--seed", seed, "--lr", args.lr, "--batch-size", args.batch_size, "--length", args.length]
     command += ["--precision", args.precision, "--threads", args.threads, "--loss", loss]
-    return measured([*map(str, command)], variables)
+    return measure([*map(str, command)], variables)
 
 
 def encode(args: argparse.Namespace) -> None:
@@ -170,7 +154,7 @@ def encode(args: argparse.Namespace) -> None:
             if side != "lambert":
                 command = [sys.executable, PEER, "encode", "--model", args.model, "--texts", texts]
                 command += ["--precision", precision, "--threads", args.threads, "--out", out]
-            return measured([*map(str, command)], variables)
+            return measure([*map(str, command)], variables)
 
         def seconds(side: str, precision: str, variables: Variables) -> float:
             found: float = encoded(side, precision, few, variables)["seconds"]

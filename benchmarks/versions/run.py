@@ -1,7 +1,7 @@
 """Two versions of Lambert, interleaved: the speed of every kind of work, and seconds of whole commands.
 
     git worktree add /tmp/before v0.1.0
-    python benchmarks/versions.py /tmp/before . --text wikipedia.txt --vocabulary vocab.txt --out versions.jsonl
+    python -m benchmarks.versions.run /tmp/before . --text wikipedia.txt --vocabulary vocab.txt --out log.jsonl
 
 Each round starts one process of each version for each row, in turn, with only that version on its path. Rows of `bench`
 compare Lambert's own seconds (its peers are not run), rows of `prepare`, `pretrain` and `predict` the seconds of the

@@ -1,6 +1,6 @@
 """Documents as long as English Wikipedia's articles, from an extract that has only long ones.
 
-    python benchmarks/wikipedia_lengths.py EXTRACT... --out documents.jsonl [--megabytes 25]
+    python -m benchmarks.whole_runs.lengths EXTRACT... --out documents.jsonl [--megabytes 25]
 
 The articles of an extract (`<doc ...>` lines, as WikiExtractor writes them) are cut at the ends of sentences. How long
 each document is to be is drawn from the lognormal distribution of `lambert bench --lengths wikipedia`: with 512 tokens
