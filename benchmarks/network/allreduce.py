@@ -1,6 +1,6 @@
 """Seconds that an all-reduce takes between the ranks it is started on, one line of JSON from the first.
 
-python benchmarks/network/lab.py --rate 1gbit -- python benchmarks/network/allreduce.py --megabytes 100
+python -m benchmarks.network.lab --rate 1gbit -- python -m benchmarks.network.allreduce --megabytes 100
 """
 
 import argparse

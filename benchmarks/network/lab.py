@@ -1,6 +1,6 @@
 """A small cluster on one Linux machine: nodes with a network of their own, as slow as one likes.
 
-    python benchmarks/network/lab.py --ranks 2 --rate 100mbit -- python benchmarks/network/allreduce.py --megabytes 20
+    python -m benchmarks.network.lab --ranks 2 --rate 100mbit -- python -m benchmarks.network.allreduce --megabytes 20
 
 Every node is a network namespace with one interface, eth0 (10.77.0.10, 10.77.0.11, ...), on a bridge that lives in a
 namespace of its own: nothing outside is touched, and labs run beside each other. Token buckets (tc-tbf) limit what a

@@ -1,6 +1,6 @@
 """What the planner (`lambert plan`) predicts for an update of the study, over the bandwidth of the link.
 
-    python benchmarks/network/model.py --speed speed.jsonl [--rates none 1gbit 100mbit]
+    python -m benchmarks.network.model --speed speed.jsonl [--rates none 1gbit 100mbit]
 
 The work is that of the rows of speed.jsonl, the machine that of the rows `link-...` of ../plan/rows.jsonl, whose
 predictions these are. Nothing is taken from the measurements: not even the time of computing. Horovod's method sends
@@ -9,18 +9,14 @@ what float32 and float16 send, and is predicted as these.
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lab import bits_per_second
-from study import METHODS, done
-
+from benchmarks.network.lab import bits_per_second
+from benchmarks.network.run import METHODS, done
+from benchmarks.plan import run as plan
 from lambert.wings.plan.costs.steps import Step, predict
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import plan
 
 LATENCY = 5e-5
 """Seconds of a small message between two nodes of the lab (lab.py)."""
@@ -28,7 +24,7 @@ _AS: dict[str, dict[str, Any]] = {"horovod": {"method": "float32"}, "horovod-fp1
 
 
 def planned(measured: Mapping[str, Any], method: str, rate: float) -> dict[str, Any]:
-    """Returns a row for plan.py: the work of a row of speed.jsonl by a method, on links of `rate` bits a second."""
+    """Returns a row for plan/run.py: the work of a row of speed.jsonl by a method, on links of `rate` bits a second."""
     (base,) = (row for row in plan.rows() if row["id"] == "link-none-float32")
     share = measured["batch_size"] // measured["ranks"]
     predictions = 0.15 * measured["length"]

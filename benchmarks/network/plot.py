@@ -1,6 +1,6 @@
 """Sequences a second over the bandwidth of the link: measured points, and the planner's curves (model.py).
 
-    python benchmarks/network/plot.py --speed speed.jsonl --out bandwidth
+    python -m benchmarks.network.plot --speed speed.jsonl --out bandwidth
 
 Writes bandwidth.svg and bandwidth.png. The unlimited link stands at the bandwidth at which bytes pass the kernel.
 Methods differ in their marker and dashes, so that the plot can be read without its colours.
@@ -12,9 +12,10 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
-from lab import bits_per_second
-from study import done
-from table import by_round, expected
+
+from benchmarks.network.lab import bits_per_second
+from benchmarks.network.run import done
+from benchmarks.network.table import by_round, expected
 
 mpl.use("agg")
 from matplotlib import pyplot as plt

@@ -1,6 +1,6 @@
-"""The tables of the slow-network study, in Markdown, from what study.py wrote.
+"""The tables of the slow-network study, in Markdown, from what run.py wrote.
 
-    python benchmarks/network/table.py --speed speed.jsonl --loss loss.jsonl
+    python -m benchmarks.network.table --speed speed.jsonl --loss loss.jsonl
 
 Times as fast: seconds of an update by the baseline, over the method's, in the same round; the median over the rounds
 with their range. The baseline is whichever was faster at that rate, horovod (Horovod's method, uncompressed) or float32
@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab import bits_per_second
-from model import step
-from study import BEGIN_DENSE, METHODS, done
-
+from benchmarks.network.lab import bits_per_second
+from benchmarks.network.model import step
+from benchmarks.network.run import BEGIN_DENSE, METHODS, done
 from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange.methods import EARLY
 

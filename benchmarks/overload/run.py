@@ -1,6 +1,6 @@
 """`lambert serve` at five times its capacity: how many requests are answered, how soon the others are refused.
 
-    python benchmarks/overload/run.py --out benchmarks/overload/log.jsonl
+    python -m benchmarks.overload.run --out benchmarks/overload/log.jsonl
 
 For 1, 8 and 64 texts a request, in turn, for `--rounds` rounds: a closed loop of `--connections` connections measures
 the capacity, then an open loop sends requests at 5 times that rate (a Poisson process, whatever the service does), and

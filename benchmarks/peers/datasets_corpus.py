@@ -1,5 +1,5 @@
-"""The steps of benchmarks/corpora.py with `datasets`: load_dataset, then filters and tokenization by batched map in two
-processes.
+"""The steps of benchmarks/prepare_steps with `datasets`: load_dataset, then filters and tokenization by batched map in
+two processes.
 
     python datasets_corpus.py --out FOLDER --tokenizer vocab.txt FILE...
 

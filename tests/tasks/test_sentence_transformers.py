@@ -1,14 +1,12 @@
 """Run folders as sentence-transformers reads them, and folders of sentence-transformers as Lambert reads them.
 
-The folders are those of benchmarks/sentence_transformers_folders.py, which compares all of them.
+The folders are those of benchmarks/sentence_transformers_folders, which compares all of them.
 """
 
-import importlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,10 +15,10 @@ import torch
 from safetensors.torch import save_file
 
 import lambert as library
+from benchmarks.sentence_transformers_folders import run as folders
 from lambert.core.errors import DataError
 from lambert.tasks import EmbedConfig, TaskConfig, sentence_transformers
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TEXTS = ["the boat near the road 1", "a king", "the old house was bright . the river saw a bird"]
 
 
@@ -55,18 +53,11 @@ def test_the_files_are_read_as_they_were_written(loss: str, tmp_path: Path) -> N
     assert sentence_transformers.files(sentence_transformers.described(tmp_path), 8) == files
 
 
-@pytest.fixture(scope="module")
-def folders() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module("sentence_transformers_folders")
-
-
 Make = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def make(folders: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Writes a folder of a family and an age, with a pooling, prompts and a limit."""
     work = tmp_path_factory.mktemp("folders")
 
@@ -100,7 +91,7 @@ def make(folders: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Make:
     ],
 )
 def test_folders_of_all_ages_give_the_same_vectors(
-    family: str, age: str, modes: tuple[str, ...], prompts: str, limit: int, folders: ModuleType, make: Make
+    family: str, age: str, modes: tuple[str, ...], prompts: str, limit: int, make: Make
 ) -> None:
     assert folders.difference(make(family, age, modes, prompts, limit)) <= folders.LARGEST
 
@@ -139,7 +130,7 @@ def layered(make: Make) -> Path:
     return folder
 
 
-def test_layers_after_the_pooling(layered: Path, folders: ModuleType, tmp_path: Path, lambert: Any) -> None:
+def test_layers_after_the_pooling(layered: Path, tmp_path: Path, lambert: Any) -> None:
     assert folders.difference(layered) <= folders.LARGEST
     assert library.load(layered).dimensions == 20
     done = lambert("import", **{"from": layered, "out": tmp_path / "imported"})
@@ -149,7 +140,7 @@ def test_layers_after_the_pooling(layered: Path, folders: ModuleType, tmp_path: 
     np.testing.assert_allclose(library.load(tmp_path / "imported").encode(TEXTS), wanted, atol=1e-6)
 
 
-def test_fine_tuning_keeps_what_a_folder_says(layered: Path, folders: ModuleType, tmp_path: Path) -> None:
+def test_fine_tuning_keeps_what_a_folder_says(layered: Path, tmp_path: Path) -> None:
     rows = [{"query": f"the {word}", "positive": f"a {word} road"} for word in folders.WORDS]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = library.finetune(
@@ -192,9 +183,7 @@ def test_formats_that_cannot_leave_prompts_out_are_refused(make: Make, tmp_path:
     assert (done.code, "cannot leave the tokens of prompts out" in done.err) == (2, True)
 
 
-def test_a_folder_from_before_2021_keeps_its_encoder_in_a_folder(
-    make: Make, folders: ModuleType, tmp_path: Path
-) -> None:
+def test_a_folder_from_before_2021_keeps_its_encoder_in_a_folder(make: Make, tmp_path: Path) -> None:
     folder, old = make("bert", "2021", limit=16), tmp_path / "old"
     shutil.copytree(folder, old / "0_Transformer", ignore=shutil.ignore_patterns("modules.json", "1_Pooling"))
     shutil.copytree(folder / "1_Pooling", old / "1_Pooling")
@@ -204,7 +193,7 @@ def test_a_folder_from_before_2021_keeps_its_encoder_in_a_folder(
     assert folders.difference(old) <= folders.LARGEST
 
 
-def test_texts_are_lower_cased_first(make: Make, folders: ModuleType) -> None:
+def test_texts_are_lower_cased_first(make: Make) -> None:
     folder = make("roberta", "2021")
     changed(folder / "sentence_bert_config.json", do_lower_case=True)
     assert folders.difference(folder) <= folders.LARGEST

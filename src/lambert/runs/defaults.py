@@ -14,7 +14,7 @@ from lambert.runs.config import TrainConfig
 BASE_WIDTH, BASE_LR = 768, 2e-5
 """BERT-base: its width and a fine-tuning learning rate (Devlin et al., 2018, appendix A.3)."""
 LARGEST_LR = 1e-3
-"""The largest fine-tuning learning rate that was measured to train (benchmarks/finetune-defaults)."""
+"""The largest fine-tuning learning rate that was measured to train (benchmarks/fine_tuning_rates)."""
 EPOCHS, LEAST_UPDATES = 3, 300
 """Length of a fine-tuning run: three epochs as in Devlin et al., 2018, and on few examples more, since runs of fewer
 updates end before they have converged (Zhang et al., 2021, "Revisiting Few-sample BERT Fine-tuning", section 5)."""
@@ -126,7 +126,7 @@ class FinetuneOptimConfig(OptimConfig):
     """Optimizer: lamb, adamw, radam, lars, stable_adamw, or "package.module:name"."""
     lr: float = 0.0
     """Peak learning rate, reached at the end of the warm-up. 0: by the width of the model, 2e-5 x (768 / width)^2, at
-    most 1e-3 (benchmarks/finetune-defaults)."""
+    most 1e-3 (benchmarks/fine_tuning_rates)."""
     warmup_ratio: float = 0.1
     """Share of all updates of the run over which the learning rate rises linearly, in [0, 1); warmup_steps, where set,
     takes its place."""
@@ -165,6 +165,6 @@ class FinetuneTrainConfig(TrainConfig):
 def finetuning_lr(width: int) -> float:
     """Returns the fine-tuning learning rate for AdamW and an encoder of that width.
 
-    Source: benchmarks/finetune-defaults.
+    Source: benchmarks/fine_tuning_rates.
     """
     return min(BASE_LR * (BASE_WIDTH / width) ** 2, LARGEST_LR)

@@ -29,9 +29,9 @@ from lambert.wings.plan.settings import PlanConfig
 
 _SAMPLED = 32
 _PAIRS = {64: 0.96, 128: 0.90, 512: 0.73}
-"""Mean share of a sequence that is filled with pairs of segments of Wikipedia, by length (benchmarks/cpu-2-cores)."""
+"""Mean share of a sequence that is filled with pairs of segments of Wikipedia, by length (benchmarks/whole_runs)."""
 _FULL, _SQUAD = 0.98, 0.45
-"""The same with segments of one document at 128 tokens (benchmarks/cpu-2-cores), and of SQuAD's windows at 384
+"""The same with segments of one document at 128 tokens (benchmarks/whole_runs), and of SQuAD's windows at 384
 (docs/bench.md)."""
 Read = Callable[[list[str]], Any]
 

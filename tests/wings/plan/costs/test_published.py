@@ -1,20 +1,12 @@
 """Predictions beside published and own runs: the errors, and what the documentation says of them."""
 
-import importlib
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmarks.plan import run as plan
+
 ROOT = Path(__file__).parents[4]
-
-
-@pytest.fixture(scope="module")
-def plan() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield importlib.import_module("plan")
 
 
 @pytest.mark.parametrize(
@@ -22,7 +14,7 @@ def plan() -> Iterator[ModuleType]:
     [("Published runs", 55, 0.10, 0.7), ("Own runs, one device", 20, 0.2, 0.6), ("Own runs, two ranks", 30, 0.3, 0.4)],
 )
 def test_the_errors_of_the_rows_that_were_not_fitted_are_small(
-    plan: ModuleType, group: str, many: int, median: float, close: float
+    group: str, many: int, median: float, close: float
 ) -> None:
     tested = [row for row in plan.groups(plan.rows())[group] if not row["fitted"]]
     assert len(tested) >= many
@@ -30,7 +22,7 @@ def test_the_errors_of_the_rows_that_were_not_fitted_are_small(
     assert sum(abs(plan.error(row)) <= plan.CLOSE for row in tested) >= close * len(tested)
 
 
-def test_every_publication_and_device_has_rows(plan: ModuleType) -> None:
+def test_every_publication_and_device_has_rows() -> None:
     rows = plan.rows()
     assert len({row["id"] for row in rows}) == len(rows)
     publications = {row["publication"] for row in rows}
@@ -46,19 +38,17 @@ def test_every_publication_and_device_has_rows(plan: ModuleType) -> None:
     assert sum(row["fitted"] for row in rows) <= 7
 
 
-def test_the_documentation_has_the_tables_of_these_rows(plan: ModuleType) -> None:
+def test_the_documentation_has_the_tables_of_these_rows() -> None:
     assert plan.tables() in (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
 
 
-def test_predictions_do_not_depend_on_the_kernels_of_this_machine(
-    plan: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predictions_do_not_depend_on_the_kernels_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     before = [plan.predicted(row) for row in plan.rows()]
     monkeypatch.setenv("LAMBERT_NATIVE", "0")
     assert [plan.predicted(row) for row in plan.rows()] == before
 
 
-def test_the_errors_are_stated_as_they_are(plan: ModuleType) -> None:
+def test_the_errors_are_stated_as_they_are() -> None:
     tested = [row for row in plan.rows() if not row["fitted"]]
     published = [row for row in plan.groups(tested)["Published runs"] if not row["fitted"]]
     (all_, median, close), (many, other, near) = (
@@ -75,6 +65,6 @@ def test_the_errors_are_stated_as_they_are(plan: ModuleType) -> None:
         assert words in " ".join((ROOT / page).read_text(encoding="utf-8").split()), page
 
 
-def test_the_bound_of_mrpc_on_a_k80_is_kept(plan: ModuleType) -> None:
+def test_the_bound_of_mrpc_on_a_k80_is_kept() -> None:
     (row,) = (row for row in plan.rows() if row["id"] == "hf-mrpc-v100")
     assert plan.predicted({**row, "device": "K80", "precision": "float32"}) < 10 / 60

@@ -1,0 +1,1 @@
+"""What Lambert claims, measured: one folder a claim. Run from the root: `python -m benchmarks.CLAIM.run`."""

@@ -1,0 +1,166 @@
+"""What the exchange costs where there is nobody to exchange with: a group of one rank beside no group at all.
+
+    python -m benchmarks.gpu.wrapper --out FILE [--device cuda] [--size base] [--compile] [--methods float32 int8]
+
+The same BERT, batches of full sequences and fused optimizer, without dropout, by several ways: `alone`, as in a run of
+one process; each of the --methods in a group of one rank, whose hooks, thread and collectives (NCCL on a GPU) do all
+that they do for many ranks (methods with error feedback do nothing for one); `ddp`, torch's DistributedDataParallel
+around the same net (gradients as views of buckets, static graph), with gradients clipped by torch and the same
+optimizer. Sides take their rounds in turn, after untimed updates; the device is waited for at the end of a round.
+`over` is a side's time over that of `alone`, less 1. A line of JSON a side: medians over the rounds, with ranges.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.support.ranks import MANY, fresh, updates
+from lambert.core.world import World
+from lambert.distributed.config import ExchangeConfig
+from lambert.distributed.exchange import build
+from lambert.distributed.failure_detector import FailureDetector
+from lambert.distributed.group import Group
+from lambert.engine.compiler import compile_blocks
+from lambert.engine.device import device_named, on_device
+from lambert.engine.loop import train
+from lambert.engine.precision import Precision
+
+Updates = Callable[[int], None]
+EXACT = "float32", "bfloat16", "float16"
+
+
+def group(device: torch.device, folder: str) -> Group:
+    """A group of this process alone."""
+    store = torch.distributed.FileStore(str(Path(folder) / "store"), 1)  # type: ignore[attr-defined]
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    torch.distributed.init_process_group(
+        backend, store=store, rank=0, world_size=1, device_id=device if device.type == "cuda" else None
+    )
+    return Group(0, 1, 0, 1, device, "one rank", detector=FailureDetector(store, 0, 1))
+
+
+def own(args: argparse.Namespace, world: World, method: Any, closers: list[Callable[[], None]]) -> Updates:
+    net, optimizer = placed(args, world.device)
+    exchange = build(net, world, ExchangeConfig(method=method), updates=MANY)
+    steps = train(
+        net, optimizer, updates(args, world, args.aggregate), schedule=lambda update: 1e-4, max_grad_norm=1.0,
+        precision=Precision(args.precision, world.device), world=world, seed=0, start=0, steps=MANY, exchange=exchange,
+    )  # fmt: skip
+
+    closers.append(steps.close)
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            next(steps)
+
+    return run
+
+
+def ddp(args: argparse.Namespace, world: World) -> Updates:
+    net, optimizer = placed(args, world.device)
+    wrapped = DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True)
+    precision = Precision(args.precision, world.device)
+    source = updates(args, world, args.aggregate)
+    done: list[bool] = []
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            update = next(source)
+            counts_K = on_device([update.counts[name] for name in net.objectives], world.device)
+            optimizer.zero_grad()
+            micro_batches = update.micro_batches
+            for place, (_, batch) in enumerate(micro_batches):
+                with nullcontext() if place == len(micro_batches) - 1 or not done else wrapped.no_sync():
+                    with precision.autocast():
+                        sums_K = wrapped(world.put(batch).with_compute(precision.compute))
+                    precision.backward((sums_K / counts_K).sum())
+            done.append(True)  # a static graph is learnt in the very first pass, which torch cannot do without a sync
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            precision.weights_changed()
+
+    return run
+
+
+def placed(args: argparse.Namespace, device: torch.device) -> tuple[Any, torch.optim.Optimizer]:
+    """A net and its optimizer on the device."""
+    net, optimizer = fresh(args)
+    net.to(device)  # in place: the optimizer's parameters stay these
+    if args.compile:
+        compile_blocks(net.encoder.blocks)
+    return net, optimizer
+
+
+def rounds(args: argparse.Namespace, world: Group) -> Iterator[dict[str, Any]]:
+    apart = World(device=world.device)
+    closers: list[Callable[[], None]] = []
+    sides = {"alone": own(args, apart, "float32", closers)}
+    sides |= {method: own(args, world, method, closers) for method in args.methods}
+    sides["ddp"] = ddp(args, world)
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for run in sides.values():
+        run(args.warm_up)
+    for _ in range(args.rounds):
+        gc.collect()
+        for name, run in sides.items():
+            _wait(world.device)
+            began = time.perf_counter()
+            run(args.updates)
+            _wait(world.device)
+            times[name].append((time.perf_counter() - began) / args.updates)
+    for close in closers:
+        close()
+    for name, seconds in times.items():
+        over = [one / base - 1 for one, base in zip(seconds, times["alone"], strict=True)]
+        yield {
+            "side": name, "seconds": statistics.median(seconds), "seconds_range": [min(seconds), max(seconds)],
+            "over": statistics.median(over), "over_range": [min(over), max(over)],
+        }  # fmt: skip
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="file of JSON lines, appended to")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--updates", type=int, default=10, help="of each side in a round")
+    parser.add_argument("--warm-up", type=int, default=6, help="updates that are not timed")
+    parser.add_argument("--size", default="base", choices=("tiny", "mini", "small", "medium", "base", "large"))
+    parser.add_argument("--sequences", type=int, default=64, help="of a micro-batch")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a sequence")
+    parser.add_argument("--aggregate", type=int, default=1, help="micro-batches of an update")
+    parser.add_argument("--optimizer", default="lamb", choices=("lamb", "adamw"))
+    parser.add_argument("--precision", default="bfloat16", choices=("float32", "bfloat16"))
+    parser.add_argument("--methods", nargs="*", default=["float32"], choices=EXACT)
+    parser.add_argument("--compile", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, group(device_named(args.device, 0), folder) as world:
+        card = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
+        for row in rounds(args, world):
+            settings = {name: value for name, value in vars(args).items() if name not in ("out", "methods", "device")}
+            line = json.dumps(row | settings | {"device": card, "torch": torch.__version__})
+            print(line, flush=True)
+            if args.out is not None:
+                with args.out.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()

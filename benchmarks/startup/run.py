@@ -1,0 +1,73 @@
+"""How long a user waits for the first answer: `lambert predict` of one line, and `lambert serve` until it is ready.
+
+    python -m benchmarks.startup.run --model MODEL --out log.jsonl
+
+Every command is a process of its own. MODEL answers questions (SQuAD). The files of the model are in the page cache
+after an untimed round. Appends a line of JSON for each process to `--out`, and prints the medians and ranges.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+LINE = json.dumps({"question": "Where is the Amazon rainforest?", "context": "It covers most of the Amazon basin."})
+LAMBERT = [sys.executable, "-P", "-m", "lambert"]
+
+
+def predict(args: argparse.Namespace, precision: str) -> float:
+    """Seconds of the whole command."""
+    begin = time.perf_counter()
+    command = [*LAMBERT, "predict", f"--model={args.model}", f"--inference.precision={precision}"]
+    subprocess.run(command, input=LINE + "\n", text=True, check=True, capture_output=True)
+    return time.perf_counter() - begin
+
+
+def serve(args: argparse.Namespace, precision: str) -> float:
+    """Seconds from the command to the first answer of /readyz."""
+    begin = time.perf_counter()
+    command = [*LAMBERT, "serve", f"--model={args.model}", f"--precision={precision}", f"--port={args.port}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{args.port}/readyz", timeout=10).read()
+                return time.perf_counter() - begin
+            except OSError:
+                time.sleep(0.01)
+                assert process.poll() is None, "the service has ended"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16", "int8"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--port", type=int, default=8766)
+    args = parser.parse_args()
+    found: dict[tuple[str, str], list[float]] = {}
+    for number in range(-1, args.rounds):
+        for precision in args.precision:
+            for work in (predict, serve):
+                seconds = work(args, precision)
+                if number < 0:
+                    continue
+                found.setdefault((work.__name__, precision), []).append(seconds)
+                row = {"work": work.__name__, "precision": precision, "round": number, "seconds": round(seconds, 3)}
+                with args.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+    for (name, precision), seconds_n in found.items():
+        median, low, high = statistics.median(seconds_n), min(seconds_n), max(seconds_n)
+        print(f"{name} {precision}: {median:.2f} s ({low:.2f} to {high:.2f})")
+
+
+if __name__ == "__main__":
+    main()
