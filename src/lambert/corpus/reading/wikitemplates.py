@@ -19,7 +19,7 @@ from lambert.corpus.reading.wikis.locale import rows, wiki_of
 from lambert.corpus.reading.wikis.patterns import Call, Rule, compiled
 
 PIPE = "\x02"
-"""Stands for a bar that divides no arguments, such as that of `{{!}}`; XML cannot contain it."""
+"""Represents a bar that does not separate arguments, such as that of `{{!}}`; XML cannot contain this character."""
 
 _ALL = "*"
 _REGION = re.compile(r"-[a-z]{2}$")
@@ -48,7 +48,7 @@ class _Table:
                     self.exact.setdefault(_key(name), row["text"])
         self.exact = {**{name.lower(): text for name, text in self.exact.items()}, **self.exact}
         bare = (re.sub(r"\(\?P<\w+>", "(?:", form.pattern) for form, _ in self.forms)
-        self.any = re.compile("|".join(bare) or "(?!)", re.DOTALL)  # says fast of most names that no form fits
+        self.any = re.compile("|".join(bare) or "(?!)", re.DOTALL)  # quickly excludes most names that match no form
 
 
 @cache
@@ -117,7 +117,7 @@ class Templates:
 
 @cache
 def templates_of(code: str) -> Templates:
-    """Returns the templates of a wiki, which remember the names that were looked up."""
+    """Returns the templates of a wiki, which cache the names that were looked up."""
     return Templates(code)
 
 
@@ -131,7 +131,7 @@ def _compiled(pattern: str) -> Rule | str:
 
 
 def _key(name: str) -> str:
-    """Returns a name by which MediaWiki finds the template: only the case of its first letter does not count."""
+    """Returns the name in the form by which MediaWiki finds the template: the case of its first letter is ignored."""
     return name[:1].lower() + name[1:]
 
 
