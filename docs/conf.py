@@ -60,7 +60,7 @@ NAVIGATION = {
     "Reference": [
         f"docs/{name}" for name in ("settings", "contracts", "errors", "numerics", "reliability", "security")
     ],
-    "Studies and the log": ["docs/claims", "docs/log", *STUDIES],
+    "Studies and the log": ["docs/numbers", "docs/log", *STUDIES],
     "Decisions": ["docs/design/README", *DESIGN],
     "The project": ["CHANGELOG", "CONTRIBUTING", "SECURITY", *(name.removesuffix(".md") for name in ATTRIBUTIONS)],
 }

@@ -1,4 +1,4 @@
-"""What readers take and yield."""
+"""The settings and the results of readers."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,13 +22,13 @@ class Piece:
     error: str = ""
     """Why the document cannot be used; empty if it can."""
     metadata: str = ""
-    """What else the input says about the document, as a JSON object; empty if nothing is kept."""
+    """Metadata of the document, as a JSON object; empty if nothing is kept."""
     id: str = ""
     """First 16 digits of the BLAKE2b hash of the text (of its first piece) when it was extracted; empty before that."""
     passed_over: str = ""
-    """Why this is no document and no error, such as 'redirect'; counted, but not as read."""
+    """Why this is neither a document nor an error, such as 'redirect'; counted separately."""
     source: str = ""
-    """The input file, of the pieces of a part."""
+    """The input file, for pieces of a part."""
     found: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Counts of what the reader found in the document: its `sentences`, `holes` in them where a template was removed,
     and these templates, as `{{name}}`."""
@@ -51,9 +51,9 @@ class Layout:
     max_ratio: int = 100
     """How many times its size a compressed file may expand to."""
     table: Table | None = None
-    """How the table is written that is read. None: it is recognised."""
+    """How the table is written (separator, quotes); None: it is recognised."""
     headed: bool = True
-    """Whether a stream begins with the beginning of the file. It may hold later rows, lines or pages only."""
+    """Whether a stream begins at the beginning of the file. If not, it has only later rows, lines or pages."""
 
 
 def row_piece(row: Mapping[str, Any], layout: Layout, place: str) -> Piece:
@@ -63,14 +63,14 @@ def row_piece(row: Mapping[str, Any], layout: Layout, place: str) -> Piece:
 
 
 def lacks(field: str, names: Iterable[str], what: str) -> str:
-    """Returns, as the end of a sentence, that a table or an object has no such column or field (`what`), and what to
-    do."""
+    """Returns the end of a sentence that says that a table or an object lacks this column or field (`what`), and what
+    to do."""
     listed = ", ".join(str(name)[:40] for name in list(names)[:8])
     return f"has no {what} {field!r} ({what}s: {listed}): name its {what} of text as text_field"
 
 
 def text_piece(text: Any, field: str, place: str) -> Piece:
-    """Returns the value of a field as a document, or as one that cannot be used if it is no text."""
+    """Returns the value of a field as a document, or as an unusable document if it is not a text."""
     if text is None:
         return Piece("", place)
     if not isinstance(text, str):
@@ -83,7 +83,8 @@ def text_piece(text: Any, field: str, place: str) -> Piece:
 
 
 def bounded(piece: Piece) -> Iterator[Piece]:
-    """Yields a piece, in parts of at most `PIECE` characters that end with a paragraph, else a line, else a word."""
+    """Yields a piece in parts of at most `PIECE` characters, divided after a paragraph, or else a line, or else a
+    word."""
     text, start = piece.text, 0
     while len(text) - start > PIECE:
         middle, end = start + PIECE // 2, start + PIECE
@@ -95,7 +96,7 @@ def bounded(piece: Piece) -> Iterator[Piece]:
 
 
 def _kind(value: Any) -> str:
-    """Returns what a value is, in words."""
+    """Returns a description of the type of a value."""
     if isinstance(value, bool):
         return "true or false"
     for kind, words in ((int | float, "a number"), (list, "a list"), (dict, "an object"), (bytes, "bytes")):
@@ -105,17 +106,17 @@ def _kind(value: Any) -> str:
 
 
 def described(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
-    """Returns the values with these names, or all, as the metadata of a document. Values that JSON does not know become
-    text."""
+    """Returns the values with these names, or all, as the metadata of a document. Values of types that JSON lacks
+    become text."""
     chosen = values if names is None else {name: values[name] for name in names if name in values}
     return json.dumps(chosen, ensure_ascii=True, default=str) if chosen else ""
 
 
 def with_newlines(text: str) -> str:
-    """Returns a text with line feeds for all line breaks."""
+    """Returns a text in which all line breaks are line feeds."""
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def as_text(source: str) -> str:
-    """Returns the name of an input file as Unicode. A file name may have bytes that are no UTF-8."""
+    """Returns the name of an input file as Unicode. Bytes that are not valid UTF-8 are escaped."""
     return source.encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""The tokenizer classes that encoders on the Hub name in tokenizer_config.json, as transformers 5 builds them.
+"""Builds the tokenizer classes that encoders on the Hub name in tokenizer_config.json, as transformers 5 does.
 
 These classes take only the vocabulary (and merges) of a tokenizer.json, and set normalizer, pre-tokenizer and template
 by themselves, with settings of tokenizer_config.json. Source: transformers 5.23, models/*/tokenization_*.py.
@@ -23,23 +23,23 @@ class TokenizerClass:
     model: str
     """The kind of its pieces, as `type` of the model in tokenizer.json."""
     files: str
-    """The files that it is read from without a tokenizer.json; empty: none that Lambert reads."""
+    """The files from which it is read without a tokenizer.json; empty if Lambert reads none."""
     names: Mapping[str, str | AddedToken]
     """Special tokens by role, unless files name others."""
     settings: Settings
     """Settings and their defaults."""
     start: Callable[[dict[str, Any], Names, Settings], Tokenizer]
-    """Returns the tokenizer without added tokens and template, from the content of a tokenizer.json, of which it reads
-    the model and its normalizer's table of characters."""
+    """Returns the tokenizer, without added tokens and template, from the model and the normalizer's table of characters
+    in the content of a tokenizer.json."""
     template: Callable[[Tokenizer, Names, Settings], Any]
-    """Returns the post-processor; None: that of tokenizer.json."""
+    """Returns the post-processor; None to keep that of tokenizer.json."""
     template_roles: tuple[str, ...] = ("cls", "sep")
     """Special tokens that the template needs."""
     extra: tuple[str, ...] = ()
-    """Further special tokens, unless files name some."""
+    """Further special tokens, unless files name them."""
 
 
-LONGEST_WORD = 100  # characters; a longer word is [UNK], as in Hugging Face; google-research/bert has 200
+LONGEST_WORD = 100  # maximum characters of a word, otherwise [UNK], as in Hugging Face; google-research/bert has 200
 CONTINUATION = "##"
 
 
@@ -86,7 +86,7 @@ def _pairs(model: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _unigram(unknown: Callable[[list[Any], Names], int]) -> Callable[[dict[str, Any], Names, Settings], Tokenizer]:
-    """Returns the function for a class of SentencePiece's kind; `unknown` tells the id of its unknown token."""
+    """Returns the `start` of a class of SentencePiece's kind; `unknown` returns the id of its unknown token."""
 
     def start(values: dict[str, Any], names: Names, settings: Settings) -> Tokenizer:
         pieces = [(piece, score) for piece, score in values["model"]["vocab"]]
@@ -103,7 +103,7 @@ def _unigram(unknown: Callable[[list[Any], Names], int]) -> Callable[[dict[str, 
 
 
 def _tables(normalizer: dict[str, Any] | None) -> Iterator[str]:
-    """Yields the tables of characters among a normalizer and its parts."""
+    """Yields the tables of characters in a normalizer and its parts."""
     parts = (normalizer or {}).get("normalizers", [normalizer or {}])
     return (part["precompiled_charsmap"] for part in parts if part.get("type") == "Precompiled")
 
@@ -205,13 +205,13 @@ CLASSES: Mapping[str, TokenizerClass] = {
 """Classes by name, without `Fast` at its end."""
 
 GENERIC = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
-"""Classes that are what tokenizer.json says."""
+"""Classes that do exactly what tokenizer.json says."""
 OF_MODEL = {
     "bert": "BertTokenizer", "distilbert": "BertTokenizer", "electra": "BertTokenizer", "nomic_bert": "BertTokenizer",
     "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer", "gte": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer", "mpnet": "MPNetTokenizer", "modernbert": "TokenizersBackend",
 }  # fmt: skip
-"""The class of a folder that names none, by model_type of its config.json."""
+"""Class of a folder that names none, by the model_type of its config.json."""
 AS_FILE = ("modernbert",)
 """Values of model_type for which transformers reads tokenizer.json whatever class is named."""
 WITHOUT_FILE = {
@@ -238,8 +238,8 @@ WITHOUT_FILE = {
         "has a normalizer and a template of its own",
     ),
 }  # fmt: skip
-"""Other classes of transformers that do not do what a tokenizer.json says, and how they divide texts instead."""
+"""Other classes of transformers that ignore tokenizer.json, and how they divide texts instead."""
 WITHOUT_SEGMENTS = ("DistilBertTokenizer", "DPRReaderTokenizer")
-"""Classes of BERT's pieces that give models no segment types, unless model_input_names of the folder says so."""
+"""Classes with BERT's pieces that give models no segment types, unless model_input_names of the folder lists them."""
 AS_FILE_WITH_BYTES = ("LlamaTokenizer",)
-"""Classes that are what tokenizer.json says if its pieces are of bytes."""
+"""Classes that do exactly what tokenizer.json says if its pieces are bytes."""

@@ -1,8 +1,8 @@
-"""What the files of a tokenizer say that the `tokenizers` library does not keep: it is kept beside the tokenizer.
+"""Keeps beside a tokenizer what its files declare and the `tokenizers` library does not store.
 
-The library either finds all special tokens in a text, or none. A template's own ones, such as [SEP], are ordinary text
-in a text; the other ones, such as [E1] that somebody added to mark an entity, are one id each. So the latter are not
-special in memory (`Declared.markers`), and special again on disk.
+The library either finds all special tokens in a text, or none. In a text, those of the template, such as [SEP], are
+ordinary text; added ones, such as [E1] to mark an entity, are one id each. So the latter are not special in memory
+(`Declared.markers`), and special again on disk.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What was declared about a tokenizer."""
+    """Declarations of the files of a tokenizer."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     """Special tokens by role (`ROLES`), if files name them."""
@@ -26,11 +26,11 @@ class Declared:
 
 
 def declared(tokenizer: Any) -> Declared:
-    """Returns what was declared about a tokenizer; of one that no files describe, nothing."""
+    """Returns the declarations of a tokenizer; empty ones if no files describe it."""
     found: Declared = getattr(tokenizer, "declared", Declared())
     return found
 
 
 def declare(tokenizer: Any, found: Declared) -> None:
-    """Keeps what was declared about a tokenizer. A copy by way of `to_str` loses it."""
+    """Stores the declarations of a tokenizer. A copy through `to_str` loses them."""
     tokenizer.declared = found

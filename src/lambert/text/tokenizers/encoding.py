@@ -1,6 +1,6 @@
-"""Encodes documents as token ids, with each word encoded once (`words`), or with tokenizers of other kinds, sentence by
-sentence. If spaces belong to the pieces after them, as in byte-level BPE, a sentence has one before it, except the
-first one of a document: the ids of a document are those of its sentences joined by spaces.
+"""Encodes documents as token ids: each word once (`words`), or sentence by sentence with tokenizers of other kinds. If
+spaces belong to the pieces after them, as in byte-level BPE, a sentence has one before it, except the first one of a
+document: the ids of a document are those of its sentences joined by spaces.
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class Encoder:
 
     @library_errors()
     def __call__(self, texts: list[str]) -> Encoded:
-        """Returns the ids of the documents' sentences."""
+        """Returns the ids of the sentences of the documents."""
         cleaned = [sentences.clean(text) for text in texts]
         found_D = [sentences.split(text, self.language, self.lines) for text, _ in cleaned]
         data_D = ["\n".join(found).encode() for found in found_D]
@@ -75,7 +75,7 @@ class Encoder:
         return Encoded(ids_T, lengths_n, counts_D, hashes_D, sum(removed for _, removed in cleaned))
 
     def _by_sentences(self, found_D: list[list[str]]) -> Iterator[tuple[npt.NDArray[Any], Integers]]:
-        """Yields (ids [T], lengths [n], which may be 0) of some sentences at a time, encoded by the library."""
+        """Yields (ids [T], lengths [n], which may be 0) of the sentences in blocks, encoded by the library."""
         found = [sentence for own in found_D for sentence in own]
         for at in range(0, len(found), SENTENCES):
             encodings = self._tokenizer.encode_batch_fast(found[at : at + SENTENCES], add_special_tokens=False)

@@ -1,9 +1,9 @@
-"""Words, lines and their hashes of many texts at once, as arrays. Each is computed when it is first used.
+"""Arrays of the words, the lines and their hashes of many texts at once. Each array is computed when it is first used.
 
 Letters of shapes: B bytes of all texts, N words, L lines with words, D documents; a 1 after a letter means one more.
 
 A word is a run of characters that are not white space. In scripts that are written without spaces, each run of letters
-of such a script is a word of its own; how these runs divide into words is known only to a dictionary of the language.
+of such a script is one word, because only a dictionary could divide it.
 """
 
 import functools
@@ -25,7 +25,7 @@ _KEEP = np.array([[255] * n + [0] * (WIDTH - n) for n in range(WIDTH + 1)], dtyp
 _A, _B, _C = (np.uint64(odd) for odd in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9))
 _HALF = np.uint64(32)
 _BASE = 0x2545F4914F6CDD1D
-"""Base of the polynomial over the hashes of words. Any odd number with random-looking bits will do."""
+"""Base of the polynomial over the hashes of words: any odd number with random-looking bits."""
 
 
 class Batch:
@@ -43,7 +43,7 @@ class Batch:
         self.places = list(places) or [f"text {number}" for number in range(1, len(self.encoded) + 1)]
         """Where each text is in its file, for messages."""
         self.dropped: set[int] = set()
-        """The texts that were dropped before. What a filter decides about them is not used."""
+        """Texts that an earlier filter dropped. Decisions about them are ignored."""
         self.data = b"\n".join([b"", *self.encoded, b""])
         """All texts, with a newline before, between and after them."""
         self.data_B: Bytes = np.frombuffer(self.data, dtype=np.uint8)
@@ -104,8 +104,8 @@ class Batch:
         return tuple(np.insert(own, np.searchsorted(own, inner), inner) for own in (edges[::2], edges[1::2]))  # type: ignore[return-value]
 
     def _edges_in_words(self, word_B: Booleans) -> Integers:
-        """Returns the positions in runs of characters that are not white space at which one word ends and another one
-        begins, because one of them is of a script without spaces."""
+        """Returns the positions inside runs without white space at which one word ends and the next begins, because one
+        of the two is written in a script without spaces."""
         unspaced = np.flatnonzero((self.flags_B & UNSPACED) != 0)
         before, property_of_inner = (unspaced, MIDDLE) if self.alone else (unspaced - 1, UNSPACED)
         first = (self.flags_B[before] & property_of_inner) == 0
@@ -198,7 +198,7 @@ class Batch:
         return self.repeated(self.starts_N[self.first_L], self.ends_N[self.end_L - 1])
 
     def repeated(self, starts: Integers, ends: Integers) -> Booleans:
-        """Returns for each of these parts of documents whether an equal one comes before it in the same document."""
+        """Returns for each of these parts of documents whether an equal part precedes it in the same document."""
         documents = self.document_of(starts)
         bounds = (
             np.stack([starts, np.maximum(starts, ends - WIDTH)]),
@@ -234,7 +234,7 @@ class Batch:
 
 
 class PlainWords(Batch):
-    """Texts in lower case, whose words are between white space and punctuation marks. Each letter of a script that is
+    """Lower-cased texts, divided into words at white space and punctuation marks. Each letter of a script that is
     written without spaces is a word."""
 
     between = SPACE | PUNCTUATION
@@ -287,8 +287,8 @@ def powers(count: int, inverse: bool = False) -> Hashes:
 
 
 def slot_counts(keys: Hashes) -> Integers:
-    """Returns for each key an upper bound of the number of its occurrences, which is nearly always that number.
-    Counting in a table takes a tenth of the time of sorting."""
+    """Returns for each key an upper bound of the number of its occurrences, nearly always the exact number. Counting in
+    a table takes a tenth of the time of sorting."""
     bits = min(20, max(10, len(keys).bit_length() + 3))
     slots = (keys >> np.uint64(64 - bits)).view(np.int64)
     return np.bincount(slots, minlength=1 << bits)[slots]

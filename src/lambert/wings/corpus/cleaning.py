@@ -31,10 +31,11 @@ def compose(text: str) -> str:
 
 
 def prose(text: str) -> str | None:
-    """Drops a document without a single sentence: a line of three words, or of any length in a script without spaces,
-    that ends with a full stop, question mark or exclamation mark.
+    """Drops a document without a sentence, which is a line of at least three words (of any length in a script without
+    spaces) that ends with a full stop, question mark or exclamation mark.
 
-    Source: the rule on terminal punctuation of C4 (Raffel et al. 2020, section 2.2), for a document instead of a line.
+    Source: the rule on terminal punctuation of C4 (Raffel et al. 2020, section 2.2), applied to a document instead of a
+        line.
     """
     return text if any(_is_sentence(line) for line in text.splitlines()) else None
 
@@ -47,7 +48,7 @@ def _is_sentence(line: str) -> bool:
 
 
 CLEANERS: dict[str, Cleaner] = {"prose": prose}
-"""Functions that see one document at a time. Those that see many at once are in `filters`."""
+"""Cleaning functions, which see one document at a time. `filters` has those that see many at once."""
 KIND = Kind((str,))
 
 
@@ -66,7 +67,8 @@ def code_hash(function: object) -> str:
 
 
 def call(name: str, function: Cleaner, text: str, place: str) -> str | None:
-    """Returns what a function returns for a text. Raises UsageError if it fails or returns something else than text."""
+    """Calls a function with a text and returns its result. Raises UsageError if it fails or returns neither a text nor
+    None."""
     try:
         found = function(text)
         if isinstance(found, str):

@@ -31,7 +31,7 @@ _WITHOUT_EFFECT = {
     "given": ("tokenizer_kind", "strip_accents", "min_frequency", "alphabet"), "wordpiece": (),
     "bpe": ("strip_accents", "alphabet"), "unigram": ("strip_accents", "min_frequency", "alphabet"),
 }  # fmt: skip
-"""Settings without effect for a tokenizer that is given, or by the kind that is learnt."""
+"""Settings that have no effect with a given tokenizer, or with the learnt kind."""
 STAGES = ("extract", "clean", "deduplicate", "encode", "tokens")
 """The steps of preparation, in their order."""
 
@@ -44,7 +44,7 @@ class DeduplicateConfig:
     """Two documents are near duplicates if the Jaccard similarity of their word 5-grams is at least this: the number
     that both have, divided by the number that one of them has."""
     paragraphs: bool = False
-    """Remove long lines that another document has too. Each is kept in one document."""
+    """Remove long lines that also occur in another document. Each is kept in one document."""
     paragraph_characters: int = 100
     """Shorter lines are never removed: headings and formulas occur in different documents. 100 characters are about a
     sentence."""
@@ -71,13 +71,13 @@ class PrepareConfig:
     is done. With `work` it may be a URL, such as s3://bucket/corpus, to which the corpus is copied when it is
     complete."""
     weights: tuple[float, ...] = ()
-    """How often the documents of each entry of `input` are used, one number for each: with 0.5, a half of them, chosen
-    by a hash of their content; with 2.5, each twice, and a half a third time. What is repeated comes after all else and
-    is training data only. Unset: once."""
+    """How often the documents of each entry of `input` are used, one number for each entry: with 0.5, half of them,
+    chosen by a hash of their content; with 2.5, each twice and half of them a third time. Repeated documents come last
+    and are training data only. Unset: once."""
     steps: tuple[str, ...] = ()
     """Steps to run, of `extract` (documents as Parquet), `clean`, `deduplicate`, `encode` (ids of a given tokenizer)
-    and `tokens` (the corpus). Each keeps its results in `work`, and repeats nothing that is done. Unset: one pass from
-    the files to the corpus, which keeps nothing."""
+    and `tokens` (the corpus). Each keeps its results in `work` and does not repeat finished work. Unset: one pass from
+    the files to the corpus, which keeps nothing else."""
     work: Path | None = None
     """Folder for the results of `steps`, and for the local copy of the corpus if `out` is a URL. Unset: `out` with
     .work at its end."""
@@ -97,8 +97,8 @@ class PrepareConfig:
     vocabulary: int = 30_522
     """Maximum number of pieces to learn (tokenizer = "train"). The published uncased English vocabulary has 30,522."""
     lowercase: bool | None = None
-    """Lower-case the text. Unset: true where WordPiece is learnt, false where another kind is, else as the tokenizer's
-    files say: only for a vocab.txt it may differ from them."""
+    """Lower-case the text. Unset: true if WordPiece is learnt, false if another kind is learnt, otherwise as the
+    tokenizer's files say; it may differ from them only for a vocab.txt."""
     strip_accents: bool | None = None
     """Decompose characters and remove their marks, in WordPiece (tokenizer = "train"). Unset: as `lowercase`, which is
     right for English, but false if it changes more than 0.5% of the letters: Hangul, kana, vowels of Hindi, tones of
@@ -122,10 +122,10 @@ class PrepareConfig:
     text_field: str = "text"
     """The field of JSON lines or column of Parquet, CSV or Arrow that holds the text."""
     metadata: tuple[str, ...] = ()
-    """Fields of JSON lines or columns of Parquet, CSV or Arrow that the documents between steps keep beside the text.
-    Titles and addresses of wikis and web archives are kept without being named."""
+    """Fields of JSON lines, or columns of Parquet, CSV or Arrow, that are stored with the documents between steps.
+    Titles and addresses of wikis and web archives are always stored."""
     max_ratio: int = MAX_RATIO
-    """A compressed file that expands to more than 64 MiB and more than so many times its size is not read further."""
+    """A compressed file that expands to more than 64 MiB and more than this many times its size is not read further."""
     lines: str = "auto"
     """Meaning of a line break: `wrapped` lines are joined to paragraphs, `paragraphs` makes each line a paragraph, and
     `auto` decides for each document."""
@@ -247,7 +247,7 @@ class PrepareConfig:
 
     @property
     def makes_corpus(self) -> bool:
-        """Whether the last step is run."""
+        """Whether the last step, `tokens`, is run."""
         return not self.stages or "tokens" in self.stages
 
     @property

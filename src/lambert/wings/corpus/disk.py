@@ -1,4 +1,4 @@
-"""Failures of the disk as errors of one line."""
+"""Reports failures of the disk as errors in one line."""
 
 import errno
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def size_text(size: float) -> str:
 
 @contextmanager
 def disk_errors(path: Path, setting: str = "work folder", kept: str = "Complete parts are kept") -> Iterator[None]:
-    """A context in which an OSError becomes an error that says what remains and what to do.
+    """A context that turns an OSError into an error that says what remains and what to do.
 
     Args:
         path: The file or folder that is written.

@@ -30,8 +30,8 @@ class Divide:
 def divided(
     config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], version: int, workers: int, progress: Progress
 ) -> list[list[Slice]]:
-    """Returns the slices of each input file, which are kept in the folder of the step `extract`, because finding them
-    may need the whole file."""
+    """Returns the slices of each input file. They are stored in the folder of the step `extract`, because finding them
+    may require reading the whole file."""
     folder = config.work_folder / "extract"
     layout = config.layout
     found: dict[str, list[Slice]] = {}

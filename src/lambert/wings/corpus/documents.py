@@ -24,7 +24,7 @@ _CUT = re.compile(
     r", is damaged or (truncated after this|not )|: the file is truncated|: the rest of the file is lost|"
     r"and is not read further|: the file ends within it"
 )
-"""What readers say of an unreadable document after which those of its file are missing."""
+"""Errors of an unreadable document after which the rest of its file is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Part:
     files: Sequence[int] = ()
     """The number of the input file of each document of the batch."""
     share: float = 1.0
-    """The share of the documents that is used."""
+    """Share of the documents that is used."""
     repeat: int = 0
-    """How often the documents came before."""
+    """How often the documents have been used before."""
     mark: Mapping[str, Any] | None = None
-    """After this batch, `Documents.batches` can begin here. None: it cannot."""
+    """Where `Documents.batches` can continue after this batch; None if it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,20 @@ class Source:
     """A file of documents."""
 
     files: tuple[str, ...]
-    """The input files that they are from."""
+    """The input files of the documents."""
     bytes: int
     """Bytes on disk, for progress."""
     pieces: Callable[[Callable[[int], None]], Iterator[Piece]]
     """Called with a function that takes the number of bytes read so far."""
     key: str = ""
-    """A hash of all that determines its documents; empty if it is not known."""
+    """Hash of everything that determines its documents; empty if it is unknown."""
     encoded: Path = Path()
     """The part of the step `encode`, if there is one."""
     share: float = 1.0
     repeat: int = 0
     """As in `Part`."""
     grows: bool = False
-    """Whether it may have more documents when more input files are given."""
+    """Whether it may have more documents if more input files are given."""
 
 
 def weighted(sources: Sequence[Source], input_of: Mapping[str, int], weights: Sequence[float]) -> list[Source]:
@@ -106,14 +106,14 @@ def texts_of(paths: Sequence[Path]) -> Iterator[list[str]]:
 
 class Documents:
     """The documents of a list of sources. `read` and `bad` count the documents of the last pass, `passed_over` what is
-    no document, by reason; `named` lists bad ones."""
+    not a document, by reason; `named` lists unreadable documents."""
 
     def __init__(
         self, sources: Sequence[Source], text_bytes: int, max_bad: float, passed_over: Mapping[str, int] | None = None,
         found: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
-        """`text_bytes` is the approximate number of bytes of text, repeats included; `passed_over` counts what was
-        passed over before, and `found` what the readers found."""
+        """`text_bytes` is the approximate number of bytes of text, repeats included; `passed_over` has the counts of
+        earlier steps, and `found` what the readers found."""
         self.sources, self.text_bytes, self._max_bad = sources, text_bytes, max_bad
         self.total = sum(source.bytes for source in sources)
         """Bytes on disk."""
@@ -124,7 +124,7 @@ class Documents:
         self._numbers = {as_text(name): number for number, name in enumerate(self.files)}
         self.read = self.bad = 0
         self.bad_of: Counter[str] = Counter()
-        """The unreadable documents of each input file, of a pass from the beginning."""
+        """Numbers of unreadable documents of each input file in a pass from the beginning."""
         self.named: list[str] = []
         self._passed_over_before = passed_over or {}
         self.passed_over: Counter[str] = Counter()
@@ -183,7 +183,7 @@ class Documents:
         too_many_bad(self.bad, self.read, self._max_bad, self.named)
 
     def _begin(self, mark: Mapping[str, Any] | None) -> Iterator[tuple[int, Source]]:
-        """Sets the counts to those of a mark, and returns the sources that are left with their numbers, from 1 on."""
+        """Sets the counts to those of a mark. Returns the remaining sources with their numbers, from 1."""
         mark = mark or {"sources": 0, "done": 0, "read": 0, "bad": 0, "named": []}
         self.done, self.read, self.bad, self.named = mark["done"], mark["read"], mark["bad"], list(mark["named"])
         self.passed_over, self.bad_of = Counter(self._passed_over_before), Counter()
@@ -191,8 +191,8 @@ class Documents:
         return enumerate(self.sources[mark["sources"] :], mark["sources"] + 1)
 
     def mark(self, sources: int) -> dict[str, Any]:
-        """Returns the mark after the first `sources` sources, which were just read. What is passed over is not part of
-        it: sources that can be continued have nothing of the kind."""
+        """Returns the mark after the first `sources` sources, which were just read. It lacks `passed_over`, because
+        sources that can be continued have none."""
         counts = {"done": self.done, "read": self.read, "bad": self.bad, "named": [*self.named]}
         return {"sources": sources, **counts}
 
@@ -201,8 +201,8 @@ class Documents:
         return None if self.sources[-1].grows else self.mark(len(self.sources))
 
     def is_before_growing(self, number: int) -> bool:
-        """Returns whether only the last source follows the first `number` ones, and may have more documents in a corpus
-        of more files, which must continue before it."""
+        """Returns True if only the last source follows the first `number` sources and it may grow. A corpus of more
+        files must then continue before it."""
         return number == len(self.sources) - 1 and self.sources[-1].grows
 
     def _count(self, before: int, of_file: int) -> None:
@@ -215,30 +215,30 @@ class Documents:
 
 
 MOST_FOUND = 200
-"""Number of names, the most frequent ones, among the counts of what readers found that a part or a manifest keeps.
-Their sum, under `holes`, is of all names."""
+"""Number of names, the most frequent ones, that a part or a manifest keeps of what readers found. `holes` is the sum
+over all names."""
 
 
 def most_found(found: Mapping[str, int]) -> dict[str, int]:
-    """Returns the counts of what readers found, with the most frequent names."""
+    """Returns what readers found, with the counts of the most frequent names only."""
     names = sorted((name for name in found if name.startswith("{{")), key=lambda name: (-found[name], name))
     kept = [name for name in ("sentences", "holes") if name in found] + names[:MOST_FOUND]
     return {name: found[name] for name in kept}
 
 
 def add_name(named: list[str], what: str) -> None:
-    """Appends an unreadable document to the list of those that are named, unless it is full."""
+    """Appends an unreadable document to the list of named ones, unless the list is full."""
     if len(named) < NAMED or (ends_early(what) and sum(map(ends_early, named)) < NAMED):
         named.append(what)
 
 
 def ends_early(what: str) -> bool:
-    """Returns whether the documents of a file after this unreadable one are missing."""
+    """Returns whether the rest of the file is missing after this unreadable document."""
     return _CUT.search(what) is not None
 
 
 def too_many_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> None:
-    """Raises DataError, which names the first, if more than a share `max_bad` of the documents could not be read."""
+    """Raises DataError, which names the first unreadable document, if their share exceeds `max_bad`."""
     if bad > max_bad * read:
         other = "Name the encoding with encoding if it is another one. " if "is not UTF-8" in named[0] else ""
         raise DataError(
@@ -248,5 +248,5 @@ def too_many_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> N
 
 
 def changed(file: object) -> DataError:
-    """Returns the error for an input file that is not the same after it was read."""
+    """Returns the error for an input file that changed while it was read."""
     return DataError(f"{file} changed while it was read. Give the command again when it is complete.")

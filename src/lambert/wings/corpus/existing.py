@@ -13,7 +13,7 @@ _PREPARED = {
     "documents": _DOCUMENTS, "characters_removed": int, "files_passed_over": {"count": int}, "heldout_threshold": float,
     "splits": {"*": {"unknown_rate": float, "unigram_entropy": float}},
 }  # fmt: skip
-"""What `prepare` reads of the manifest that it wrote, besides what every reader does."""
+"""Keys of the manifest that only `prepare` reads."""
 
 
 def existing(out: Path, head: dict[str, Any], setting: str = "out") -> dict[str, Any]:

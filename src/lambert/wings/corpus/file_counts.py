@@ -1,4 +1,4 @@
-"""What became of the documents of each input file, for the manifest."""
+"""Counts for the manifest what became of the documents of each input file."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ def counted(
     head: Mapping[str, Any], documents: Documents, by_file: Sequence[Mapping[str, int]], input_of: Mapping[str, int],
     by_step: FileCounts | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Returns `inputs` and `sources` of the manifest with the counts of each input file and of each entry of `input`.
+    """Returns `inputs` and `sources` of the manifest, with the counts of each input file and each entry of `input`.
 
     Args:
         head: The manifest with `inputs` and `sources` without counts.

@@ -23,7 +23,7 @@ BATCH = 1 << 20
 BATCH_PIECES = 1 << 14
 KEPT = "kept"
 SAMPLED = {"part": 3, "all": 10}
-"""Number of documents that are kept as samples for each reason, of a part and of all parts."""
+"""Number of sampled documents for each reason: in a part, and in all parts together."""
 SHOWN = 300
 """Characters of a sample."""
 Chain = list[tuple[str, Filter]]
@@ -44,7 +44,7 @@ def _filter(name: str, config: "PrepareConfig") -> Filter:
 
 
 def decides(names: Iterable[str], config: "PrepareConfig") -> list[Any]:
-    """Returns what, besides the documents, determines what these filters do."""
+    """Returns everything besides the documents that determines the result of these filters."""
     found: list[Any] = []
     for name in names:
         if name in FILTERS:
@@ -78,7 +78,7 @@ class Ledger:
     dropped: Counter[str] = field(default_factory=Counter)
     """Dropped documents by filter and reason."""
     changed: Counter[str] = field(default_factory=Counter)
-    """Documents, or pieces of long ones, with another text after a filter."""
+    """Documents, or pieces of long ones, whose text a filter changed."""
     found: Counter[str] = field(default_factory=Counter)
     """What filters found in documents that were not dropped before, such as masked addresses."""
     samples: dict[str, list[Sample]] = field(default_factory=dict)
@@ -126,7 +126,7 @@ def filtered(pieces: Iterable[Piece], filters: Chain, ledger: Ledger) -> Iterato
     """Yields the pieces of the documents that no filter drops, with their new texts. Unreadable documents pass.
 
     The first piece of a long document decides whether the document is dropped; a later piece that a filter would drop
-    keeps its text. Raises UsageError if a function fails or returns something else than text.
+    keeps its text. Raises UsageError if a function fails or returns neither a text nor None.
     """
     dropping = False
     for batch, first in _batches(pieces):
@@ -143,7 +143,8 @@ def filtered(pieces: Iterable[Piece], filters: Chain, ledger: Ledger) -> Iterato
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[tuple[list[Piece], bool]]:
-    """Yields pieces that begin documents in batches, and each later piece of a long document alone, with False."""
+    """Yields first pieces of documents in batches, with True, and each later piece of a long document alone, with
+    False."""
     batch: list[Piece] = []
     size, inside = 0, False
     for piece in pieces:

@@ -21,19 +21,18 @@ from lambert.text.pieces import as_text
 from lambert.wings.corpus.reading.readers import Piece
 
 GROUP_CHARACTERS = 8 << 20
-"""A row group ends before the row with which it would have more characters, unless it has one row (our
-choice, which bounds the memory of a reader)."""
+"""Maximum number of characters of a row group with more than one row (our choice, which bounds the memory of a
+reader)."""
 GROUP_ROWS = 4096
-"""A row group ends after so many rows (our choice)."""
+"""Maximum number of rows of a row group (our choice)."""
 COLUMNS = ("text", "id", "source", "place", "metadata", "last", "error")
-"""Of a row: the text; the id of the document; the input file and the line or row where the piece begins; what else the
-input says about the document, as JSON; whether the document ends with it; and why the document cannot be used, empty if
-it can."""
+"""Columns: the text; the id of the document; the input file; the line or row at which the piece begins; metadata of the
+document, as JSON; whether the document ends with this piece; why the document cannot be used, or an empty text."""
 
 
 def write_part(path: Path, sources: Sequence[str], pieces: Iterable[Piece]) -> dict[str, Any]:
-    """Writes the pieces of documents of these input files to a new file, and returns the numbers of its documents,
-    unreadable documents and characters, and the first two of each of its `files`. A piece without a source is of the
+    """Writes the pieces of documents of these input files to a new file. Returns the numbers of documents, unreadable
+    documents and characters, and the first two numbers for each of `files`. A piece without a source belongs to the
     only file.
 
     Raises OSError if the disk refuses a write, and UsageError if pyarrow is not installed.
@@ -76,7 +75,7 @@ def write_part(path: Path, sources: Sequence[str], pieces: Iterable[Piece]) -> d
 
 
 def whole(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yields the pieces of a file, with which the last document of it ends."""
+    """Yields the pieces of a file and marks the last one as the end of its document."""
     held: Piece | None = None
     for piece in pieces:
         if held is not None:

@@ -22,9 +22,9 @@ PIECES = 20
 SENTENCES = 3
 """Sentences of a document that are shown."""
 _TRIED = 1000
-"""Pages that are no articles after which no article is looked for at a place of a dump."""
+"""At a place in a dump, the search for an article ends after this many other pages."""
 _FAR = 1 << 20
-"""Bytes at which documents of a file are at least apart, if it has so many."""
+"""Minimum distance, in bytes, between two sampled documents of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class Peeked:
     tokens: int | None = None
     """Number of tokens; None without a tokenizer."""
     pieces: list[str] = field(default_factory=list)
-    """The first tokens, [UNK] with the characters that it stands for; words without a tokenizer."""
+    """The first tokens, [UNK] with the characters that it replaces; without a tokenizer, the first words."""
 
 
 def peek(config: PrepareConfig, count: int = DOCUMENTS) -> list[Peeked]:
     """Returns some documents of the inputs after each step of `prepare`. Nothing is written.
 
     The documents are spread over the list of inputs, and over each uncompressed file whose documents can be found
-    without reading all of it; of other files the first ones are taken. The same inputs give the same documents.
+    without reading all of it; of other files the first documents are taken. The same inputs give the same documents.
 
     Raises:
         DataError: An input cannot be read.
@@ -106,7 +106,7 @@ def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
 
 
 def _places(path: Path, layout: Layout, kind: str, count: int) -> Sequence[Slice]:
-    """Returns where to begin to read, at most `count` places."""
+    """Returns at most `count` places at which to begin reading."""
     with open_file(path) as raw:
         opened, inner = unpacked(path, raw)
         if opened is not raw:

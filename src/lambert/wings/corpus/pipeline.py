@@ -43,7 +43,7 @@ from lambert.wings.corpus.tokens.unfinished import Unfinished
 from lambert.wings.corpus.workers import ahead, encode, shared_processes
 
 VERSION = 4
-"""Increase it when the same documents give other shards, so that an unfinished corpus is begun anew."""
+"""Increase it when the same documents give other shards, so that an unfinished corpus starts over."""
 MOST_WORKERS = 6
 SMALL = 8 << 20  # bytes of text below which worker processes cost more time to start than they save
 WRITTEN_SHARE = 0.6  # bytes of shards and index per byte of text: 2 per 4.5 and 16 per 120, rounded up
@@ -123,7 +123,7 @@ def prepare(
 
 
 def _with_local_inputs(config: PrepareConfig, progress: Progress) -> tuple[PrepareConfig, dict[str, str]]:
-    """Fetches remote inputs. Returns the settings with their files instead, and the URLs by file."""
+    """Fetches remote inputs. Returns the settings with the local files in their place, and the URL of each file."""
     if not any(map(is_remote, config.input)):
         return config, {}
     with lock_folder(config.work_folder, "work folder"):
@@ -155,9 +155,9 @@ def _corpus(
     progress: Progress, input_of: Mapping[str, int], unfinished: Unfinished | None = None,
     by_step: FileCounts | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes the corpus, unless it is there, copies it to a remote `out`, and returns its manifest, which begins with
+    """Writes the corpus unless it exists, copies it to a remote `out`, and returns its manifest, which begins with
     `head`. With `unfinished`, a later call continues after a kill. `input_of` has the number of the entry of `input` of
-    each input file, and `by_step` what the steps before counted for each."""
+    each input file, and `by_step` has the counts of the earlier steps for each input file."""
     out = config.folder
     remove_leftovers(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -211,8 +211,8 @@ def _write(
 ) -> dict[str, Any]:  # fmt: skip
     """Writes the tokenizer and the splits to `folder` and returns their part of the manifest.
 
-    If a split got no document by chance, everything is written again with a threshold that moves the nearest document
-    into this split.
+    If a split has no document by chance, everything is written again with a threshold that moves the nearest document
+    into it.
     """
     workers = _workers(config, documents.text_bytes)
     threshold = config.heldout

@@ -1,4 +1,5 @@
-"""A step of `prepare` whose units any process can turn into files, and where this is done."""
+"""The interface of a step of `prepare`, whose units any process can turn into files, and the function that runs it
+here."""
 
 import hashlib
 import json
@@ -20,9 +21,9 @@ class Plan:
     """Makes the files of a unit and returns their record."""
     arguments: tuple[Any, ...]
     settings: Mapping[str, Any]
-    """What, besides its input, determines the content of a part."""
+    """Everything besides its input that determines the content of a part."""
     complete: Callable[[Any], dict[str, Any] | None]
-    """Returns the record of a unit if its files are as they were written, or None."""
+    """Returns the record of a unit if its files are unchanged since they were written, otherwise None."""
 
 
 Units = Sequence[Any]

@@ -1,8 +1,8 @@
 """Runs the steps of `prepare` that make parts on many machines, with an executor of datatrove or with Ray.
 
-An executor only calls `MakeParts` with the number of a task. The ledger is the records of our parts: what is missing is
-found before, and checked after, an executor runs, whatever the executor says of its tasks. So the corpus does not
-depend on the executor or on the number of tasks.
+An executor only calls `MakeParts` with the number of a task. The records of the parts show what is missing; they are
+read before and after an executor runs, and what it reports about its tasks is ignored. So the corpus does not depend on
+the executor or on the number of tasks.
 """
 
 import json
@@ -28,10 +28,10 @@ from lambert.wings.corpus.remote.parts import PartStore, outputs
 from lambert.wings.corpus.stages import plans
 
 RETRIES = 3
-"""How often Ray runs a task again whose worker was lost (the default of Ray)."""
+"""How often Ray runs a task again after its worker was lost (Ray's default)."""
 
 TRANSFERS = 8
-"""Files that are copied from a store at a time (our choice)."""
+"""Number of files that are copied from a store at the same time (our choice)."""
 
 
 class Executor(Protocol):
@@ -42,12 +42,12 @@ class Executor(Protocol):
 
 
 class MakeParts:
-    """Makes the files of the units whose number modulo the number of tasks is that of the task: a step of a pipeline of
-    datatrove.
+    """A step of a datatrove pipeline. It makes the files of the units whose number modulo the number of tasks is the
+    number of the task.
 
     The work folder and the input files must have the same paths on all machines. Files that exist are not made again. A
-    unit that fails does not stop the others; the reason is written beside the parts. With the URL of a `store`, each
-    machine has a work folder of its own, and parts are copied from and to the store.
+    unit that fails does not stop the others; the reason is written beside the parts. With a `store` (URL), each machine
+    has its own work folder, and parts are copied from and to the store.
     """
 
     def __init__(self, config: PrepareConfig, plan: Plan, units: Units, store: str = "") -> None:
@@ -82,7 +82,8 @@ class MakeParts:
                             store.push([_failure(plan, unit)])
 
     def _check(self) -> None:
-        """Raises MachineError if this machine would make other files than the one where the command was given."""
+        """Raises MachineError if this machine would make files that differ from those of the machine that runs the
+        command."""
         here, host, remedy = _versions(), platform.node(), "Install the same on all machines."
         differ = [f"{name} {here[name]}, not {own}" for name, own in self._versions.items() if here[name] != own]
         if differ:
@@ -131,7 +132,7 @@ def prepare_on_cluster(
         executor: Called with `pipeline`, `tasks`, `logging_dir` and `skip_completed`; returns an Executor. For example
             `functools.partial(LocalPipelineExecutor, workers=8)`.
         tasks: Number of tasks for each step, at most.
-        store: URL of a folder in an object store, for machines that share no file system. The inputs are URLs then, or
+        store: URL of a folder in an object store, for machines that share no file system. Inputs must then be URLs or
             have the same paths on all machines.
 
     Raises:
@@ -189,8 +190,8 @@ def _make(
 
 
 def _send_inputs(store: PartStore, plan: Plan, units: Units) -> None:
-    """Copies the files that tasks read to the store, and deletes what earlier tasks left there of units that failed or
-    have a damaged part."""
+    """Copies the files that tasks read to the store, and deletes what earlier tasks left there for units that failed or
+    whose part is damaged."""
     for unit in units:
         store.delete(_failure(plan, unit))
     _get_outputs(store, plan, units)

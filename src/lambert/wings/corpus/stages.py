@@ -1,8 +1,8 @@
-"""The steps of `prepare` that keep documents: each turns one unit into one part, in any process and in any order.
+"""The steps of `prepare` that store documents. Each turns one unit into one part, in any process and in any order.
 
-A part is `part-KEY.parquet` in the folder of its step. KEY is a hash of everything that determines its content, and
-`part-KEY.json` beside it, which is written after it, is its record. A part without a whole record is made again. So a
-command that was stopped, or that is given more files, does only what is missing.
+A part is `part-KEY.parquet` in the folder of its step. KEY is a hash of everything that determines its content, and its
+record, `part-KEY.json`, is written after it. A part without a complete record is made again. So a command that was
+stopped, or that gets more files, makes only the missing parts.
 """
 
 import json
@@ -54,7 +54,7 @@ _RECORD = {
 VERSIONS = {"extract": 7, "clean": 5, "encode": 2}
 """Increase the number of a step when it writes something else, so that parts of older versions are made again."""
 FileCounts = dict[str, dict[str, int]]
-"""For each input file: the documents that are read and unreadable, and those that each step drops, by its name."""
+"""For each input file: the numbers of documents that were read, were unreadable, and were dropped by each step."""
 _PART = re.compile(r"part-[0-9a-f]{16}\.(parquet|json)")
 
 
@@ -112,7 +112,7 @@ class Clean:
 
 
 class Encode:
-    """Writes the ids of the documents of a part that are no duplicates to another part."""
+    """Writes the ids of the documents of a part, without duplicates, to another part."""
 
     def __init__(self, folder: Path, lists: Lists | None, tokenizer_json: str, language: str, lines: str) -> None:
         self._folder, self._lists, self._encoder = folder, lists, Encoder(tokenizer_json, language, lines)
@@ -129,16 +129,14 @@ def make_parts(
     config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], shares: Sequence[float],
     given: Any, workers: int, progress: Progress, make: Make = here,
 ) -> tuple[dict[str, dict[str, Any]], list[Source], FileCounts]:  # fmt: skip
-    """Runs the steps before `tokens` as far as `config.stages` names them.
-
-    Returns the counts of each step; what to read after the last of them, in the order of the inputs; and the documents
-    of each input file that were read, unreadable and dropped by each step.
+    """Runs the steps before `tokens` that `config.stages` names. Returns the counts of each step; the sources that the
+    last of them leaves, in the order of the inputs; and the counts of each input file.
 
     Args:
         inputs: `file`, `bytes` and `sha256` of each input file.
         stamps: `HashedFile.stamp` of each when it was hashed.
         shares: How often the documents of each are used.
-        given: The tokenizer that the command names, or None.
+        given: The tokenizer that the command names; None if it is learnt.
         make: Makes the files of the units of a plan, with a number of processes.
 
     Raises:
@@ -197,7 +195,8 @@ def make_parts(
 
 
 def _count_files(by_file: FileCounts, step: str, parts: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-    """Adds to the counts of each input file what a step dropped, given the documents that each part has after it."""
+    """Adds the number of documents that a step dropped to the counts of each input file, given the documents that each
+    part has after the step."""
     left: Counter[str] = Counter()
     for entry in (entry for part in parts for entry in part):
         left[entry["source"]] += entry["documents"]
@@ -219,7 +218,7 @@ def _remaining(files: Sequence[Mapping[str, Any]], drops: Drops) -> list[dict[st
 
 
 def _check_lists(config: PrepareConfig) -> None:
-    """Raises UsageError if later steps are run alone after `deduplicate`, but would not use its lists."""
+    """Raises UsageError if later steps run without `deduplicate` and would ignore its existing lists."""
     if "extract" in config.stages or not {"encode", "tokens"}.intersection(config.stages):
         return
     if (config.work_folder / "deduplicate" / "lists" / "record.json").exists():
@@ -268,7 +267,7 @@ def _run_step(
     plan: Plan, units: Sequence[Unit], named: Sequence[str], workers: int, progress: Progress,
     make: Make = here,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Makes the parts that are missing and returns the records of all. Removes other parts."""
+    """Makes the missing parts and returns the records of all. Removes parts that are no longer needed."""
     with disk_errors(plan.folder):
         make_folder(plan.folder)
         remove_all_leftovers(plan.folder)
@@ -327,7 +326,7 @@ def _write(
 
 
 def _complete(folder: Path, unit: Unit) -> dict[str, Any] | None:
-    """Returns the record of a part if both are as they were written, or None."""
+    """Returns the record of a part if both files are unchanged since they were written, otherwise None."""
     path = _part(folder, unit.key)
     try:
         record = json.loads(read_file(path.with_suffix(".json")))

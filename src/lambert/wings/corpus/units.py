@@ -1,4 +1,4 @@
-"""What the steps of `prepare` turn into a part: a slice of a large input file, or several small input files."""
+"""Units, which the steps of `prepare` turn into parts: a slice of a large input file, or several small input files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -13,10 +13,10 @@ from lambert.wings.corpus.versions import of_reader
 SMALL = 1 << 20
 """An input file with fewer bytes shares a part with other small files (our choice)."""
 GROUP = 8 << 20
-"""Mean number of bytes of text in a part of small files; the largest has twice as many (our choice: much more than a
-part costs, and little to make again when one of its files changes)."""
+"""Mean number of bytes of text in a part of small files; the largest has twice as many (our choice: large beside the
+cost of a part, and quick to make again when one of its files changes)."""
 OPENING = 4096
-"""Bytes that each file counts in addition, since opening it takes as long as reading some of it (our choice)."""
+"""Bytes that are added for each file, because opening it takes as long as reading this much (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class Extent:
     source: str
     """The input file."""
     part: Slice
-    """Which documents of it."""
+    """Which of its documents."""
     bytes: int
     """Bytes of the input file for these documents, approximately."""
     stamp: tuple[int, int, int] | None
     """Inode, size and modification time of the input file when it was hashed."""
     sha256: str
-    """Of the input file."""
+    """SHA-256 of the input file."""
 
     @property
     def text_bytes(self) -> float:
@@ -45,19 +45,19 @@ class Unit:
     """What a step turns into a part."""
 
     extents: tuple[Extent, ...]
-    """The documents, in the order of the corpus; of several files if these are small."""
+    """The documents in the order of the corpus, possibly of several small files."""
     bytes: int
-    """Sum of those of `extents`."""
+    """Sum of the bytes of `extents`."""
     key: str
     """Hash of everything that determines the content of the part; before the first step, of its input files."""
     path: Path = Path()
     """The part of the step before."""
     number: int = 0
-    """Of the part, in the order of the corpus."""
+    """Number of the part, in the order of the corpus."""
 
     @property
     def source(self) -> str:
-        """What messages name."""
+        """Name of the unit in messages."""
         more = f" and {len(self.extents) - 1:,} more" if len(self.extents) > 1 else ""
         return f"{self.extents[0].source}{more}"
 
@@ -77,9 +77,8 @@ def make_units(
 ) -> list[Unit]:  # fmt: skip
     """Returns the units of all input files, in the order of the corpus.
 
-    Consecutive small files are a unit. Whether it ends with a file depends on the hash of this file and, if no hash
-    ends it before, on its size. So a file that is added, changed or removed anywhere affects its own unit and seldom
-    another one.
+    Consecutive small files form a unit. The hash of a file decides whether the unit ends with it; without such a file,
+    its size does. So adding, changing or removing a file affects its own unit and seldom another one.
 
     Args:
         inputs: `file`, `bytes` and `sha256` of each input file.

@@ -20,11 +20,9 @@ _REMEDY = "Restore the corpus from a copy, or remove it and prepare it again."
 def verify(
     corpus: str | Path, progress: Callable[[int, int, str], None] = lambda done, total, note: None
 ) -> dict[str, Any]:
-    """Reads all files of a corpus, compares their hashes and counts with the manifest, and returns the manifest with
-    `inputs_changed` and `inputs_gone`: the input files that are not as they were when the corpus was prepared. Remote
-    inputs are not compared: `inputs_remote`.
-
-    Raises DataError, which names the file and what differs.
+    """Reads all files of a corpus and compares their hashes and counts with the manifest. Returns the manifest with
+    `inputs_changed` and `inputs_gone`, the input files that changed or disappeared after the corpus was prepared, and
+    `inputs_remote`, which are not compared. Raises DataError, which names the file and the difference.
     """
     corpus = Path(corpus)
     manifest = read_manifest(corpus)

@@ -1,4 +1,4 @@
-"""Versions of what determines the bytes of parts besides Lambert's own code."""
+"""Versions of the packages that, besides Lambert's own code, determine the bytes of parts."""
 
 import functools
 import importlib.metadata
@@ -33,5 +33,5 @@ def of_filter(name: str) -> list[str]:
 
 
 def of_machine() -> dict[str, str]:
-    """Returns all versions, which must be the same on machines that work together."""
+    """Returns all versions. Machines that work together must have the same."""
     return {"Unicode": unicodedata.unidata_version} | {package: version(package) for package in PACKAGES}

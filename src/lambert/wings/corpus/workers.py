@@ -1,4 +1,4 @@
-"""Runs a callable object on many items in this process or in worker processes, with the same results in the same order.
+"""Calls an object with many items, in this process or in worker processes, with the same results in the same order.
 
 Worker processes are started as `python -m lambert.wings.corpus.workers` and communicate over pipes. A caller's script
 therefore needs no `if __name__ == "__main__"`, and the workers inherit no state that a fork would break.
@@ -28,7 +28,7 @@ from lambert.text.tokenizers.encoding import Encoded, Encoder
 Item = TypeVar("Item")
 Batch = TypeVar("Batch", bound=tuple[list[str], Any])
 Target = Callable[..., Callable[[Any], Any]]
-"""A class of this package, whose objects are called with one item after the other."""
+"""A class of this package whose objects are called with one item at a time."""
 
 TELL_SECONDS = 0.5
 """Seconds between two calls of `tell`."""
@@ -36,7 +36,7 @@ LEXICON_BYTES = 192 << 20  # divided among the processes, which keeps their tota
 
 
 class _Process:
-    """A worker process, with an object `target(*arguments)` of the target that it was last given."""
+    """A worker process that holds an object `target(*arguments)` of the last target it was given."""
 
     def __init__(self) -> None:
         import lambert
@@ -56,7 +56,7 @@ class _Process:
         self._target: tuple[Any, ...] | None = None
 
     def use(self, target: Target, arguments: tuple[Any, ...]) -> None:
-        """The next item is for a new object `target(*arguments)`."""
+        """Makes a new object `target(*arguments)` for the next items."""
         self._target = (target.__module__, target.__name__, arguments)
 
     def _send(self, message: Any) -> None:
@@ -94,8 +94,8 @@ _idle: ContextVar[list[_Process] | None] = ContextVar("_idle", default=None)
 
 @contextmanager
 def shared_processes() -> Iterator[None]:
-    """Lets the calls of `run` in the block share their worker processes, which end with it. Starting a process takes
-    0.6 s of processor time."""
+    """A context in which the calls of `run` share worker processes, which end with it. Starting a process takes 0.6 s
+    of processor time."""
     idle: list[_Process] = []
     token = _idle.set(idle)
     try:
@@ -127,8 +127,8 @@ def run(
     With `workers` = 1 this process computes the results; otherwise `workers` worker processes do, each with an object
     of its own. At most `workers` + `waiting` items are in memory. A LambertError of a worker is raised here.
 
-    With `told`, the objects have an attribute `tell`, a function that they call with the share of the current item that
-    is done; `told` is then called with the item and this share, in several threads.
+    With `told`, the objects have a function `tell`, which they call with the share of the current item that is done;
+    `told` is then called, in several threads, with the item and this share.
     """
     local = threading.local()
     started: list[_Process] = []
@@ -175,7 +175,7 @@ def nobody(share: float) -> None:
 
 
 def told(pieces: Iterator[Piece], expected: float, tell: Callable[[float], None]) -> Iterator[Piece]:
-    """Yields the pieces, and tells now and then which share of the expected number of characters they have."""
+    """Yields the pieces, and reports at intervals their share of the expected number of characters."""
     done, spoke = 0, time.monotonic()
     for piece in pieces:
         yield piece

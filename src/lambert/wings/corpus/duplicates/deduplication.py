@@ -1,7 +1,7 @@
 """The step `deduplicate`: compares the documents of all parts, and lists which documents and lines are duplicates.
 
-The folder of the step has files for each part (`signatures`), which are made in any process and any order, and `lists`,
-which is a function of the set of texts and is made again when a part is added.
+The folder of the step has files for each part (`signatures`), made in any process and any order, and `lists`, which
+depends only on the set of texts and is made again when a part is added.
 """
 
 import hashlib
@@ -45,7 +45,8 @@ class Lists:
     record: dict[str, Any]
 
     def of(self, part: int) -> Drops:
-        """Returns what is removed from the part with this number in the order of the corpus."""
+        """Returns the documents and lines that are removed from the part with this number in the order of the
+        corpus."""
         return Drops(*(self._slice(name, *self.record["parts"][part][name]) for name in _FILES))
 
     def hash_of(self, part: int) -> str:
@@ -55,7 +56,7 @@ class Lists:
         return hashlib.sha256(b"".join([len(removed[0]).to_bytes(8, "little"), *removed])).hexdigest()
 
     def counts(self) -> dict[str, Any]:
-        """Returns what remains, and what is dropped by reason, with samples."""
+        """Returns the counts of what remains and of what is dropped by reason, with samples."""
         return {name: self.record[name] for name in ("documents", "characters", "dropped", "lines_removed", "samples")}
 
     def _slice(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
@@ -67,12 +68,12 @@ def deduplicate(
     parts: Sequence[tuple[str, Path]], folder: Path, config: DeduplicateConfig, workers: int, progress: Progress,
     make: Make = here,
 ) -> Lists:  # fmt: skip
-    """Compares the documents of the parts with each other and returns the lists of duplicates. What is done is not
+    """Compares the documents of the parts with each other and returns the lists of duplicates. Finished work is not
     repeated.
 
     Args:
         parts: The key and path of each part, in the order of the corpus. The key is a hash of all that determines it.
-        folder: The folder of the step. The caller must keep other processes out of it.
+        folder: The folder of the step. The caller must hold its lock.
         make: Makes the files of the units of a plan, with a number of processes.
 
     Raises OSError if the disk refuses a write.
@@ -146,7 +147,7 @@ def _write(
 
 
 def _complete(lists: Path, key: str) -> dict[str, Any] | None:
-    """Returns the record of the lists if they are complete and those of this key, or None."""
+    """Returns the record of the lists if they are complete and have this key, otherwise None."""
     try:
         record = json.loads(read_file(lists / "record.json"))
         if misfit(record, _RECORD) or not has_hash(record, RECORD_HASH) or record["key"] != key:

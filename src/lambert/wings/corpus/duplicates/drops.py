@@ -1,7 +1,7 @@
-"""Lists of the documents and lines that a step over all parts removes, and how they are applied when a part is read.
+"""Applies the lists of documents and lines to remove when a part is read.
 
-`documents.bin` and `lines.bin` are arrays of records in the order of the corpus; the record beside them says which
-belong to which part. Parts are not written again, because the lists change when documents are added.
+`documents.bin` and `lines.bin` are arrays of records in the order of the corpus; their record has the range of each
+part. Parts are not written again, because the lists change when documents are added.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,17 +16,17 @@ from lambert.text.pieces import Piece
 REASONS = ("exact duplicates", "near duplicates", "only repeated paragraphs")
 EXACT, NEAR, EMPTIED = range(3)
 DOCUMENT = np.dtype([("document", "<u4"), ("reason", "<u4"), ("survivor_part", "<u4"), ("survivor", "<u4")])
-"""A dropped document: its number in its part; why it is dropped; and the document that is kept instead: the
-number of its part in the order of the corpus, and its number there. A document that was emptied has itself."""
+"""A dropped document: its number in its part, the reason, and the document that is kept instead (number of its part in
+the order of the corpus, and its number there). For a document that was emptied, this is the document itself."""
 LINE = np.dtype([("document", "<u4"), ("line", "<u4")])
-"""A removed line: the number of its document in the part, and its number there. The pieces of a document are numbered
-on."""
+"""A removed line: the number of its document in the part, and its number there. Numbering continues through the pieces
+of a document."""
 Records = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Drops:
-    """What is removed from a part."""
+    """The documents and lines that are removed from a part."""
 
     documents: Records
     """Records `DOCUMENT` [n], by number."""

@@ -1,4 +1,4 @@
-"""Detection of exact duplicates by content hash, with 8 bytes per document."""
+"""Detects exact duplicates by content hash, with 8 bytes per document."""
 
 import numpy as np
 import numpy.typing as npt

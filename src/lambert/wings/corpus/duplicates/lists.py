@@ -14,9 +14,9 @@ from lambert.wings.corpus.duplicates.spill import write
 from lambert.wings.corpus.parts import read_documents
 
 SAMPLES, CHARACTERS = 10, 300
-"""Dropped documents in the record for each reason, and the first characters of each text."""
+"""Number of dropped documents in the record for each reason, and of characters of each text."""
 CHUNK = 1 << 16
-"""Documents whose records are in memory at a time."""
+"""Number of documents whose records are in memory at the same time."""
 
 
 def write_lists(index: Index, clusters: Clusters, folder: Path, paragraphs: bool) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def write_lists(index: Index, clusters: Clusters, folder: Path, paragraphs: bool
 def _write_lines(
     folder: Path, index: Index, dropped: npt.NDArray[np.bool_], emptied: npt.NDArray[np.bool_], paragraphs: bool
 ) -> list[list[int]]:
-    """Writes `lines.bin`, sets `emptied` for each document that has no other line with a word [by number], and returns
-    the range of each part."""
+    """Writes `lines.bin` and sets `emptied` [by number of the document] for each document without another line with a
+    word. Returns the range of each part."""
     per_part = np.zeros(len(index.parts), dtype=np.int64)
     with (folder / "lines.bin").open("wb") as file:
         for some in removed_lines(index, ~dropped, folder) if paragraphs else ():

@@ -16,9 +16,9 @@ from lambert.core.errors import UsageError
 from lambert.wings.corpus.duplicates.shingles import Hashes, Integers, mix
 
 PERMUTATIONS = 126
-"""Values of a signature: the standard error of an estimate is at most 0.045 (at a similarity of 0.5)."""
+"""Number of values of a signature; the standard error of an estimate is at most 0.045 (at a similarity of 0.5)."""
 RECALL = 0.99
-"""The share of the pairs at the threshold that must become candidates, as far as bands decide it (our choice)."""
+"""Minimum share of the pairs at the threshold that the bands make candidates (our choice)."""
 _SEED = 1
 
 Signatures = npt.NDArray[np.uint32]
@@ -33,8 +33,8 @@ def rensa() -> Any:
 
 
 def signatures(hashes: Hashes, bounds_D1: Integers) -> Signatures:
-    """Returns the signature of each document [D, PERMUTATIONS] from the hashes of its shingles, of which it must have
-    one or more. The signature of a document in several pieces is the minimum of those of the pieces."""
+    """Returns the signature of each document [D, PERMUTATIONS] from the hashes of its shingles, at least one. The
+    signature of a document in several pieces is the minimum over the pieces."""
     matrix = rensa().digest_matrix_from_flat_token_hashes(hashes, bounds_D1.astype(np.uint64), PERMUTATIONS, _SEED)
     return np.array(matrix.to_rows(), dtype=np.uint32).reshape(-1, PERMUTATIONS)
 

@@ -1,9 +1,8 @@
 """Clusters of near duplicates among the documents of all parts, from their signatures.
 
-Documents that are equal in a band are a bucket. The members of a bucket are compared with the few that have the
-smallest content keys, so the number of comparisons is not quadratic. Similar documents are linked, and a cluster is
-what links connect. Which documents are compared depends on the set of texts alone, and so do the clusters and their
-survivors.
+Documents that are equal in a band form a bucket. The members of a bucket are compared with the few that have the
+smallest content keys, so the number of comparisons is not quadratic. Similar documents are linked, and linked documents
+form a cluster. The comparisons, the clusters and their survivors depend only on the set of texts.
 
 Memory: 26 bytes for each document, and `spill.MEMORY` several times. A document is numbered by its place in the order
 of the corpus, or by its *rank* in the order of content keys.
@@ -22,13 +21,13 @@ from lambert.wings.corpus.duplicates import minhash, spill
 from lambert.wings.corpus.duplicates.signatures import Signed
 
 LEADERS = 8
-"""How many members of a bucket the others are compared with (our choice)."""
+"""Number of members of a bucket with which the others are compared (our choice)."""
 ERRORS, LEAST_MARGIN = 3, 0.05
-"""Pairs whose estimated similarity is so many standard errors from the threshold, or so much, are compared exactly. The
-estimate is wrong by more in 0.3% of the pairs (our choice)."""
+"""Pairs whose estimated similarity is within this many standard errors, or this distance, of the threshold are compared
+exactly. The error is larger in 0.3% of the pairs (our choice)."""
 ENTRY = np.dtype([("hash", "<u8"), ("rank", "<u4")])
 PAIRS = 1 << 15
-"""Pairs whose signatures are in memory at a time (33 MB)."""
+"""Number of pairs whose signatures are in memory at the same time (33 MB)."""
 
 Ranks = npt.NDArray[np.uint32]
 Pairs = npt.NDArray[np.uint32]
@@ -41,7 +40,7 @@ class Index:
     def __init__(self, parts: Sequence[Signed], counts: Sequence[int]) -> None:
         self.parts = parts
         self.firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        """The number of the first document of each part, and that of all documents."""
+        """The number of the first document of each part, and the number of all documents."""
         total = int(self.firsts[-1])
         if total >= 1 << 32:
             raise UsageError(f"The corpus has {total:,} documents; deduplicate takes at most {(1 << 32) - 1:,}.")
@@ -63,13 +62,13 @@ class Index:
         same = np.zeros(total, dtype=np.bool_)
         same[1:] = keys[1:] == keys[:-1]
         self.repeated = same & comparable[self.numbers]
-        """Whether the document of each rank has text, and that of the rank before."""
+        """Whether the document of each rank has the same text, not blank, as the rank before."""
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
 
     def records(self) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
-        """Yields some records of documents at a time, in the order of the corpus, with their part and the number of the
+        """Yields records of documents in blocks, in the order of the corpus, with their part and the number of the
         first in the part."""
         for number, part in enumerate(self.parts):
             for at, records in part.read():
@@ -96,7 +95,7 @@ class Index:
 
 
 class Clusters:
-    """Sets of documents that links connect (union-find). The root of a cluster is its smallest rank."""
+    """Sets of linked documents (union-find). The root of a cluster is its smallest rank."""
 
     def __init__(self, count: int) -> None:
         self._parents = np.arange(count, dtype=np.uint32)
@@ -121,8 +120,8 @@ class Clusters:
 
 
 def clusters(index: Index, threshold: float, folder: Path, unsure: Path) -> Clusters:
-    """Links the documents that are similar by their signatures, and returns the clusters. The pairs that remain to be
-    compared exactly, those with an estimate near the threshold, are written to the file `unsure`."""
+    """Links the documents that are similar by their signatures, and returns the clusters. Pairs with an estimate near
+    the threshold, which must be compared exactly, are written to the file `unsure`."""
     found = Clusters(len(index))
     repeated = np.flatnonzero(index.repeated).astype(np.uint32)
     for at in range(0, len(repeated), PAIRS):
@@ -136,7 +135,7 @@ def clusters(index: Index, threshold: float, folder: Path, unsure: Path) -> Clus
 
 
 def _bands(index: Index, rows: int, folder: Path) -> spill.Partitions:
-    """Writes the band hashes of all documents with text; of the documents of one text, those of the first."""
+    """Writes the band hashes of all documents with text; of documents with the same text, those of the first."""
     bands = minhash.PERMUTATIONS // rows
     partitions = spill.Partitions(folder / "bands", ENTRY, bands * len(index))
     for part, at, records in index.records():
@@ -184,7 +183,7 @@ def _compared(entries: npt.NDArray[Any], index: Index, threshold: float, found: 
 
 
 def read_pairs(path: Path) -> Iterator[Pairs]:
-    """Yields the pairs of a file, some at a time."""
+    """Yields the pairs of a file in blocks."""
     with open_regular(path) as file:
         while len(pairs := np.fromfile(file, "<u4", 2 * PAIRS)):
             yield pairs.reshape(-1, 2)

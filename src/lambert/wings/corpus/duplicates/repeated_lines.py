@@ -1,4 +1,5 @@
-"""Long lines that occur in several documents: each is removed from all but the document of the smallest content key.
+"""Finds long lines that occur in several documents. Each is removed from all of them except the one with the smallest
+content key.
 
 Source: CCNet (Wenzek et al. 2020, "CCNet: Extracting high quality monolingual datasets from web crawl data", section
 3.1) compares normalized paragraphs by hashes, and keeps the one that is read first.
@@ -17,10 +18,10 @@ _REMOVED = np.dtype([("number", "<u4"), ("line", "<u4")])
 
 
 def removed_lines(index: Index, survives: npt.NDArray[np.bool_], folder: Path) -> spill.Partitions:
-    """Returns the lines to remove, divided by the number of their document.
+    """Returns the lines to remove, divided by document number.
 
     Args:
-        survives: Whether each document is kept [by number]. Lines of other documents count for nothing.
+        survives: Whether each document is kept [by number]. Lines of other documents are ignored.
     """
     total = sum(part.lines.stat().st_size for part in index.parts) // _LINE.itemsize
     lines = spill.Partitions(folder / "lines", _LINE, total)

@@ -1,4 +1,4 @@
-"""Texts as hashes of words, of word 5-grams ("shingles") and of lines, computed in arrays for many texts at once.
+"""Hashes of the words, the word 5-grams ("shingles") and the lines of many texts at once, as arrays.
 
 A word is a run of letters, marks and digits, lower-cased; in scripts without spaces, each character is a word, so their
 5-grams are 5-grams of characters. Punctuation and white space only separate words. Hashes have 64 bits: those of two
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from lambert.text.characters import WITHOUT_SPACES
 
 SHINGLE = 5
-"""Words of a shingle (the number of Lee et al. 2022, "Deduplicating training data makes language models better",
+"""Number of words of a shingle (as in Lee et al. 2022, "Deduplicating training data makes language models better",
 appendix A, and of datatrove)."""
 CODES = 0x40000
 """Code points that may be letters. Later ones are tags and private characters, which separate words."""
@@ -77,9 +77,8 @@ def find_words(texts: list[str]) -> Words:
 
 
 def shingles(texts: list[str], words: Words) -> tuple[Hashes, Integers]:
-    """Returns the hashes of the shingles of each text, repeated ones included, and their bounds [D + 1].
-
-    A text of fewer words has one shingle, which are its words; a text without words has one, which is the text.
+    """Returns the hashes of the shingles of each text, repeated ones included, and their bounds [D + 1]. A text with
+    fewer words has one shingle of all its words; a text without words has one shingle, the text itself.
     """
     counts_D = np.diff(words.bounds_D1)
     padded_D = np.maximum(counts_D, SHINGLE)
@@ -126,8 +125,8 @@ def text_hash(*pieces: str) -> int:
 
 
 def _combined(values: Hashes, starts: Integers, ends: Integers) -> Hashes:
-    """Returns for each range the polynomial hash of its values, which does not depend on where the range starts: sums
-    of values times powers, from the first value on, are subtracted, and divided by the first power."""
+    """Returns the polynomial hash of the values in each range. It does not depend on the start of the range: prefix
+    sums of values times powers are subtracted and divided by the first power."""
     powers, inverse = _powers(1 << max(len(values) - 1, 1).bit_length())
     sums = np.zeros(len(values) + 1, dtype=np.uint64)
     np.cumsum(values * powers[: len(values)], out=sums[1:])
@@ -144,7 +143,7 @@ def _powers(count: int) -> tuple[Hashes, Hashes]:
 
 @lru_cache(1)
 def _values() -> Hashes:
-    """Returns the value of each code point: 0 if it separates words; odd if it is a word of its own; else even."""
+    """Returns the value of each code point: 0 if it separates words, odd if it is a word of its own, otherwise even."""
     codes = np.arange(1, CODES + 1, dtype=np.uint64)
     letter = np.zeros(CODES, dtype=np.bool_)
     alone = np.zeros(CODES, dtype=np.uint64)

@@ -1,8 +1,8 @@
-"""What is known of the documents of a part to compare them with all others: a signature, a content key and the hashes
-of long lines.
+"""Describes the documents of a part for comparison with all others: a signature, a content key and the hashes of long
+lines.
 
 The files of a part are `signatures-KEY.bin` and `lines-KEY.bin`, arrays of records, and `signatures-KEY.json`, which is
-written after them. They are complete or absent, and a function of the part alone.
+written after them. They are complete or absent, and depend only on the part.
 """
 
 import json
@@ -35,7 +35,7 @@ repeated ones, 0 if it is unreadable or blank; the number of its lines that have
 LINE = np.dtype([("hash", "<u8"), ("document", "<u4"), ("line", "<u4")])
 """A record of a long line: the hash of its words; the number of its document in the part; its number there."""
 BATCH, BATCH_TEXTS = 1 << 18, 1 << 12
-"""Characters and texts that are hashed at a time (our choice: the arrays take about 25 MB)."""
+"""Number of characters, and of texts, that are hashed together (our choice: the arrays take about 25 MB)."""
 Records = npt.NDArray[Any]
 _RECORD = {"key": str, "documents": int, "files": {"*": str}}
 
@@ -53,7 +53,7 @@ class Signed:
 
     @property
     def source(self) -> str:
-        """What messages name."""
+        """Name of the part in messages."""
         return str(self.path)
 
     @property
@@ -69,7 +69,7 @@ class Signed:
         return self.documents.with_suffix(".json")
 
     def complete(self) -> dict[str, Any] | None:
-        """Returns the record if the files are as they were written, or None."""
+        """Returns the record if the files are unchanged since they were written, otherwise None."""
         try:
             record = json.loads(read_file(self.record))
             if misfit(record, _RECORD) or not has_hash(record, RECORD_HASH):
@@ -122,9 +122,8 @@ class Sign:
 
 
 def describe(pieces: Iterable[Piece], least: int) -> Iterator[tuple[Records, Records]]:
-    """Yields the records of some documents at a time, and those of some long lines.
-
-    The shingles of a document of several pieces are those of its pieces. Rows that are unreadable or blank have none.
+    """Yields the records of documents and of long lines in blocks. The shingles of a document in several pieces are
+    those of its pieces. Unreadable and blank rows have none.
     """
     batch = _Batch(least)
     number, line = 0, 0
@@ -157,7 +156,7 @@ class _Batch:
         self._documents: list[int] = []
         self._lines: list[int] = []
         self._begun = np.zeros(0, dtype=DOCUMENT)
-        """The record of a document that has not ended, of the pieces before these texts."""
+        """The record so far of a document that began before these texts."""
 
     def add(self, text: str, document: int, line: int) -> None:
         """Adds a piece of the document with this number, whose first line has the number `line`."""

@@ -1,7 +1,7 @@
-"""The exact similarity of pairs of documents, from the sets of their shingles.
+"""Computes the exact similarity of pairs of documents from the sets of their shingles.
 
-The sets of the documents that are in a pair are written to the disk, sorted, part by part, and compared from there. So
-memory does not depend on the number of pairs, except 12 bytes for each document in one.
+The sets of all documents in pairs are written to the disk, sorted, part by part, and compared from there. So memory
+does not depend on the number of pairs, except for 12 bytes for each document in a pair.
 """
 
 import shutil
@@ -20,10 +20,10 @@ from lambert.wings.corpus.parts import read_documents
 from lambert.wings.corpus.workers import run
 
 MOST = 1 << 20
-"""Shingles of a document that are compared at most: those with the smallest hashes, a random sample. Its standard error
-is at most 0.0005."""
+"""Maximum number of shingles of a document that are compared: those with the smallest hashes, which are a random
+sample. The standard error is at most 0.0005."""
 BATCH = 1 << 18
-"""Characters that are hashed at a time."""
+"""Number of characters that are hashed together."""
 
 
 class WriteShingles:
@@ -43,8 +43,8 @@ def link_similar(
     index: Index, found: Clusters, pairs: Path, threshold: float, folder: Path, workers: int,
     tick: Callable[[int, int], None],
 ) -> dict[str, int]:  # fmt: skip
-    """Links the pairs whose similarity is at least the threshold. Returns the numbers of the pairs that were compared
-    and that are similar."""
+    """Links the pairs whose similarity is at least the threshold. Returns the number of compared pairs and the number
+    of similar pairs."""
     unique = folder / "unique-pairs"
     needed = _unique(pairs, found, len(index), unique)
     counts = {"compared": 0, "similar": 0}
@@ -90,8 +90,8 @@ def link_similar(
 
 
 def jaccard(first: shingles.Hashes, second: shingles.Hashes) -> float:
-    """Returns the Jaccard similarity of two sorted sets of hashes, each of which has one or more. Of a set of `MOST`,
-    larger hashes than its last one are unknown, so the smaller ones of both sets are compared."""
+    """Returns the Jaccard similarity of two sorted, non-empty sets of hashes. In a set of `MOST` hashes, those above
+    the last one are unknown, so only the range that both sets cover is compared."""
     known = [own[-1] for own in (first, second) if len(own) == MOST]
     if known:
         first, second = (own[: np.searchsorted(own, min(known), side="right")] for own in (first, second))
@@ -120,7 +120,7 @@ def _unique(pairs: Path, found: Clusters, count: int, unique: Path) -> npt.NDArr
 
 
 def _sets(part: Path, documents: npt.NDArray[np.int64]) -> Iterator[shingles.Hashes]:
-    """Yields the sorted shingles of each of these documents of a part, `MOST` at most."""
+    """Yields the sorted shingles of each of these documents of a part, at most `MOST`."""
     texts: list[str] = []
     last: list[bool] = []
     size = 0

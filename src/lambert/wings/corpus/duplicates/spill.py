@@ -1,4 +1,4 @@
-"""Sorting of more records than fit into memory: they are divided among files by the size of a 64-bit hash."""
+"""Sorts more records than fit into memory, by dividing them among files by ranges of a 64-bit hash."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,16 +12,16 @@ from lambert.wings.corpus.duplicates.shingles import Hashes
 
 Records = npt.NDArray[Any]
 MEMORY = 48 << 20
-"""Bytes of records that a file should have at most. Sorting them takes some 3 times as much (our choice)."""
+"""Intended maximum of the bytes of records in a file. Sorting them takes about 3 times as much memory (our choice)."""
 
 
 def write(file: BinaryIO, records: Records) -> None:
-    """Writes an array as it is in memory. `ndarray.tofile` does not say why the disk refuses a write."""
+    """Writes the bytes of an array. Unlike `ndarray.tofile`, it reports why the disk refuses a write."""
     file.write(np.ascontiguousarray(records).view(np.uint8).data)
 
 
 class Partitions:
-    """Records in files: the records of a file have hashes that are smaller than those of the next file."""
+    """Records in files; the hashes in each file are smaller than those in the next."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], expected: int, memory: int = MEMORY) -> None:
         """`expected` is the number of records; `path` is the beginning of the names of the files."""
@@ -31,7 +31,7 @@ class Partitions:
         self._paths = [path.with_name(f"{path.name}-{number}") for number in range(1 << self._bits)]
 
     def add(self, hashes: Hashes, records: Records) -> None:
-        """Writes records [n] to the files of their hashes [n], in their order."""
+        """Writes records [n] to the files of their hashes [n], keeping their order."""
         if not self._bits:
             parts = [records]
         else:
@@ -44,7 +44,7 @@ class Partitions:
                     write(file, part)
 
     def __iter__(self) -> Iterator[Records]:
-        """Yields the records of each file, and deletes it."""
+        """Yields the records of each file and deletes the file."""
         for path in self._paths:
             if path.exists():
                 yield np.fromfile(path, dtype=self._dtype)

@@ -1,4 +1,4 @@
-"""Filters of documents: each decides about a whole batch at once, with arrays."""
+"""Filters of documents. Each processes a whole batch at once, with arrays."""
 
 import importlib.metadata
 from collections.abc import Callable
@@ -29,9 +29,9 @@ class Step:
     """A filter by name."""
 
     build: Callable[["PrepareConfig"], Filter]
-    """Returns the filter. It checks settings, and reads no large file."""
+    """Returns the filter. Checks settings, but reads no large file."""
     settings: Callable[["PrepareConfig"], dict[str, Any]]
-    """Returns what, besides a document, determines what the filter does."""
+    """Returns everything besides the document that determines the result of the filter."""
     tables: tuple[str, ...] = ()
     """The settings of `PrepareConfig` that only this filter uses."""
 

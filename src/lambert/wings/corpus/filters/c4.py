@@ -16,7 +16,7 @@ from lambert.wings.corpus.filters.outcome import Outcome
 CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 POLICIES = (b"terms of use", b"privacy policy", b"cookie policy", b"uses cookies", b"use of cookies", b"use cookies")
 CLOSING = frozenset(")）]］")
-"""Marks that may follow the end of a sentence, but are no quotation marks."""
+"""Marks other than quotation marks that may follow the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class C4:
 
 
 def c4(batch: Batch, rules: C4, language: str) -> Outcome:
-    """Removes citation marks such as [1], and lines that are no sentences, and drops documents that are code or
-    placeholders or have too few sentences. One blank line remains where there were some."""
+    """Removes citation marks such as [1] and lines that are not sentences. Drops documents that are code or
+    placeholders or have too few sentences. Runs of blank lines become one."""
     outcome = Outcome()
     cited = _without_citations(batch)
     if cited:

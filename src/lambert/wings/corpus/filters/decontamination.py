@@ -27,17 +27,17 @@ class Decontaminate:
     """Evaluation files: JSON lines and JSON (every string in them, as in SQuAD), CSV and TSV (every cell), or text.
     They may be compressed."""
     words: int = 13
-    """Documents with so many consecutive words of an evaluation file, in lower case and without punctuation, are
-    dropped. Shorter strings of these files are not searched for."""
+    """Documents that share this many consecutive words with an evaluation file, in lower case and without punctuation,
+    are dropped. Shorter strings of these files are not searched for."""
     drop: bool = True
-    """false: such documents are counted and kept."""
+    """Whether such documents are dropped; false: they are counted and kept."""
 
     def __post_init__(self) -> None:
         check(self, "decontaminate.", words="[1, 1000]")
 
 
 class Decontamination:
-    """The filter `decontaminate`. The evaluation files are read when it is first called."""
+    """The filter `decontaminate`. Reads the evaluation files when it is first called."""
 
     def __init__(self, rules: Decontaminate) -> None:
         self._rules = rules
@@ -69,7 +69,7 @@ class Decontamination:
 
 
 def _grams(texts: list[str], size: int) -> tuple[Hashes, Integers]:
-    """Returns the hash and the text of each sequence of so many words."""
+    """Returns the hash and the text of each sequence of this many words."""
     batch = PlainWords(texts)
     first = np.arange(max(len(batch.starts_N) - size + 1, 0))
     documents = batch.documents_N[first]
@@ -102,7 +102,7 @@ def strings(path: Path) -> Iterator[str]:
 
 
 def _inside(value: Any) -> Iterator[str]:
-    """Yields the strings in parsed JSON, without the names of fields."""
+    """Yields the strings in parsed JSON, except the names of fields."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

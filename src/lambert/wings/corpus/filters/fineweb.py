@@ -15,7 +15,7 @@ class FineWeb:
     """Thresholds of `fineweb`. Source: Penedo et al. 2024, The FineWeb Datasets, section 3.5."""
 
     min_ended_lines: float = 0.12
-    """Minimum share of lines that end with a mark that ends sentences."""
+    """Minimum share of lines that end with the end mark of a sentence."""
     max_repeated_characters: float = 0.1
     """Maximum share of characters in lines that occurred before in the document."""
     max_short_lines: float = 0.67
@@ -29,7 +29,7 @@ class FineWeb:
 
 
 def fineweb(batch: Batch, rules: FineWeb) -> Outcome:
-    """Drops documents that look like lists or menus. Lines are those with words."""
+    """Drops documents that look like lists or menus. Only lines with words count."""
     outcome = Outcome()
     documents_L, count = batch.documents_L, len(batch)
     lines_D = np.maximum(batch.lines_D, 1)

@@ -37,7 +37,7 @@ class Gopher:
     stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
     """Frequent words of the language, in lower case."""
     min_stop_words: int = 2
-    """Minimum number of different stop words. 0: they are not needed."""
+    """Minimum number of different stop words; 0: none are required."""
 
     def __post_init__(self) -> None:
         check(self, "gopher.", max_bullet_lines="[0, 1]", max_ellipsis_lines="[0, 1]", min_alphabetic="[0, 1]")
@@ -50,7 +50,7 @@ class Gopher:
 
 
 def gopher(batch: Batch, rules: Gopher) -> Outcome:
-    """Drops documents that are unlike prose. Lines are those with words."""
+    """Drops documents that are unlike prose. Only lines with words count."""
     outcome = Outcome()
     words_D = np.diff(batch.words_D1)
     some_D = np.maximum(words_D, 1)
@@ -115,8 +115,8 @@ def _without_letters(batch: Batch) -> Integers:
 
 
 def _stop_words_D(batch: Batch, words: tuple[str, ...]) -> Integers:
-    """Returns how many different ones of these words each document contains, as they are, capitalised or in capitals.
-    A mark beside a word is part of the word."""
+    """Returns how many of these words each document contains, in lower case, capitalised or in capitals. A mark beside
+    a word is part of the word."""
     numbers: dict[bytes, int] = {}
     for number, word in enumerate(words):
         for form in (word, word.capitalize(), word.upper()):

@@ -21,12 +21,13 @@ from lambert.wings.corpus.batch import Batch
 from lambert.wings.corpus.filters.outcome import Outcome
 
 SEEN = 300
-"""Characters of a document that are read, from its middle (our choice: 1,000 characters change 1% of the decisions)."""
+"""Number of characters that are read from the middle of a document (our choice: reading 1,000 changes 1% of the
+decisions)."""
 UNKNOWN = "unknown"
 
 
 class LanguageFilter:
-    """The filter `language`. The model is read when it is first called."""
+    """The filter `language`. Reads the model when it is first called."""
 
     def __init__(self, language: str, min_score: float) -> None:
         self._wanted, self._min_score = language.replace("_", "-").split("-")[0], min_score
@@ -83,7 +84,7 @@ class Identifier:
         found = np.full((len(data), steps), -1, dtype=np.int32)
         states = np.zeros(len(data), dtype=np.int64)
         for step in range(steps):
-            count = int(np.searchsorted(-lengths, -step, side="left"))  # of texts that are longer
+            count = int(np.searchsorted(-lengths, -step, side="left"))  # of longer texts
             states = self._next[self._rows[states[:count]] + letters[step, :count]]
             found[:count, step] = self._features[states]
         own: list[Any] = [None] * len(data)

@@ -1,4 +1,4 @@
-"""What a filter decides about the documents of a batch."""
+"""The result of a filter for the documents of a batch."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Outcome:
         self.texts: dict[int, bytes] = {}
         """The new text, in UTF-8, of each document that changes."""
         self.found: dict[int, Counter[str]] = {}
-        """What was found in documents, with its number, such as masked addresses."""
+        """Counts of what was found in documents, such as masked addresses."""
 
     def drop(self, which_D: Booleans, reason: str) -> None:
         """Drops these documents, unless they were dropped for an earlier reason."""

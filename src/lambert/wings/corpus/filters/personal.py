@@ -46,9 +46,9 @@ FORMS = {
     "credit cards": "0000 0000 0000 0000",
     "phone numbers": "555-0100",
 }
-"""What each kind is replaced by. None is recognised again, or anybody's: example.com (RFC 2606), 192.0.2.1 (RFC 5737)
-and 555-0100 (North American Numbering Plan) are reserved for documentation, and the others have wrong check digits or
-prefixes."""
+"""Replacements by kind. They are not recognised again and belong to nobody: example.com (RFC 2606), 192.0.2.1 (RFC
+5737) and 555-0100 (North American Numbering Plan) are reserved for documentation, and the others have wrong check
+digits or prefixes."""
 
 
 def personal_data(batch: Batch) -> Outcome:

@@ -38,7 +38,7 @@ class Repetition:
 
 
 def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
-    """Drops documents that repeat themselves. Lines are those with words."""
+    """Drops documents that repeat themselves. Only lines with words count."""
     outcome = Outcome()
     characters_D = np.maximum(batch.characters_D, 1)
     documents_L, count = batch.documents_L, len(batch)
@@ -113,7 +113,8 @@ def _suspicious_D(batch: Batch, rules: Repetition) -> Booleans:
 
 
 def _grams(batch: Batch, candidates: Integers, size: int) -> tuple[Integers, Hashes]:
-    """Returns the candidates at which a sequence of `size` words of one document begins, and its key."""
+    """Returns the candidates at which a sequence of `size` words of one document begins, and the key of each
+    sequence."""
     candidates = candidates[: np.searchsorted(candidates, len(batch.starts_N) - size, side="right")]
     documents = batch.documents_N[candidates]
     inside = batch.documents_N[candidates + (size - 1)] == documents
@@ -123,7 +124,8 @@ def _grams(batch: Batch, candidates: Integers, size: int) -> tuple[Integers, Has
 
 
 def _longer(positions: Integers) -> Integers:
-    """Returns the positions at which a longer sequence may repeat: both sequences that are one word shorter do."""
+    """Returns the positions at which a longer sequence may repeat, because both sequences that are one word shorter
+    do."""
     return positions[:-1][np.diff(positions) == 1] if len(positions) else positions
 
 
@@ -167,8 +169,7 @@ def _covered_D(batch: Batch, positions: Integers, size: int) -> npt.NDArray[np.n
 
 
 def _inside(batch: Batch, positions: Integers, keys: Hashes, size: int, document: int) -> int:
-    """Returns the number of characters of a document in sequences that occurred before. After each of them, the search
-    continues behind it."""
+    """Returns the number of characters of a document in sequences that occurred before, without overlaps."""
     begin, end = np.searchsorted(positions, batch.words_D1[document : document + 2])
     letters = batch.letters_N1
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""`normalise` for a batch: only the places that change are touched."""
+"""Applies `normalise` to a batch. Only texts that change are rewritten."""
 
 import unicodedata
 

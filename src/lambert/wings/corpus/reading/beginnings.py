@@ -1,4 +1,4 @@
-"""Checks of the first bytes of input files, before anything is read."""
+"""Checks the first bytes of input files before anything is read."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,8 +13,8 @@ from lambert.wings.corpus.reading.readers import recognised
 
 
 def check_beginnings(found: Iterable[Path], config: PrepareConfig, urls: Mapping[str, str] | None = None) -> None:
-    """Raises DataError as `check_prose` does, for those of these files that `config` names or that may be tables, if
-    their formats are recognised by name and content. `urls` has the URLs of copies."""
+    """Calls `check_prose` for the files that `config` names and for those that may be tables, if formats are recognised
+    by name and content. `urls` has the URLs of copies."""
     if config.format != "auto":
         return
     named = set(map(Path, config.input))
@@ -24,8 +24,8 @@ def check_beginnings(found: Iterable[Path], config: PrepareConfig, urls: Mapping
 
 
 def check_prose(path: Path, text_field: str = "text", encoding: str = UTF8, url: str = "") -> None:
-    """Raises DataError if a file begins with markup or looks like labelled data. Instead of the file that is at a
-    `url`, servers also send an HTML page."""
+    """Raises DataError if a file begins with markup or looks like labelled data. A server may have sent an HTML page
+    instead of the file at `url`."""
     try:
         with open_regular(path) as raw:
             opened, inner = unpacked(path, raw)
@@ -42,7 +42,7 @@ def check_prose(path: Path, text_field: str = "text", encoding: str = UTF8, url:
 
 
 def begins_as(path: Path, kind: str, text_field: str = "text") -> bool:
-    """Returns whether the name and the first bytes of a file are those of a kind, such as "mediawiki"."""
+    """Returns whether a file is of a kind, such as "mediawiki", by its name and first bytes."""
     try:
         with open_regular(path) as raw:
             opened, inner = unpacked(path, raw)

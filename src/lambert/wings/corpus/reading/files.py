@@ -18,7 +18,7 @@ from lambert.wings.corpus.reading.readers import SUFFIXES
 def find(
     inputs: Sequence[str | Path], without: Sequence[Path] = (), text_field: str = "text"
 ) -> tuple[list[Path], list[Path]]:
-    """Returns the files of `find_sources`, and those that are passed over."""
+    """Returns the files that `find_sources` finds, and those that it skips."""
     chosen, passed = find_sources(inputs, without, text_field)
     return list(chosen), passed
 
@@ -26,15 +26,14 @@ def find(
 def find_sources(
     inputs: Sequence[str | Path], without: Sequence[Path] = (), text_field: str = "text"
 ) -> tuple[dict[Path, int], list[Path]]:
-    """Returns (files to read, with the number of the input that names each first; files passed over), each file once,
-    with the files of a folder sorted by name.
+    """Returns (files to read, each with the number of the first input that names it; skipped files). Each file occurs
+    once; the files of a folder are sorted by name.
 
-    A file that is named is read whatever its name; in a folder (searched recursively) those with a known suffix or none
-    at all, MediaWiki dumps, and tables that have the column `text_field` are, hidden ones are not; a glob (`*`, `?`,
-    `[`, `**`) names what it matches. A corpus or a work folder of `prepare` in a folder is passed over. Of a data set
-    in a folder, the files that belong to it are read. Nothing below the folders `without` (the output) is read. Raises
-    DataError where something named does not exist or is an archive, a device or a prepared corpus, and where nothing is
-    left.
+    A named file is read with any name, and so is each match of a glob (`*`, `?`, `[`, `**`). In a folder, searched
+    recursively, the files with a known suffix or none, MediaWiki dumps, and tables that have the column `text_field`
+    are read; hidden files, corpora and work folders of `prepare` are not. Of a data set in a folder, its own files are
+    read. Nothing below the folders `without` (the output) is read. Raises DataError if something named does not exist
+    or is an archive, a device or a prepared corpus, and if nothing is left.
     """
     chosen: dict[Path, int] = {}
     passed: dict[Path, None] = {}
@@ -75,8 +74,8 @@ def text_bytes(files: Mapping[Path, int], weights: Sequence[float] = ()) -> int:
     """Returns an estimate of the bytes of text in the files, based on their sizes.
 
     Args:
-        files: The number of the input that names each.
-        weights: How often the documents of each input are used; empty: once.
+        files: For each file, the number of the input that names it. weights: How often the documents of each input are
+            used; empty: once.
     """
     times = {file: weights[number] if weights else 1.0 for file, number in files.items()}
     return int(sum(size_of(file) * EXPANSION.get(file.suffix.lower(), 1.0) * times[file] for file in files))
@@ -103,7 +102,7 @@ def hashed(
 
 
 def size_of(file: Path) -> int:
-    """Returns the bytes of a file; 0 if it has gone, which is noticed where it is read."""
+    """Returns the size of a file in bytes; 0 if it no longer exists, which is reported when it is read."""
     try:
         return file.stat().st_size
     except OSError:
@@ -111,7 +110,7 @@ def size_of(file: Path) -> int:
 
 
 def _walk(folder: Path) -> list[Path]:
-    """Returns the files of a folder, and the folders in it that `prepare` wrote, whose files are no inputs."""
+    """Returns the files of a folder, and the folders in it that `prepare` wrote, whose files are not inputs."""
     found = []
     for root, folders, names in os.walk(folder):
         if Path(root) != folder and (is_corpus(Path(root)) or is_work_folder(Path(root))):

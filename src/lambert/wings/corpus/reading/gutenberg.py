@@ -14,7 +14,7 @@ from typing import BinaryIO
 from lambert.text.pieces import Layout, Piece
 
 HEADER = 1 << 16
-"""Characters in which the header must end; those with the small print have up to 20,000 (our choice)."""
+"""The header must end within this many characters; headers with the small print have up to 20,000 (our choice)."""
 _SHOWN = 600
 _BOOK = re.compile(
     r"\s*(?:\*{3} ?START OF TH|[* ]*(?:the |this is the )?project gutenberg(?:'s|\u2019s)? (?:e-?book|e-?text)\b"

@@ -14,7 +14,8 @@ PAGE = 16 << 20
 DEPTH = 2000
 """Maximum depth of nested <div> (our choice). The time for the main text is quadratic in it: 0.1 s for 2,000."""
 _REPLACED = 1000
-"""One of so many characters may be invalid in the encoding of the page; browsers replace them too (our choice)."""
+"""One in this many characters may be invalid in the encoding of the page and is replaced, as in browsers (our
+choice)."""
 _DIV = re.compile(rb"<(/?)div[\s/>]", re.IGNORECASE)
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{2,40})", re.IGNORECASE)
 _DECLARED = 4096
@@ -29,7 +30,7 @@ def read_html(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
 
 
 def page_text(page: bytes, charset: str = "") -> tuple[str, str]:
-    """Returns (the main text of a page, "") or ("", why there is none).
+    """Returns (main text of a page, "") or ("", reason why there is none).
 
     Args:
         charset: The encoding that the server named. The page is decoded as UTF-8 if it is UTF-8.
@@ -51,7 +52,7 @@ def page_text(page: bytes, charset: str = "") -> tuple[str, str]:
     text, problem = _decoded(page, [name for name in names if name])
     if problem:
         return "", problem
-    # Without a main part, as in a page of links, the whole page is taken.
+    # A page without a main part, such as a list of links, is taken as a whole.
     return next(filter(None, (extract(text, main_content=main, alt_texts=False) for main in (True, False))), ""), ""
 
 

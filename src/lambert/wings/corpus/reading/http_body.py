@@ -10,11 +10,11 @@ from lambert.text.streams import zstd
 
 _CHUNK = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,1000})?\r?\n")
 _ENCODINGS = 3
-"""A body may have so many encodings (our choice); servers use one."""
+"""Maximum number of encodings of a body (our choice); servers use one."""
 
 
 class Undecodable(Exception):
-    """Why a body cannot be decoded, as the end of a sentence."""
+    """A body cannot be decoded. The message is the end of a sentence."""
 
 
 def decoded(headers: Mapping[str, str], body: bytes, limit: int) -> bytes:
@@ -22,7 +22,7 @@ def decoded(headers: Mapping[str, str], body: bytes, limit: int) -> bytes:
     does not begin as its headers say is returned as it is.
 
     Args:
-        headers: By their names in lower case.
+        headers: Values by name in lower case.
         limit: Maximum bytes of the result.
 
     Raises Undecodable, and UsageError if a library is missing.
@@ -57,7 +57,7 @@ def _joined(body: bytes) -> bytes:
 
 
 def _unpacked(name: str, body: bytes, limit: int) -> bytes:
-    """Returns a decompressed body, also of one that is cut off."""
+    """Returns the decompressed body, or its beginning if it is cut off."""
     try:
         if name in ("gzip", "x-gzip"):
             data = zlib.decompressobj(31).decompress(body, limit + 1) if body.startswith(b"\x1f\x8b") else body

@@ -21,7 +21,7 @@ PAGE = 64 << 20
 _BEGIN, _END, _LAST = b"<page>", b"</page>", b"</mediawiki>"
 _UTF8, UTF16 = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 SEPARATOR = re.compile(b"(?=<page>)")
-"""What is between the articles of a dump."""
+"""Separator between the articles of a dump."""
 _HEAD = 1 << 20  # bytes before the first page that are searched for the names of namespaces
 _LANGUAGE = re.compile(
     rb"<mediawiki\b[^>]*?\bxml:lang=[\"']([A-Za-z-]{2,20})[\"']|<dbname>([a-z_]{2,20}?)wik[a-z]*</dbname>"
@@ -31,7 +31,7 @@ _FILES = {-2, 6, 14}  # media, files and categories
 
 
 def is_dump(beginning: bytes) -> bool:
-    """Returns whether a file with this beginning is a MediaWiki dump, in UTF-8 or UTF-16."""
+    """Returns whether a file that begins with these bytes is a MediaWiki dump, in UTF-8 or UTF-16."""
     if beginning.startswith(UTF16):
         beginning = beginning[: len(beginning) & ~1].decode("utf-16", "replace").encode()
     text = beginning.removeprefix(_UTF8).lstrip()
@@ -49,7 +49,7 @@ class _Page:
 
 @dataclass(slots=True)
 class _Site:
-    """What the beginning of a dump says about its namespaces."""
+    """Namespaces and language of a wiki, from the beginning of a dump."""
 
     files: set[str] = field(default_factory=set)
     """Names for files, media and categories, in lower case."""
@@ -57,13 +57,13 @@ class _Site:
     """Names of all namespaces but that of the articles, in lower case, for dumps before version 0.6, which have no
     <ns>."""
     code: str = ""
-    """The language of the wiki, by the attribute `xml:lang` of the dump or else the name of its database."""
+    """Language of the wiki: the attribute `xml:lang` of the dump, or else taken from the name of its database."""
 
 
 def read_mediawiki(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads a MediaWiki XML dump, in UTF-8 or UTF-16: the articles, each with its title as first paragraph.
 
-    Redirects, pages of other namespaces than 0 and pages that are not wikitext are passed over.
+    Redirects, pages outside namespace 0 and pages that are not wikitext are skipped and counted.
     """
     pages = _pages(stream)
     head, problem = next(pages)
@@ -92,7 +92,7 @@ def read_mediawiki(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
 
 
 def _pages(stream: BinaryIO) -> Iterator[tuple[bytes, str]]:
-    """Yields (what is before the first page, problem), then (a page, "") or (b"", problem of one) for each."""
+    """Yields (bytes before the first page, problem), then for each page (its bytes, "") or (b"", problem)."""
     read = _utf8(stream)
     held = bytearray()
     begun = skipping = False
@@ -140,7 +140,7 @@ def _pages(stream: BinaryIO) -> Iterator[tuple[bytes, str]]:
 
 
 def read_head(stream: Stream) -> bytes:
-    """Returns what is before the first page of a dump."""
+    """Returns the bytes before the first page of a dump."""
     head = b""
     while SEPARATOR.search(head) is None and len(head) < _HEAD and (block := stream.read(BLOCK)):
         head += block
@@ -157,7 +157,7 @@ def _utf8(stream: BinaryIO) -> Callable[[], bytes]:
     if not first.startswith(UTF16):
         blocks = iter([first])
         return lambda: next(blocks, b"") or stream.read(BLOCK)
-    # Halves of surrogate pairs are kept, and are no UTF-8: they make their page an error, and no other.
+    # Halves of surrogate pairs are kept. They are not valid UTF-8, so they make their own page an error, and no other.
     decoder = codecs.getincrementaldecoder("utf-16")("surrogatepass")
     pending = [first]
 
@@ -196,7 +196,7 @@ def _site(head: bytes) -> _Site:
 
 
 def _parse(raw: bytes, page: _Page) -> str:
-    """Fills `page` from its XML and returns "" or why it cannot be used. Of several revisions, the last one counts."""
+    """Fills `page` from its XML, with the last of several revisions. Returns "" or why it cannot be used."""
     found: list[str] = []
     depth = 0
 
@@ -238,14 +238,14 @@ def _parser(
 
 
 def _by_tags(raw: bytes) -> str:
-    """Returns why a page is no article, or "", by tags that its text cannot contain, without parsing it."""
+    """Returns why a page is not an article, or "", from tags that its text cannot contain, without parsing it."""
     if b"<ns>0</ns>" not in raw and b"<ns>" in raw:
         return "other namespace"
     return "redirect" if b"<redirect" in raw else ""
 
 
 def _by_content(page: _Page, site: _Site) -> str:
-    """Returns why a page is no article, or ""."""
+    """Returns why a parsed page is not an article, or ""."""
     namespace, colon, _ = page.title.partition(":")
     if colon and namespace.lower() in site.others:
         return "other namespace"
@@ -260,8 +260,8 @@ def _short(title: str) -> str:
 
 
 def _pieces(page: _Page, wikitext: Wikitext, place: str) -> Iterator[Piece]:
-    """Yields an article. One longer than MediaWiki allows is converted in parts that end with a paragraph, which bounds
-    the memory for any markup."""
+    """Yields the pieces of an article. An article longer than MediaWiki allows is converted in parts that end with a
+    paragraph, which bounds the memory for any markup."""
     start, title, about = 0, f"{page.title}\n\n", described({"title": page.title})
     while len(page.text) - start > PIECE:
         cut = page.text.rfind("\n\n", start + PIECE // 2, start + PIECE)
@@ -274,8 +274,8 @@ def _pieces(page: _Page, wikitext: Wikitext, place: str) -> Iterator[Piece]:
 
 
 def _found(text: str, wikitext: Wikitext) -> dict[str, int]:
-    """Returns the counts of a text that was converted just now, and forgets its holes. The number of sentences is that
-    of the marks that end one."""
+    """Returns the counts of the text that was just converted, and resets its holes. Sentences are counted by their end
+    marks."""
     found = {"sentences": sum(map(text.count, _ENDS)) + text.endswith((".", "!", "?"))}
     if wikitext.holes:
         found["holes"] = wikitext.holes.total()

@@ -1,7 +1,7 @@
 """Reads files as streams of pieces of text: plain text, tables, wikis, web pages, compressed or not.
 
-Memory is bounded: a document longer than `PIECE` bytes is yielded in several pieces, divided at the end of a paragraph,
-else of a line, else of a word. A document that cannot be read is yielded as a piece with an `error`.
+Memory is bounded: a document longer than `PIECE` bytes is yielded in several pieces, divided after a paragraph, or else
+a line, or else a word. A document that cannot be read is yielded as a piece with an `error`.
 """
 
 import io
@@ -109,7 +109,7 @@ def read_csv(stream: Stream, layout: Layout) -> Iterator[Piece]:
 
 
 def _columns(table: Table, layout: Layout) -> tuple[list[str], str]:
-    """Returns the names of the columns of a table, and why it has not one column of text, or ""."""
+    """Returns the names of the columns of a table, and "" or why it does not have exactly one column of text."""
     field = layout.text_field
     names = [*table.first]
     if field.isdecimal():
@@ -185,7 +185,7 @@ SUFFIXES = {
     ".wet": "warc",
 }
 _PLAIN = ("text", "gutenberg")
-"""Readers of text that may be in another encoding than UTF-8."""
+"""Readers of text that need not be in UTF-8."""
 _LINES = (*_PLAIN, "jsonl", "csv")
 """Readers that need lines in UTF-8."""
 _SEEKING = ("parquet", "arrow")
@@ -197,8 +197,8 @@ def read(
 ) -> Iterator[Piece]:
     """Yields the pieces of one file.
 
-    The part of a damaged or truncated file before the damage is yielded, then a piece with an error. A file with markup
-    or labelled data is a piece with an error, unless `kind` is "text".
+    Of a damaged or truncated file, the part before the damage is yielded, then a piece with an error. A file with
+    markup or labelled data gives one piece with an error, unless `kind` is "text".
 
     Args:
         kind: Name of the reader; "auto": chosen by the name and the first bytes of the file.
@@ -261,14 +261,14 @@ def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator
 
 
 def kind_of(kind: str, suffix: str, beginning: bytes, text_field: str) -> str:
-    """Returns the name of the reader for a file with this suffix and beginning, "" for none, if `kind` is "auto", or
-    else `kind`."""
+    """Returns `kind`, or if it is "auto" the name of the reader for a file with this suffix and beginning ("" for
+    none)."""
     return recognised(suffix, beginning, text_field)[0] if kind == "auto" else kind
 
 
 def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] | None:
-    """Returns what separates the documents of a file, or None if they can only be found from its beginning on. Between
-    the rows of a table there is `NOTHING`: a line break may be in a cell."""
+    """Returns the separator of the documents of a file, or None if they can only be found from its beginning. That of
+    the rows of a table is `NOTHING`, because a cell may contain line breaks."""
     if kind in _LINES and other_form(beginning):
         return None
     if kind == "jsonl" and not has_lines(beginning):
@@ -284,12 +284,12 @@ def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] 
 
 
 def recognised(inner: str, beginning: bytes, text_field: str, encoding: str = UTF8) -> tuple[str, str]:
-    """Returns (the reader of a file, "") or ("", why it is not read, as the end of a sentence).
+    """Returns (name of the reader of a file, "") or ("", why it is not read, as the end of a sentence).
 
     Args:
-        inner: Suffix of its name without that of the compression.
+        inner: Suffix of its name, without the suffix of the compression.
         beginning: Its first bytes, decompressed.
-        encoding: That of plain text.
+        encoding: Encoding of plain text.
     """
     kind = SUFFIXES.get(inner, "text")
     if kind not in _SEEKING and (problem := twice(beginning) or parquet(beginning) or sheet(inner)):
@@ -330,7 +330,7 @@ def _has_field(beginning: bytes, text_field: str) -> bool:
 
 
 def _parts(stream: BinaryIO, separator: re.Pattern[bytes] | None) -> Iterator[tuple[bytes, int, bool]]:
-    """Yields (bytes, number of their first line, whether a document ends with them)."""
+    """Yields (bytes, number of the first line, whether a document ends after them)."""
     held, number, ended = b"", 1, False
     while not ended:
         block = stream.read(BLOCK)
@@ -353,8 +353,7 @@ def _parts(stream: BinaryIO, separator: re.Pattern[bytes] | None) -> Iterator[tu
 
 
 def _cut(data: bytes) -> int:
-    """Returns where to divide: after the last paragraph, line, word or else character in the second half of the
-    piece."""
+    """Returns where to divide a piece: after the last paragraph, line, word or character in its second half."""
     for separator in (b"\n\n", b"\n\r\n", b"\n", b" "):
         at = data.rfind(separator, PIECE // 2, PIECE)
         if at >= 0:
@@ -363,7 +362,7 @@ def _cut(data: bytes) -> int:
 
 
 def _lines(stream: BinaryIO, limit: int) -> Iterator[tuple[bytes, int, bool]]:
-    """Yields (line or part of one, its number, whether it ends)."""
+    """Yields (line or part of a line, its number, whether the line ends)."""
     number, held, last = 1, b"", True
     while line := stream.readline(limit - len(held)):
         line, held = held + line, b""

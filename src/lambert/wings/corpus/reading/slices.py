@@ -1,7 +1,7 @@
 """Divides large input files into slices of bounded size, which any process can read on its own.
 
-A slice holds the documents that begin in a range of the file. Where a document begins depends on the bytes from the
-start of the range on alone, so neighbouring slices agree on it without communication.
+A slice holds the documents that begin in a range of the file. Only the bytes from the start of the range decide where a
+document begins, so neighbouring slices agree without communication.
 """
 
 import bz2
@@ -23,21 +23,21 @@ from lambert.wings.corpus.reading.readers import NOTHING, kind_of, open_file, pi
 Item = TypeVar("Item")
 
 SLICE = 64 << 20
-"""Most bytes of text of a slice (our choice: seconds of work, of which a kill costs one for each process)."""
+"""Maximum bytes of text of a slice (our choice: seconds of work; a kill costs at most one slice for each process)."""
 STREAMS = 16 << 20
-"""The same, in bytes of a .bz2 file of several streams."""
+"""The same for a .bz2 file of several streams, in bytes of the file."""
 SLICES = 64
-"""Slices of a file at most, unless they would be longer than that; so processes have even shares of it."""
+"""Maximum number of slices of a file, unless they would exceed the maximum size, so that processes get even shares."""
 LEAST = 8
-"""A slice has at least this part of the most bytes, which bounds the number of small parts."""
+"""Minimum size of a slice, as a share of the maximum, which bounds the number of small parts."""
 WHOLE_BELOW = 8 << 20
-"""A compressed file below this size is one slice, which saves a pass to find the length of its text."""
+"""A compressed file below this size is one slice, which saves the pass that finds the length of its text."""
 END = 1 << 62
 LONGEST = 32
-"""Bytes of a separator, and of what must follow it, at most, without white space at its end."""
+"""Maximum bytes of a separator and of what must follow it, without white space at its end."""
 
 _BZ2_STREAM = re.compile(rb"BZh[1-9]1AY&SY")
-"""A stream of bz2 with its first block. By chance these bytes occur elsewhere once in 2^77 bytes."""
+"""Beginning of a bz2 stream and its first block. Elsewhere these bytes occur by chance once in 2^77 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Slice:
     begin: int = 0
     end: int = END
     of: str = "text"
-    """What the range counts: bytes of the decompressed "text", bytes of a .bz2 file at which "streams" begin, or row
+    """Unit of the range: bytes of the decompressed "text", bytes of a .bz2 file at which "streams" begin, or row
     "groups" of a Parquet file."""
 
 
@@ -55,7 +55,7 @@ WHOLE = Slice()
 
 
 def divide(path: Path, layout: Layout, kind: str) -> list[Slice]:
-    """Returns the slices of a file, which depend on its content and on the settings alone.
+    """Returns the slices of a file, which depend only on its content and the settings.
 
     A file is one slice if it is small, if it is one document, or if documents cannot be found without reading
     everything before them. Of a damaged file, the last slice reaches the damage. Raises DataError if the file cannot
@@ -98,7 +98,7 @@ def _share(size: int, most: int) -> int:
 
 
 class SliceReader:
-    """Reads slices of files. Keeps a compressed stream open, so that the next slice of it need not be searched from its
+    """Reads slices of files. Keeps a compressed stream open, so that its next slice is found without starting from the
     beginning."""
 
     def __init__(self, layout: Layout, kind: str) -> None:
@@ -108,8 +108,8 @@ class SliceReader:
         self._files: list[BinaryIO] = []
 
     def __call__(self, path: Path, part: Slice) -> Iterator[Piece]:
-        """Yields the pieces of the documents of a slice, as `readers.read` does for a file. The places of a slice after
-        the first are counted from its beginning."""
+        """Yields the pieces of the documents of a slice, as `readers.read` does for a file. In a slice after the first,
+        places are counted from the beginning of the slice."""
         with open_file(path) as raw:
             opened, inner = unpacked(path, raw, self._layout.max_ratio)
             if part == WHOLE or part.of == "groups":
@@ -171,18 +171,18 @@ class SliceReader:
 
 
 class _Text:
-    """The bytes of a text from a position on, with the next separators in sight."""
+    """The bytes of a text from a position on, read far enough to see the next separators."""
 
     def __init__(
         self, read: Callable[[int], bytes], position: int, between: re.Pattern[bytes],
         beyond: Callable[[int], bytes] | None = None,
     ) -> None:  # fmt: skip
-        """`beyond` reads what follows the range, whose end is known when `read` has reached it."""
+        """`beyond` reads the bytes after the range, whose end is known when `read` has reached it."""
         self._read, self._beyond, self._between = read, beyond, between
         self._position, self._held, self._separator = position, b"", 0
         self._end: int | None = None
         self.cut = 0
-        """The position from which the separator that is next was searched, or -1 at the end of the text."""
+        """The position from which the next separator was searched, or -1 at the end of the text."""
 
     def content(self, part: Slice, head: bytes, foot: bytes) -> Iterator[bytes]:
         """Yields the documents whose separator begins in the slice, between `head` and `foot`."""
@@ -263,7 +263,7 @@ class _Joined(io.RawIOBase):
 
 
 class _Limited:
-    """The next bytes of an open file."""
+    """A limited number of the next bytes of an open file."""
 
     def __init__(self, raw: BinaryIO, count: int) -> None:
         self._raw, self._left, self._count = raw, count, count
@@ -293,7 +293,7 @@ def _streams(path: Path) -> list[int]:
 
 
 def _apart(starts: Iterable[int], distance: int) -> list[int]:
-    """Returns 0 and those of `starts` that are the first at a multiple of `distance` or after it."""
+    """Returns 0 and, for each multiple of `distance`, the first of `starts` at or after it."""
     chosen = [0]
     for start in starts:
         if start // distance > chosen[-1] // distance:
@@ -302,12 +302,12 @@ def _apart(starts: Iterable[int], distance: int) -> list[int]:
 
 
 def _length(stream: Stream) -> int:
-    """Returns the number of bytes of a stream up to its end or to its damage."""
+    """Returns the number of bytes of a stream up to its end or to the first damage."""
     return sum(map(len, _before_damage(iter(lambda: stream.read(BLOCK), b""))))
 
 
 def _before_damage(items: Iterator[Item]) -> Iterator[Item]:
-    """Yields the items up to their end or to the damage of the file that they are read from."""
+    """Yields the items up to the end or the first damage of the file."""
     try:
         yield from items
     except Exception as error:

@@ -1,6 +1,6 @@
 """Reads web archives (WARC 1.0 and 1.1, ISO 28500) and the texts that Common Crawl extracts from them (WET).
 
-Libraries end at the first damaged record. Here it is one document that cannot be read: the next record is found by its
+Libraries stop at the first damaged record. Here it is one unreadable document, and the next record is found by its
 first line.
 """
 
@@ -19,7 +19,7 @@ RECORD = 32 << 20
 _LINE, _HEAD = 1 << 16, 1 << 18
 _NEXT = re.compile(rb"\r?\n(?=WARC/1\.[01]\r?\n[Ww][Aa][Rr][Cc]-)")
 SEPARATOR = re.compile(rb"\n\r?\n(?=WARC/1\.[01]\r?\n[Ww][Aa][Rr][Cc]-)")
-"""What ends a record that another follows."""
+"""Bytes between two records."""
 _BORDER = 64  # bytes of a block that are searched again with the next one, longer than what `_NEXT` finds
 _FEWER = "has fewer bytes than its Content-Length"
 _TRUNCATED = f"{_FEWER}: the file is truncated"
@@ -28,7 +28,7 @@ _UNREAD = {"request", "warcinfo", "metadata", "revisit", "continuation"}
 
 
 class _Damaged(Exception):
-    """Why a record cannot be read."""
+    """A record cannot be read. The message is the reason."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Record:
 
 def read_warc(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads a WARC or WET file: the main text of each HTML page that a server sent with success, and each conversion to
-    plain text. Other records are passed over."""
+    plain text. Other records are skipped and counted."""
     records = _Records(stream)
     number = 0
     while True:
@@ -59,7 +59,7 @@ def read_warc(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
 
 
 def _document(record: _Record) -> tuple[str, str]:
-    """Returns (the text of a record, "") or ("", why it is passed over)."""
+    """Returns (text of a record, "") or ("", reason why it is skipped)."""
     kind = record.headers.get("warc-type", "").lower()
     media, charset = _media(record.headers)
     body = record.content
@@ -115,8 +115,8 @@ def _short(url: str) -> str:
 
 
 class _Records:
-    """The records of a stream. What was read of a record is kept until its end was checked, and searched for another
-    one if it is damaged; nothing is copied meanwhile, so the time is linear for any content."""
+    """The records of a stream. The bytes of a record are kept until its end is checked; if it is damaged, they are
+    searched for another record. Nothing is copied meanwhile, so the time is linear for any content."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -178,14 +178,14 @@ class _Records:
         return lines
 
     def _again(self, begin: int) -> None:
-        """Goes on with the first record that begins between this position and the next byte to read, if there is one,
-        else searches for one from there on."""
+        """Continues with the first record that begins between this position and the next byte to read, or else searches
+        for one from there."""
         found = _NEXT.search(self._held, begin, self._at)
         self._at = found.end() if found else self._at
         self._searching = not found
 
     def _skip(self, size: int) -> int:
-        """Passes over bytes that are not kept, and returns the new position."""
+        """Skips bytes that are not kept. Returns the new position."""
         while size > 0:
             self._forget(_BORDER)
             taken = self._fill(min(size, BLOCK))
@@ -197,13 +197,13 @@ class _Records:
         return self._at
 
     def _forget(self, keep: int = 0) -> None:
-        """Drops the bytes that were read, but for the last ones."""
+        """Drops the bytes that were read, except the last ones."""
         gone = max(0, self._at - keep)
         del self._held[:gone]
         self._at -= gone
 
     def _fill(self, size: int) -> int:
-        """Returns how many of the next `size` bytes there are, and holds them."""
+        """Reads up to `size` further bytes into memory. Returns how many there are."""
         if (lacking := size - (len(self._held) - self._at)) > 0:
             self._held += self._stream.read(lacking)
         return min(size, len(self._held) - self._at)

@@ -5,16 +5,16 @@ import re
 from functools import lru_cache
 
 HOLE = "\0"
-"""Stands where a construct was removed; XML cannot contain it."""
+"""Marks where a construct was removed; XML cannot contain this character."""
 BREAK = "\x01"
-"""Stands for `<br>`."""
+"""Represents `<br>`."""
 
 _EXTERNAL = re.compile(r"\[(?:https?:|ftps?:|mailto:|news:|irc:|//)[^\s\[\]<>]*+[ \t]*+([^\[\]\n]*+)\]", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
 _SWITCH = re.compile(r"__[A-ZÀ-ÖØ-ÞА-ЯЁ]{3,30}__")
 _VARIANTS = re.compile(r"-\{([^{}]*+)\}-")
 _SCRIPTS = ("zh-hans", "zh-cn", "zh-sg", "zh-my", "zh", "sr-ec", "sr-cyrl", "zh-hant")
-"""Variants of a language in the order in which one is chosen, the same for all words of a corpus (our choice)."""
+"""Variants of a language in order of preference, the same for all words of a corpus (our choice)."""
 _QUOTES = re.compile(r"('{2,}+)")
 _HOLES = re.compile(r"([()（）\0])")
 _SPACES = re.compile("  ++")
@@ -24,7 +24,7 @@ _WORD = re.compile(r"\w")
 def render(text: str) -> str:
     """Returns the text with a blank line between paragraphs, headings and items of lists.
 
-    Lines that follow each other are one paragraph. Headings of sections without text are dropped.
+    Consecutive lines are one paragraph. Headings of sections without text are dropped.
     """
     if "-{" in text:
         text = _VARIANTS.sub(_variant, text)
@@ -84,10 +84,10 @@ def render(text: str) -> str:
 
 
 def _without_holes(line: str) -> str:
-    """Removes the marks of removed constructs with what these leave: spaces, separators beside a bracket, and brackets
-    without content."""
+    """Removes the marks of removed constructs and what surrounds them: spaces, separators beside a bracket, and empty
+    brackets."""
     kept: list[str] = []
-    hole = spaced = False  # whether something was removed after what is kept, and whether a space was there
+    hole = spaced = False  # whether something was removed after the kept text, and whether a space was there
     for part in _HOLES.split(line):
         if part == HOLE:
             spaced = _strip_end(kept, " ") or (hole and spaced)
@@ -119,7 +119,7 @@ def _without_holes(line: str) -> str:
 
 
 def _strip_end(kept: list[str], characters: str) -> bool:
-    """Removes the characters from the end of the joined strings, none of which is empty; returns whether there were
+    """Removes these characters from the end of the joined strings, none of which is empty. Returns whether there were
     any."""
     found = False
     while kept and (rest := kept[-1].rstrip(characters)) != kept[-1]:
@@ -134,8 +134,8 @@ def _strip_end(kept: list[str], characters: str) -> bool:
 def _without_quotes(line: str) -> str:
     """Removes the apostrophes of bold and italic text, by the rules of MediaWiki's `doQuotes`.
 
-    Of four apostrophes one is text, and of more than five all but five. If both bold and italic text would stay open at
-    the end of the line, one bold mark is an apostrophe and an italic mark.
+    One of four apostrophes is text, and of more than five all except five. If both bold and italic text would stay open
+    at the end of the line, one bold mark is an apostrophe and an italic mark.
     """
     if "''''" not in line:
         plain = line.replace("'''", "")
@@ -154,8 +154,8 @@ def _without_quotes(line: str) -> str:
 
 
 def _apostrophe(parts: list[str]) -> int:
-    """Returns which bold mark is an apostrophe: the first after a word of one letter, else after a longer word, else
-    after a space."""
+    """Returns which bold mark is an apostrophe: the first one after a word of one letter, or else after a longer word,
+    or else after a space."""
     word = space = 0
     for i in range(1, len(parts), 2):
         if parts[i] == "'''":

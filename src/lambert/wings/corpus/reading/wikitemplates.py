@@ -1,12 +1,10 @@
 """Expands the templates of a wiki that are part of a sentence, to the text that a reader of the page sees.
 
-What each template shows is a row of `wikis/templates.tsv`. All of it is kept: conversions of units in brackets, the
-name of the language before a word of it, authors of quotations. Powers of ten are written as 10^6, powers of units as
-km². Not kept is what a page shows elsewhere or only as a sign: notes, pronunciations, coordinates, flags without a
-name. An age that depends on today is not computed; its date is kept.
-
-Templates without a row, and values that are not in the dump, such as those of Wikidata, leave a hole in their sentence,
-which the caller may count.
+What each template shows is a row of `wikis/templates.tsv`. The whole text is kept: conversions of units in brackets,
+the name of the language before a foreign word, authors of quotations. Powers of ten are written as 10^6, powers of
+units as km². What a page shows elsewhere or only as a sign is removed: notes, pronunciations, coordinates, flags
+without a name. Ages that depend on today are not computed; their dates are kept. Templates without a row, and values
+that are not in the dump, such as those of Wikidata, leave a hole in their sentence, which the caller may count.
 """
 
 import re
@@ -19,17 +17,17 @@ from lambert.wings.corpus.reading.wikis.locale import rows, wiki_of
 from lambert.wings.corpus.reading.wikis.patterns import Call, Rule, compiled
 
 PIPE = "\x02"
-"""Stands for a bar that divides no arguments, such as that of `{{!}}`; XML cannot contain it."""
+"""Represents a bar that does not separate arguments, such as that of `{{!}}`; XML cannot contain this character."""
 
 _ALL = "*"
 _REGION = re.compile(r"-[a-z]{2}$")
 """The region of a language, such as that of en-gb."""
 _WIKIS = ("nds-nl",)
-"""Wikis of languages whose codes look like those of regions."""
-_REMEMBERED = 1 << 16  # names of templates, so that memory is bounded for any page
+"""Wikis whose language codes look like codes with a region."""
+_REMEMBERED = 1 << 16  # maximum number of cached names, so that memory is bounded for any page
 
 _Found = tuple[str, Rule | str, dict[str, str] | None]
-"""A template's name, what it shows, and the arguments that are in its name; None if there is no row for it."""
+"""A template's name, its rule (None if there is no row for it), and the arguments that its name contains."""
 
 
 class _Table:
@@ -48,7 +46,7 @@ class _Table:
                     self.exact.setdefault(_key(name), row["text"])
         self.exact = {**{name.lower(): text for name, text in self.exact.items()}, **self.exact}
         bare = (re.sub(r"\(\?P<\w+>", "(?:", form.pattern) for form, _ in self.forms)
-        self.any = re.compile("|".join(bare) or "(?!)", re.DOTALL)  # says fast of most names that no form fits
+        self.any = re.compile("|".join(bare) or "(?!)", re.DOTALL)  # quickly excludes most names that match no form
 
 
 @cache
@@ -60,7 +58,8 @@ class Templates:
     """Expands the templates of one wiki.
 
     Args:
-        code: ISO 639 code of the wiki's language, such as `fr`; those without rows have the rows of all wikis.
+        code: ISO 639 code of the wiki's language, such as `fr`. A wiki without rows of its own has the rows of all
+            wikis.
     """
 
     def __init__(self, code: str = "") -> None:
@@ -70,7 +69,8 @@ class Templates:
         self._found: dict[str, _Found] = {}
 
     def expand(self, segments: Sequence[str]) -> tuple[str, str]:
-        """Returns (the text that a template shows, "") or (`HOLE`, its name if the page shows more than that, or may).
+        """Returns (text that a template shows, "") or (`HOLE`, name of the template if the page shows, or may show,
+        text).
 
         Args:
             segments: The wikitext between its braces, in parts. The name is in the first.
@@ -83,7 +83,7 @@ class Templates:
         return HOLE, name
 
     def removes(self, segment: str) -> bool:
-        """Returns whether a template whose content begins with this segment is removed with all that is in it."""
+        """Returns whether a template whose content begins with this segment is removed with everything in it."""
         return self._find(segment)[1] == HOLE
 
     def _find(self, segment: str) -> "_Found":
@@ -101,7 +101,7 @@ class Templates:
         return name.partition(":")[0] if name.startswith("#") else name, HOLE, None
 
     def _rule(self, name: str) -> tuple[Rule | str, dict[str, str]] | None:
-        """Returns what a template shows, and the arguments that are in its name."""
+        """Returns the rule of a template, and the arguments that its name contains."""
         key = _key(name)
         for table in self._tables:
             for own in (key, key.lower()):
@@ -117,7 +117,7 @@ class Templates:
 
 @cache
 def templates_of(code: str) -> Templates:
-    """Returns the templates of a wiki, which remember the names that were looked up."""
+    """Returns the templates of a wiki, which cache the names that were looked up."""
     return Templates(code)
 
 
@@ -131,7 +131,7 @@ def _compiled(pattern: str) -> Rule | str:
 
 
 def _key(name: str) -> str:
-    """Returns a name by which MediaWiki finds the template: only the case of its first letter does not count."""
+    """Returns the name in the form by which MediaWiki finds the template: the case of its first letter is ignored."""
     return name[:1].lower() + name[1:]
 
 

@@ -17,8 +17,8 @@ from lambert.wings.corpus.reading.wikitemplates import PIPE, templates_of
 FILES = frozenset({"file", "image", "media", "category"})
 """Names of the namespaces whose links show no text in the article; MediaWiki understands them in every language."""
 
-_MOST_LINKS = 20  # links inside links, as in captions of images; MediaWiki itself allows one level
-_NEAR = 20  # segments before a template among which other text of its line is looked for
+_MOST_LINKS = 20  # maximum depth of links inside links, as in captions of images; MediaWiki allows one level
+_NEAR = 20  # number of segments before a template that are searched for other text of its line
 _MOST_TEMPLATES = 40  # a template with prose deeper than this is removed, as MediaWiki's expansion stops at 40
 
 
@@ -41,28 +41,28 @@ _INLINE = _names(
 # Every branch begins with a literal, which makes the search fast, and repeats possessively: it never goes back.
 _TOKEN = re.compile(
     r"<!--|<(/?)([a-zA-Z][a-zA-Z0-9]*+)([^<>]*+)>|\{\{\{*+|\}\}\}*+|\]\]|\n[ \t:]*+\{\||\n[ \t]*+\|\}(?!\})"
-    # a whole link where nothing is inside and no namespace is named, else its brackets
+    # a whole link if it contains nothing else and names no namespace, otherwise its brackets
     r"|\[\[(?:([^][{}<|:\n]++)(?:\|([^][{}<|\n]++))?+\]\])?+"
 )
 _PARAGRAPH = re.compile(r"\n[ \t]*+\n")
 _MEDIA = frozenset({".gif", ".jpeg", ".jpg", ".mid", ".ogg", ".ogv", ".pdf", ".png", ".svg", ".tif", ".webm", ".webp"})
-"""Endings of files: wikis know older names of the namespace, too, which a dump does not tell."""
+"""Suffixes of media files. Wikis also accept older names of the namespace, which a dump does not contain."""
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]{2,8}){0,2}|simple")
 _ESCAPED = str.maketrans({c: f"&#{ord(c)};" for c in "[]{}|'<>=*#:;_~-"})
 
 
 _Open = tuple[str, int]
-"""A construct that is not closed yet: its kind, and the number of segments before it."""
+"""A construct that is still open: its kind, and the number of segments before it."""
 
 
 class Wikitext:
     """Converts the pages of one wiki.
 
-    `holes` counts the templates inside sentences that were removed although a reader may see a text, by name.
+    `holes` counts, by name, the templates inside sentences that were removed although a reader may see text there.
 
     Args:
         files: The wiki's own names of the namespaces for files, media and categories, in lower case.
-        code: ISO 639 code of the wiki's language, which says what its templates show.
+        code: ISO 639 code of the wiki's language, which determines what its templates show.
     """
 
     def __init__(self, files: Collection[str] = (), code: str = "") -> None:
@@ -123,7 +123,7 @@ class Wikitext:
                     close = _end_of_paragraph(text, end) - 3
                 position = close + 3
                 if out and out[-1].endswith("\n") and text.startswith("\n", position):
-                    position += 1  # a line with a comment only is no blank line
+                    position += 1  # a line with only a comment is not blank
             else:
                 position = _tag(match, text, out, stack, counts, unclosed)
         out.append(text[position:])
@@ -140,7 +140,7 @@ class Wikitext:
             prose = HOLE
             around = stack[0][1] if stack and stack[0][0] == "{{" else mark
             if around < mark and self._templates.removes(out[around]):
-                pass  # what is inside a removed template, such as a box, need not be expanded
+                pass  # the content of a removed template, such as a box, need not be expanded
             elif counts["{{"] < _MOST_TEMPLATES and len(out) > mark:
                 prose, lost = self._templates.expand(out[mark:])
                 if lost and not stack and _in_sentence(text, end - braces, out, mark):
@@ -160,7 +160,7 @@ class Wikitext:
             if not bar and _LANGUAGE.fullmatch(target.partition(":")[0]):
                 return HOLE
         if "\n" in target:
-            return link  # the brackets are no link
+            return link  # the brackets are not a link
         if not bar or not label.strip():
             return target.strip().removeprefix(":")
         return label
@@ -200,19 +200,20 @@ def _tag(
     elif name in _BLOCKS:
         out.append("\n\n")
     elif name not in _INLINE:
-        out.append(match[0].translate(_ESCAPED))  # no tag: the page shows it
+        out.append(match[0].translate(_ESCAPED))  # not a tag: the page shows it
     return end
 
 
 def _close(out: list[str], stack: list[_Open], counts: dict[str, int], kind: str) -> None:
-    """Removes the last open construct of a kind with its content, and what was not closed inside."""
+    """Removes the last open construct of a kind with its content, including constructs that are still open inside
+    it."""
     if counts[kind]:
         del out[_pop(stack, counts, kind) :]
         out.append(HOLE)
 
 
 def _pop(stack: list[_Open], counts: dict[str, int], kind: str) -> int:
-    """Removes the last open construct of a kind, and those inside, from the stack; returns the segments before it."""
+    """Removes the last open construct of a kind and those inside it from the stack. Returns the segments before it."""
     while True:
         found, mark = stack.pop()
         counts[found] -= 1
@@ -221,7 +222,7 @@ def _pop(stack: list[_Open], counts: dict[str, int], kind: str) -> int:
 
 
 def _protected(prose: str) -> str:
-    """Returns a text such that a template around it does not take a part of it as another argument or as a name."""
+    """Returns the text, escaped so that a surrounding template does not split it into arguments or names."""
     if "=" in prose:
         prose = prose.replace("=", "&#61;")
     return prose.replace("|", PIPE) if "|" in prose else prose

@@ -11,13 +11,14 @@ _NAME = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def address(entry: str | Path) -> str:
-    """Returns the URL of a folder, or nothing if it is a path. A URL that was made a Path has lost a slash."""
+    """Returns the URL of a folder, or an empty text if it is a path. A URL that was converted to a Path has lost a
+    slash."""
     found = _COLLAPSED.sub(r"\1//", str(entry), count=1) if isinstance(entry, Path) else entry
     return found if is_remote(found) else ""
 
 
 def public_text(text: str, url: str = "") -> str:
-    """Returns the message of a library about `url` as one line of at most 200 characters, `without_secrets`."""
+    """Returns the message of a library about `url` as one line of at most 200 characters, without secrets."""
     return " ".join(without_secrets(text, url).split())[:200]
 
 

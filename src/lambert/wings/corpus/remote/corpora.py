@@ -1,6 +1,5 @@
-"""Copies corpora to an object store and back. In the store, a corpus is complete if `manifest.json` is there.
-
-The manifest is written last. Until then an object `MARK` says that what is there may be replaced by `lambert prepare`.
+"""Copies corpora to an object store and back. A corpus in the store is complete if it has a `manifest.json`, which is
+written last. Until then an object `MARK` allows `lambert prepare` to replace the other objects.
 """
 
 import json
@@ -31,8 +30,8 @@ Progress = Callable[[int, int, str], None]
 def published(url: str, check: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
     """Returns the manifest of the corpus at `url`, or None if there is none or files of it are missing.
 
-    `check` is called with the manifest, and raises UsageError if it is of another corpus. Raises UsageError also if
-    something else than a corpus is there.
+    `check` is called with the manifest and raises UsageError if it belongs to another corpus. Raises UsageError if
+    there is something other than a corpus.
     """
     store = Store(url)
     objects = store.objects()
@@ -46,13 +45,13 @@ def published(url: str, check: Callable[[dict[str, Any]], None]) -> dict[str, An
     files = _files(manifest)
     if not all(name in sizes and size in (None, sizes[name]) for name, size in files.items()):
         return None
-    if MARK in objects:  # of a command that was killed after it had written the manifest
+    if MARK in objects:  # left by a command that was killed after it had written the manifest
         store.delete(MARK)
     return manifest
 
 
 def begin(url: str, folder: Path) -> None:
-    """Writes MARK, by way of `folder`, so that a store that cannot be written is found before the work."""
+    """Writes MARK, through a file in `folder`, so that an unwritable store is detected before the work begins."""
     try:
         make_folder(folder)
         (folder / MARK).write_text(_SAID)
@@ -63,10 +62,8 @@ def begin(url: str, folder: Path) -> None:
 
 
 def publish(corpus: Path, url: str, progress: Progress) -> None:
-    """Copies a corpus to `url`: what is missing there or differs, and the manifest last. Compares each object with its
-    file.
-
-    Raises MachineError if the store refuses, or has another content than it was sent.
+    """Copies the files of a corpus that are missing or differ at `url`, the manifest last, and compares each object
+    with its file. Raises MachineError if the store refuses a write or has content other than what was sent.
     """
     store = Store(url)
     objects = store.objects()
@@ -96,11 +93,11 @@ def publish(corpus: Path, url: str, progress: Progress) -> None:
 
 
 def fetch_corpus(url: str, out: Path, progress: Progress) -> dict[str, Any]:
-    """Copies the corpus at `url` to the folder `out`, compares it with its hashes, and returns its manifest. What is
-    complete is kept beside `out` after a kill. If `out` has this corpus already, it is only compared.
+    """Copies the corpus at `url` to the folder `out`, compares it with its hashes, and returns its manifest. After a
+    kill, complete files are kept beside `out`. If `out` already has this corpus, it is only compared.
 
     Raises:
-        DataError: There is no corpus, or a file has another hash than its manifest says.
+        DataError: There is no corpus, or the hash of a file differs from its manifest.
         MachineError: The store cannot be reached, or the disk is full.
         UsageError: `out` holds something else.
     """
@@ -170,7 +167,7 @@ def _parsed(data: bytes, url: str) -> dict[str, Any]:
 
 
 def _files(manifest: Mapping[str, Any]) -> dict[str, int | None]:
-    """Returns the names of the files of a corpus without its manifest, and their sizes as far as they are known."""
+    """Returns the names of the files of a corpus except its manifest, with their sizes if known."""
     shards = {f"{split}/{shard['file']}": shard["bytes"] for split, own in manifest["splits"].items()
               for shard in own["shards"]}  # fmt: skip
     indexes = [f"{split}/index.npy" for split in manifest["splits"]]

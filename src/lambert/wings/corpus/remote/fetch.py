@@ -1,4 +1,5 @@
-"""Fetches remote inputs into the work folder: continued after a kill, complete or absent, and compared with checksums.
+"""Fetches remote inputs into the work folder. A file is continued after a kill, complete or absent, and compared with
+its checksum.
 
 Each URL has a folder, named by its hash. The file that is being fetched is `NAME.part`; it is renamed when it is
 complete. `record.json` beside it says what was fetched.
@@ -25,7 +26,7 @@ from lambert.wings.corpus.remote.addresses import name_of
 
 TRIES = 5
 AGAIN = "trying again"
-"""Part of the name of a step while the next try is awaited."""
+"""Suffix of the name of a step while it waits for the next try."""
 BACKOFF = 1.0
 """Seconds before the second try; doubled before each further one (our choice)."""
 SPARE = 256 << 20
@@ -39,12 +40,12 @@ Progress = Callable[[int, int, str], None]
 
 
 class Unavailable(Exception):
-    """Why a try failed, as the end of a sentence; the next one may succeed."""
+    """A try failed, and the next one may succeed. The message is the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The content of a remote file from a byte on."""
+    """The content of a remote file from some byte on."""
 
     read: Callable[[int], bytes]
     begin: int
@@ -52,32 +53,31 @@ class Body:
     total: int | None
     """Bytes of the whole file, if the server says so."""
     mark: str
-    """What the server changes when the file changes, such as its ETag; empty if it sends nothing of the kind."""
+    """A value that changes when the file changes, such as its ETag; empty if the server sends none."""
 
 
 class Source(Protocol):
     """A kind of server."""
 
     def open(self, url: str, begin: int, mark: str) -> AbstractContextManager[Body]:
-        """Opens a file at a byte, if it still has this mark, else at its beginning.
-
-        Raises Unavailable, or DataError if no further try can succeed.
+        """Opens a file at this byte if it still has this mark, otherwise at its beginning. Raises Unavailable, or
+        DataError if no further try can succeed.
         """
 
     def files(self, url: str) -> list[str]:
-        """Returns the URLs of the files that a URL names, which may be a folder or have wildcards."""
+        """Returns the URLs of the files that a URL names; it may be a folder or have wildcards."""
 
 
 def fetch(
     inputs: Sequence[str | Path], folder: Path, source_of: Callable[[str], Source], checksums: str, progress: Progress
 ) -> tuple[list[str | Path], list[int], dict[str, str]]:
-    """Returns the inputs with remote ones replaced by files in `folder`, for each the number of the input that it
-    replaces, and the URLs by file.
+    """Returns the inputs, with files in `folder` in place of remote ones; for each, the number of the original input;
+    and the URL of each file.
 
     Raises:
         DataError: A file does not exist, or its checksum is wrong.
         MachineError: A server cannot be reached or ends too early, or the disk is full.
-        UsageError: Two URLs differ in their secrets alone.
+        UsageError: Two URLs differ only in their secrets.
     """
     found: list[str | Path] = []
     numbers: list[int] = []
@@ -110,15 +110,14 @@ def _files(url: str, source: Source) -> list[str]:
 
 
 def place(url: str, folder: Path) -> Path:
-    """Returns where the file at a URL is kept in `folder`."""
+    """Returns the path in `folder` of the file at a URL."""
     return folder / hashlib.sha256(public(url).encode()).hexdigest()[:16] / name_of(url)
 
 
 def fetch_again(path: Path, inputs: Sequence[str | Path], folder: Path, source_of: Callable[[str], Source]) -> None:
-    """Fetches the file that `fetch` with these inputs keeps at `path` on another machine. Other processes of this
-    machine may do the same: one of them fetches, and the others wait.
-
-    Raises DataError if none of the inputs names the file any more; else as `fetch`.
+    """Fetches the file that `fetch`, called with these inputs on another machine, stores at `path`. If several
+    processes of this machine need it, one fetches and the others wait. Raises DataError if no input names the file any
+    more; otherwise as `fetch`.
     """
     for entry in filter(is_remote, inputs):
         for url in _files(str(entry), source_of(str(entry))):
@@ -165,8 +164,8 @@ def _complete(path: Path, record: Path, url: str) -> bool:
 
 
 def download(source: Source, url: str, part: Path, expected: str, progress: Progress) -> str:
-    """Writes a file to `part`, whose bytes of a try before are kept if the file has not changed, or an
-    `expected` checksum will be compared. Returns its mark."""
+    """Downloads a file to `part`. Bytes of an earlier try are kept if the file has not changed or an `expected`
+    checksum will be compared. Returns the mark of the file."""
     problem = ""
     for attempt in range(TRIES):
         if attempt:
@@ -232,7 +231,7 @@ def _check_space(part: Path, url: str, needed: int) -> None:
 
 
 def _checksums(where: str, source_of: Callable[[str], Source]) -> dict[str, str]:
-    """Returns the checksums in a list by the names of the files."""
+    """Returns the checksums in a list, by file name."""
     try:
         if is_remote(where):
             data = b""
@@ -280,5 +279,5 @@ def _wrong(url: str, path: Path, expected: str, checksums: str) -> DataError:
 
 
 def described(inputs: Sequence[Mapping[str, Any]], urls: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns the entries of input files, those of fetched files with their URL."""
+    """Returns the entries of input files; those of fetched files have their URL."""
     return [{**entry, "file": urls.get(str(entry["file"]), entry["file"])} for entry in inputs]

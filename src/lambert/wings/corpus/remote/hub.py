@@ -17,7 +17,7 @@ from lambert.wings.corpus.remote.fetch import Body, Unavailable
 
 SCHEME = "datasets"
 _SECONDS = 10
-"""A Hub that does not answer for so long is given up (our choice)."""
+"""Timeout of the Hub (our choice)."""
 _FORM = "datasets://OWNER/NAME?config=CONFIG&split=SPLIT"
 
 
@@ -25,9 +25,8 @@ class Hub:
     """Data sets by name: `datasets://OWNER/NAME?config=CONFIG&split=SPLIT&revision=COMMIT`, the path of a folder with
     three slashes.
 
-    `config` and `revision` may be left out; `split` is train unless it is given. Fields that JSON does not know are
-    written as text. A data set has no checksum and cannot be continued in the middle; name a `revision` for a content
-    that does not change.
+    `config` and `revision` may be left out; `split` is train unless it is given. Values of types that JSON lacks are
+    written as text. A data set has no checksum, and an interrupted one starts over; a `revision` fixes its content.
     """
 
     def files(self, url: str) -> list[str]:
@@ -87,7 +86,7 @@ def _check_reachable() -> None:
         with urllib.request.urlopen(urllib.request.Request(known.ENDPOINT, method="HEAD"), timeout=_SECONDS):
             pass
     except urllib.error.HTTPError as error:
-        error.close()  # the server answers, and says to the library what is wrong
+        error.close()  # the server answers; the library reports what is wrong
     except OSError as error:
         reason = getattr(error, "reason", None) or error
         said = str(getattr(reason, "strerror", None) or reason) or "no answer"
@@ -96,7 +95,7 @@ def _check_reachable() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A context without the lines that the libraries log about each try."""
+    """A context that suppresses the lines that the libraries log about each try."""
     loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub", "fsspec")]
     levels = [logger.level for logger in loggers]
     try:

@@ -1,4 +1,4 @@
-"""Passes parts of the steps between machines that share no file system, by way of an object store.
+"""Passes parts of the steps between machines that share no file system, through an object store.
 
 A file has the same name below the URL of the store as below the work folder. The record of a part is written after the
 part, so a part whose record is in the store is complete.
@@ -37,7 +37,7 @@ class PartStore:
         return self._name(path) in self._there
 
     def push(self, paths: Iterable[Path]) -> None:
-        """Copies files, in their order, to the store. Raises MachineError if it keeps something else."""
+        """Copies files, in this order, to the store. Raises MachineError if the stored content differs."""
         for path in paths:
             name = self._name(path)
             self._store.write(name, path)
@@ -60,8 +60,8 @@ class PartStore:
             self._there.remove(self._name(path))
 
     def pull_inputs(self, plan: Plan, unit: Any, inputs: Sequence[str | Path]) -> Any:
-        """Fetches what the target of a plan reads for a unit, as far as this machine lacks it, and returns the unit for
-        this machine. Raises DataError if an input has changed since the command hashed it."""
+        """Fetches the files that the target of a plan reads for a unit and that this machine lacks. Returns the unit
+        with the paths of this machine. Raises DataError if an input has changed since the command hashed it."""
         lists = _lists(plan)
         for path in lists:
             if not path.is_file() or sha256(path) != lists[path]:
@@ -86,7 +86,7 @@ class PartStore:
         return replace(extent, stamp=stamp)
 
     def push_inputs(self, plan: Plan, units: Iterable[Any]) -> None:
-        """Copies what the target of a plan reads to the store, as far as it is made of parts and the store lacks it."""
+        """Copies the parts that the target of a plan reads, and that the store lacks, to the store."""
         self.push(_lists(plan))
         if plan.step != "extract":
             for unit in units:
@@ -104,7 +104,7 @@ class PartStore:
 
 
 def outputs(plan: Plan, unit: Any) -> list[Path]:
-    """Returns the files that the target of a plan makes of a unit, its record last."""
+    """Returns the files that the target of a plan makes from a unit, the record last."""
     if isinstance(unit, Signed):
         return [unit.documents, unit.lines, unit.record]
     part = plan.folder / f"part-{unit.key}.parquet"

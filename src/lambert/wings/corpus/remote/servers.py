@@ -1,5 +1,5 @@
-"""The servers of remote inputs: HTTP with the standard library, data sets of the Hugging Face Hub by name, and what
-fsspec knows (S3, Google, Azure, SSH, ...)."""
+"""The servers of remote inputs: HTTP through the standard library, data sets of the Hugging Face Hub by name, and
+everything that fsspec supports (S3, Google, Azure, SSH, ...)."""
 
 import base64
 import http.client
@@ -22,7 +22,7 @@ from lambert.wings.corpus.remote.fetch import Body, Source, Unavailable
 from lambert.wings.corpus.remote.hub import SCHEME, Hub
 
 SECONDS = 60
-"""A server that sends nothing for so long is given up (our choice)."""
+"""Timeout of a server that sends nothing (our choice)."""
 _BUCKETS = ("s3", "s3a", "gs", "gcs", "r2", "oss", "abfs", "abfss", "az", "adl")
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 
@@ -113,7 +113,7 @@ def _body(response: Any, begin: int, shown: str) -> Body:
 
 
 class Fsspec:
-    """A server that fsspec knows."""
+    """A server that fsspec supports."""
 
     def files(self, url: str) -> list[str]:
         with errors(url):
@@ -154,7 +154,7 @@ def _is_text(name: str) -> bool:
 
 def filesystem(url: str) -> tuple[Any, str]:
     """Returns the object of fsspec for a URL, and the path in it. Raises UsageError if a library is missing, and for a
-    user or password in the URL of an object store, which would take them for a part of the bucket's name."""
+    user or password in the URL of an object store, whose library would read them as a part of the bucket's name."""
     if url.partition("://")[0].lower() in _BUCKETS and account(url):
         raise UsageError(
             f"{public(url)} was given with a user or a password, which URLs of object storage do not have: set them as "
@@ -173,7 +173,7 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def errors(url: str) -> Iterator[None]:
-    """Explains the exceptions of fsspec and the libraries behind it, which have no common class."""
+    """A context that converts the exceptions of fsspec and of the libraries behind it, which have no common class."""
     try:
         yield
     except (LambertError, Unavailable):

@@ -1,4 +1,4 @@
-"""A folder of objects in a store that fsspec knows: listed, written, read and deleted by their names below its URL."""
+"""Lists, writes, reads and deletes objects below a URL in a store that fsspec supports."""
 
 import base64
 import hashlib
@@ -32,7 +32,7 @@ class Store:
         self._path = path.rstrip("/")
 
     def objects(self) -> dict[str, dict[str, Any]]:
-        """Returns what the store says of each object, by name; nothing if there is no such folder."""
+        """Returns the store's description of each object, by name; empty if there is no such folder."""
         with _named(self.url):
             self._files.invalidate_cache()
             try:
@@ -66,8 +66,8 @@ class Store:
             self._files.rm_file(f"{self._path}/{name}")
 
     def holds(self, name: str, path: Path) -> bool:
-        """Returns whether an object has the content of a file: by its size and the MD5 that the store names. If there
-        is none, or it differs, as that of an encrypted object may, the object is read."""
+        """Returns whether an object has the content of a file, by its size and the MD5 that the store reports. If the
+        MD5 is missing or differs, which happens for encrypted objects, the object is read."""
         with _named(f"{self.url}/{name}"):
             self._files.invalidate_cache()
             try:
@@ -86,8 +86,8 @@ class Store:
 
 
 def _same_md5(entry: Mapping[str, Any], path: Path) -> bool:
-    """Returns whether the store names the MD5 of the file: Google as `md5Hash`, S3 as ETag, which is the MD5 of the
-    MD5s of its parts if there are several."""
+    """Returns whether the store reports the MD5 of the file: Google as `md5Hash`, S3 as ETag, which for several parts
+    is the MD5 of their MD5s."""
     if named := entry.get("md5Hash"):
         return bool(base64.b64decode(named).hex() == _md5s(path, path.stat().st_size)[0].hex())
     tag = _ETAG.fullmatch(str(entry.get("ETag") or ""))

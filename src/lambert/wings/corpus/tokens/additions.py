@@ -1,9 +1,9 @@
-"""How a word becomes one piece of a tokenizer, for each kind of tokenizer.
+"""Makes words pieces of a tokenizer, for each kind of tokenizer.
 
 A new piece stands for a word after a space: `word` in WordPiece, `\u0120word` in byte-level BPE, `\u2581word` in
-Unigram. Units are what a tokenizer divides into pieces, each alone: words and punctuation marks, in Unigram what is
-between spaces. The ids of old pieces stay, and those of a text change only where a new piece is. New pieces take the
-ids of [unused] pieces first, which are removed.
+Unigram. A tokenizer divides each unit alone into pieces. Units are words and punctuation marks; in Unigram, runs
+between spaces. The ids of old pieces stay the same, and the ids of a text change only at new pieces. New pieces take
+the ids of [unused] pieces first, which are removed.
 """
 
 from abc import ABC, abstractmethod
@@ -20,19 +20,19 @@ from lambert.text.tokenizers.trial import library_errors
 
 MARGIN = 0.1
 """Nats per character by which a new piece of a Unigram tokenizer is more probable than its old pieces (our choice). It
-grows with the length so that a new word that begins another one does not divide it."""
+grows with the length, so that a new word does not divide a longer new word that begins with it."""
 _BEFORE = ("", " ", "a", "1", "(")
-"""Texts of each kind of characters that may stand before a unit."""
+"""Texts of each kind of character that may precede a unit."""
 
 
 class Addition(ABC):
-    """How words become pieces of one tokenizer. `free` are the ids of pieces that new ones may replace."""
+    """Makes words pieces of one tokenizer. `free` are the ids of pieces that new ones may replace."""
 
     def __init__(self, tokenizer: Tokenizer, free: Sequence[int] = ()) -> None:
         self._tokenizer, self._free = tokenizer, free
 
     def numbers(self, count: int) -> list[int]:
-        """Returns the ids of so many new pieces: the free ones, then those after the largest id."""
+        """Returns the ids of this many new pieces: the free ones, then those after the largest id."""
         size = roles.size(self._tokenizer)
         return [*self._free[:count], *range(size, size + count - len(self._free[:count]))]
 
@@ -42,14 +42,14 @@ class Addition(ABC):
 
     @abstractmethod
     def word(self, unit: str) -> str:
-        """Returns the piece that the word at the beginning of a unit is or could be; empty if there is none."""
+        """Returns the piece, existing or possible, of the word at the beginning of a unit; empty if there is none."""
 
     def spelt(self, unit: str, pieces: Sequence[str]) -> tuple[int, int]:
         """Returns the number of words with a letter or digit in a unit, and how many of its `pieces` they take."""
         return (1, len(pieces)) if _spelt([self.text(unit)]) else (0, 0)
 
     def extended(self, pieces: Sequence[str]) -> Tokenizer:
-        """Returns a copy of the tokenizer in which these have the ids of `numbers`, in their order."""
+        """Returns a copy of the tokenizer in which these pieces have the ids `numbers`, in this order."""
         values, numbers = self._without(len(pieces)), self.numbers(len(pieces))
         # Added tokens become pieces too: otherwise the library would give them the ids after all pieces.
         old = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -58,24 +58,24 @@ class Addition(ABC):
         return rebuilt(values, self._tokenizer)
 
     def _without(self, count: int) -> dict[str, Any]:
-        """Returns the content of `tokenizer.json` in which no added token has the id of one of so many new pieces."""
+        """Returns the content of `tokenizer.json` without the added tokens whose ids the new pieces take."""
         values, replaced = described(self._tokenizer), {*self._free[:count]}
         values["added_tokens"] = [token for token in values["added_tokens"] if token["id"] not in replaced]
         return values
 
 
 class WordPiece(Addition):
-    """BERT's kind: the longest piece with which a word begins is taken, so a word that is a piece is found."""
+    """BERT's kind. It takes the longest piece with which a word begins, so a word that is a piece is found."""
 
     def word(self, unit: str) -> str:
         return unit if len(unit) <= self._tokenizer.model.max_input_chars_per_word else ""
 
 
 class ByteLevel(Addition):
-    """RoBERTa's kind of BPE: with `ignore_merges`, a unit that is a piece is found before it is divided.
+    """RoBERTa's kind of BPE. With `ignore_merges`, a unit that is a piece is not divided.
 
-    Merges could make a word of its pieces only through further pieces, which other words would take too. For old pieces
-    `ignore_merges` changes nothing if the merges make each of them from its characters, as learnt ones do.
+    Merges could make a word from its pieces only through further pieces, which other words would use too. For old
+    pieces `ignore_merges` changes nothing if the merges make each of them from its characters, as learnt ones do.
     """
 
     def __init__(self, tokenizer: Tokenizer, source: str, free: Sequence[int] = ()) -> None:
@@ -96,8 +96,8 @@ class ByteLevel(Addition):
         return rebuilt(values, self._tokenizer)
 
     def _unreached(self) -> str | None:
-        """Returns a piece that may be a unit of a text, but that its encoding is not. Added tokens that are not special
-        are no units: they are found in a text before it is divided."""
+        """Returns a piece that may be a unit of a text but is not its own encoding. Added tokens that are not special
+        are not units: they are found in a text before it is divided."""
         added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if not token.special}
         added |= {str(self._tokenizer.id_to_token(number)) for number in self._free}
         pieces = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -110,10 +110,8 @@ class ByteLevel(Addition):
 
 
 class Unigram(Addition):
-    """SentencePiece's kind: the most probable pieces of a unit are taken.
-
-    A new piece is more probable than its old pieces by `MARGIN`, and than the rarest old piece, because the rarest one
-    determines when a character is unknown.
+    """SentencePiece's kind. It takes the most probable pieces of a unit. A new piece is more probable than its old
+    pieces by `MARGIN`, and at least as probable as the rarest old piece, which determines when a character is unknown.
     """
 
     def text(self, piece: str) -> str:
@@ -147,9 +145,8 @@ class Unigram(Addition):
 
 
 def addition(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Addition:
-    """Returns how words become pieces of the tokenizer, in the place of [unused] pieces if `replace`.
-
-    Raises DataError, which names the `source`, for a tokenizer of another kind.
+    """Returns the `Addition` of the tokenizer, which replaces [unused] pieces if `replace`. Raises DataError, which
+    names the `source`, for a tokenizer of another kind.
     """
     free = roles.unused(tokenizer) if replace else []
     model = described(tokenizer)["model"]
@@ -169,14 +166,14 @@ def addition(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Addi
 
 @library_errors()
 def units(tokenizer: Tokenizer, text: str, *, raw: bool = False) -> list[str]:
-    """Returns the units of a text. A `raw` text is taken as normalized."""
+    """Returns the units of a text. If `raw`, the text is already normalized."""
     normalizer, pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
     text = normalizer.normalize_str(text) if normalizer and not raw else text
     return [unit for unit, _ in pre_tokenizer.pre_tokenize_str(text)] if pre_tokenizer else [text]
 
 
 def _spelt(parts: Sequence[str]) -> int:
-    """Returns how many parts of a text have a letter or digit."""
+    """Returns the number of parts of a text that have a letter or digit."""
     return sum(any(map(str.isalnum, part)) for part in parts)
 
 

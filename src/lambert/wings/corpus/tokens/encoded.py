@@ -1,4 +1,5 @@
-"""Encoded documents on disk: the parts of the step `encode`, from which `tokens` makes the corpus without their texts.
+"""Writes and reads the parts of the step `encode`: documents as ids, from which `tokens` makes the corpus without their
+texts.
 
 A part is a Parquet file without compression, because ids compress little and reading them is the work of one process. A
 row, in a row group of its own, is a batch of documents.
@@ -21,8 +22,8 @@ from lambert.wings.corpus.documents import MARK, Documents, Part, Source, add_na
 from lambert.wings.corpus.parts import pyarrow
 
 _ARRAYS = {"ids": "ids_T", "lengths": "lengths_n", "sentences": "sentences_D", "hashes": "hashes_D"}
-"""The columns with arrays, and the fields of `Encoded` that they hold. The column `files` has the number of the input
-file of each document, among those of the part."""
+"""The array columns and their fields of `Encoded`. The column `files` has for each document the number of its input
+file among those of the part."""
 _NUMBERS = ("width", "removed", "long", "first", "characters")
 
 
@@ -77,10 +78,10 @@ def _read(path: Path) -> Iterator[tuple[Encoded, Part, int]]:
 
 
 class EncodedDocuments(Documents):
-    """The documents of encoded parts. The counts are those of the parts before."""
+    """The documents of encoded parts. The counts are those of the parts before `encode`."""
 
     def encoded(self, mark: Mapping[str, Any] | None = None) -> Iterator[tuple[tuple[None, Part], Encoded]]:
-        """Yields what `workers.encode` gives for the batches of the documents, from `mark` on."""
+        """Yields what `workers.encode` yields for the batches of the documents, from `mark` on."""
         since = 0
         for number, source in self._begin(mark):
             own = Part(share=source.share, repeat=source.repeat)

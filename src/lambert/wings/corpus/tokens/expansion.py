@@ -1,7 +1,7 @@
-"""The words of a domain that a vocabulary lacks, ranked by the tokens that they save.
+"""Finds the words of a domain that a vocabulary lacks, ranked by the tokens that they save.
 
 The tokenizer divides a word that it lacks into pieces. As a piece of its own, the word takes one token instead. Words
-are ranked by (count in the text) x (pieces - 1), the number of tokens that they save (our choice): of all sets of so
+are ranked by (count in the text) x (pieces - 1), the number of tokens that they save (our choice): of all sets of this
 many words, the first ones lower the tokens per word most, if no word begins another. Tokens per word are the fragment
 score of Hong et al. 2021, "AVocaDo: Strategy for Adapting Vocabulary to Downstream Domain", EMNLP.
 """
@@ -30,31 +30,31 @@ class Word:
     """A word that may become a piece."""
 
     piece: str
-    """As the tokenizer writes it, with the mark of the space before it, if there is one."""
+    """The piece as the tokenizer writes it, including the mark of a space before it."""
     text: str
-    """Without the mark."""
+    """The word without the mark."""
     count: int
-    """How often it occurs after a space in the text that is not held out; in WordPiece, after a mark too."""
+    """Number of its occurrences after a space (in WordPiece, also after a mark) in the text that is not held out."""
     ids: tuple[int, ...]
-    """Its pieces."""
+    """Its present pieces."""
 
     @property
     def saves(self) -> int:
-        """The tokens that it saves as a piece of its own."""
+        """Number of tokens that it saves as a piece of its own."""
         return self.count * (len(self.ids) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Fragments:
-    """How a tokenizer divides a text. Words are those with a letter or a digit; punctuation marks are none, even where
-    Unigram takes them together with a word."""
+    """How a tokenizer divides a text. Words have a letter or a digit; punctuation marks do not count, even if Unigram
+    joins them with a word."""
 
     words: int
     word_tokens: int
     tokens: int
-    """Of words and marks."""
+    """Number of tokens of words and marks."""
     unknown: int
-    """Tokens [UNK]."""
+    """Number of tokens [UNK]."""
 
     @property
     def tokens_per_word(self) -> float:
@@ -72,8 +72,8 @@ class Division:
         self._tokenizer, self._addition = tokenizer, addition(tokenizer, source, replace=replace)
 
     def counts(self, raw: Mapping[str, int]) -> Counter[str]:
-        """Returns the counts of units from those of what is between spaces, each with a space before it, except at the
-        beginning of a document."""
+        """Returns the counts of units from the counts of runs between spaces, which include the space before them
+        except at the beginning of a document."""
         found: Counter[str] = Counter()
         for text, count in raw.items():
             for unit in units(self._tokenizer, text):
@@ -81,12 +81,12 @@ class Division:
         return found
 
     def piece(self, text: str) -> str:
-        """Returns the piece that a text after a space would be, or is; empty if it is not one word."""
+        """Returns the piece, existing or possible, of a text after a space; empty if it is not one word."""
         found = units(self._tokenizer, f" {text}")
         return found[0] if len(found) == 1 and self._addition.word(found[0]) == found[0] else ""
 
     def word_counts(self, counts: Mapping[str, int]) -> Counter[str]:
-        """Returns the counts of the pieces that words are or could be, from those of units."""
+        """Returns the counts of the pieces, existing or possible, of words, from the counts of units."""
         found: Counter[str] = Counter()
         for unit, count in counts.items():
             if piece := self._addition.word(unit):
@@ -99,21 +99,20 @@ class Division:
         return Word(piece, self._addition.text(piece), count, tuple(ids))
 
     def ranked(self, counts: Mapping[str, int], min_count: int, without: Collection[str] = ()) -> list[Word]:
-        """Returns the words with a letter that occur at least `min_count` times and that the tokenizer divides, but for
-        those in `without` and for added tokens: those that save most tokens first, then in alphabetical order. `counts`
-        are those of `word_counts`."""
+        """Returns the words with a letter that occur at least `min_count` times and that the tokenizer divides, except
+        those in `without` and added tokens: those that save most tokens first, then in alphabetical order. `counts` are
+        those of `word_counts`."""
         known = {*without, *self._tokenizer.get_vocab()}
         found = (self.word(p, count) for p, count in counts.items() if count >= min_count and p not in known)
         divided = (word for word in found if word.saves and any(map(str.isalpha, word.text)))
         return sorted(divided, key=lambda word: (-word.saves, word.text))
 
     def extended(self, words: Sequence[Word]) -> Any:
-        """Returns a copy of the tokenizer with these words as pieces. They have the ids of `numbers`, in their
-        order."""
+        """Returns a copy of the tokenizer with these words as pieces, which have the ids `numbers`, in this order."""
         return self._addition.extended([word.piece for word in words])
 
     def numbers(self, count: int) -> list[int]:
-        """Returns the ids of so many new words: those of [unused] pieces, then those after the largest id."""
+        """Returns the ids of this many new words: those of [unused] pieces, then those after the largest id."""
         return self._addition.numbers(count)
 
     def fragments(self, counts: Mapping[str, int], unknown: int) -> Fragments:
@@ -131,11 +130,11 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Counts of what is between spaces in the documents of a text, each with a space before it, except the first of a
-    document."""
+    """Counts of the runs between spaces in the documents of a text. A run includes the space before it, except at the
+    beginning of a document."""
 
     counts: Counter[str]
-    """Of the documents that are not held out."""
+    """Counts in the documents that are not held out."""
     heldout: Counter[str]
     documents: int
     heldout_documents: int
@@ -144,9 +143,9 @@ class Texts:
 def read(config: PrepareConfig, heldout: float, tell: Callable[[int, int], None]) -> Texts:
     """Counts the words of a sample of the input of `config`, of about `config.sample_megabytes`.
 
-    Held out are the documents whose draw, which is that of `prepare`, is below `heldout`, or the document with the
-    smallest draw if there is none and `heldout` is not 0. One document is not held out. `tell` is called with the bytes
-    that are read, and all.
+    Documents whose draw, the same as in `prepare`, is below `heldout` are held out; if there is none and `heldout` is
+    not 0, the document with the smallest draw is. A single document is not held out. `tell` is called with the bytes
+    read so far and in total.
 
     Raises DataError if the input cannot be read.
     """

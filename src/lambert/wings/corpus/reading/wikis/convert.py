@@ -20,7 +20,7 @@ RANGES = {
     "by": " by ", "x": " by ", "×": " by ", "xx": " × ", "*": " × ", "+": " + ", "±": " ± ", "+/-": " ± ", ",": ", ",
     "to about": " to about ", "+-": " ± ", "till": " to ",
 }  # fmt: skip
-"""What stands between two quantities, by the argument between them."""
+"""Text between two quantities, by the argument between them."""
 _VALUE = re.compile(r"([-−+]?)(?:([0-9]+)[+ ])?([0-9][0-9.,]*)(?:(?:/|⁄)([0-9]+))?(?:[eE]([-+]?[0-9]+))?")
 _SPLIT = re.compile(r"(?<=[0-9])\s*(-|–|to|and|or|by|x|×|±)\s*(?=[-−]?[0-9])")
 _POWERS = {"e3": ("thousand", 1e3), "e6": ("million", 1e6), "e9": ("billion", 1e9), "e12": ("trillion", 1e12)}
@@ -54,12 +54,12 @@ class Unit:
     """What it measures, such as length. Units of one dimension can be converted to each other."""
     symbol: str
     one: str
-    """Its name in full after 1."""
+    """Its full name after 1."""
     many: str
     scale: float
-    """The unit in the base unit of its dimension."""
+    """Size of the unit in the base unit of its dimension."""
     out: str
-    """Codes of the units that are shown in brackets without another choice, with spaces between them."""
+    """Codes, separated by spaces, of the units that are shown in brackets by default."""
     power: str = ""
     """The word for a power of ten before the unit, such as million."""
 
@@ -69,7 +69,7 @@ class Unit:
         """Returns a number with this unit.
 
         Args:
-            full: Whether its name is shown, not its symbol.
+            full: Whether its name is shown instead of its symbol.
             single: Whether the name is that after 1.
             american: Whether the name has American spelling.
             adjective: Whether hyphens join the words, as in 2-kilometre.
@@ -118,7 +118,7 @@ class _Quantity:
     """A number in the arguments."""
 
     text: str
-    """As it is shown."""
+    """The number as it is shown."""
     value: float
     decimals: int
     """Digits after the decimal point; negative: trailing zeros before it."""

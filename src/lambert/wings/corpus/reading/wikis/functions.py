@@ -1,4 +1,4 @@
-"""What templates show that no pattern can say: dates, centuries, quantities, names in several scripts.
+"""Texts of templates that no pattern can express: dates, centuries, quantities, names in several scripts.
 
 Each function takes the call and the conventions of its wiki and returns the text, or "" if the arguments do not make
 one. Source: the documentation of the templates, at https://CODE.wikipedia.org/wiki/Template:NAME.
@@ -26,7 +26,7 @@ def first_date(call: Call, wiki: Wiki) -> str:
 
 
 def death_date(call: Call, wiki: Wiki) -> str:
-    """Returns the first of two dates, and how many years were between them: death date and age."""
+    """Returns the first of two dates and the years between them: death date and age."""
     died = first_date(call, wiki)
     years = _years(call.given(4), call.given())
     return f"{died} (aged {years})" if died and years is not None and wiki.code == "en" else died
@@ -39,7 +39,7 @@ def age(call: Call, wiki: Wiki) -> str:
 
 
 def _years(start: list[str], end: list[str]) -> int | None:
-    """Returns the whole years between two dates [year, month, day]; None if one is no date, or the end is before the
+    """Returns the whole years between two dates [year, month, day]; None if one is not a date or the end precedes the
     start."""
     try:
         begin, last = (datetime.date(*(int(clean(value)) for value in parts[:3])) for parts in (start, end))
@@ -236,7 +236,7 @@ def music(call: Call, wiki: Wiki) -> str:
 
 
 def sic(call: Call, wiki: Wiki) -> str:
-    """Returns a spelling that is the source's, with [sic] unless it is hidden."""
+    """Returns the spelling of the source, with [sic] unless it is hidden."""
     text = "".join(call.given())
     return text if call["hide"].lower() in _YES else f"{text} [sic]".strip()
 
@@ -356,7 +356,7 @@ def duration(call: Call, wiki: Wiki) -> str:
 
 
 def own_name(call: Call, wiki: Wiki) -> str:
-    """Returns the name of the template, which is what it shows."""
+    """Returns the name of the template, which is the text that it shows."""
     return call.name
 
 

@@ -26,7 +26,7 @@ class Wiki:
     code: str = ""
     """ISO 639 code of its language."""
     group: str = ""
-    """What divides groups of three digits."""
+    """Separator of groups of three digits."""
     decimal: str = "."
     """The decimal mark."""
     least: int = 4
@@ -34,7 +34,7 @@ class Wiki:
     digits: str = ""
     """The digits 0 to 9 of its script; empty: 0123456789."""
     date_form: str = "{d} {m} {y}"
-    """A date from its day {d}, month {m} and year {y}; below without its day, and without its year."""
+    """Form of a date with its day {d}, month {m} and year {y}; the next two lack the day or the year."""
     month_form: str = "{m} {y}"
     day_form: str = "{d} {m}"
     months: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Wiki:
     countries: Mapping[str, str] = field(default_factory=dict)
     """Names of countries by their codes of three letters."""
     abbreviations: Mapping[str, str] = field(default_factory=dict)
-    """Their abbreviations, where a wiki has templates with both."""
+    """Their abbreviations, if a wiki has templates with both."""
 
     def language(self, code: str, short: bool = False) -> str:
         """Returns the name of a language, or "" if the table lacks it. Of a variant, such as zh-Hant, the language."""
@@ -54,8 +54,8 @@ class Wiki:
         return ""
 
     def number(self, text: str) -> str:
-        """Returns a number that is written with a decimal point, or with this wiki's marks, in groups of three digits;
-        anything else as it is."""
+        """Returns a number, given with a decimal point or with this wiki's marks, in groups of three digits. Anything
+        else is returned unchanged."""
         plain = self.plain(text)
         if not (found := _NUMBER.fullmatch(plain)) or not self.code:
             return text
@@ -81,7 +81,7 @@ class Wiki:
         return packed
 
     def month_name(self, month: str) -> str:
-        """Returns the name of a month that is given as a number, or what is given."""
+        """Returns the name of a month that is given as a number, or the argument unchanged."""
         number = int(month) if month.isdecimal() and len(month) < 3 else 0
         return self.months[number - 1] if 0 < number <= len(self.months) else month
 
@@ -103,7 +103,7 @@ class Wiki:
 
 
 def clean(text: str) -> str:
-    """Returns an argument without entities, marks of removed constructs, quotes and space around it."""
+    """Returns an argument without entities, marks of removed constructs, and surrounding quotes and spaces."""
     text = text.replace("\0", "").replace("''", "")
     return (html.unescape(text) if "&" in text else text).strip()
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from lambert.wings.corpus.reading.wikis.locale import Wiki, clean
 
 _ALTITUDES = {"DE": "ü. {}", "AT": "ü. A.", "CH": "ü. M.", "LI": "ü. M.", "IT": "s.l.m.", "FR": "NGF"}
-"""What de writes after metres above the sea, by the code of the system."""
+"""Text of the German wiki after metres above the sea, by the code of the reference system."""
 _SUPERSCRIPTS = str.maketrans("0123456789-−+", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁻⁺")
 
 
@@ -28,7 +28,7 @@ class Call:
 
     name: str
     arguments: Mapping[str, str] = field(default_factory=dict)
-    """By their names in lower case; those without names are "1", "2" and so on."""
+    """Arguments by name in lower case; those without names are "1", "2" and so on."""
 
     def __getitem__(self, name: str) -> str:
         return self.arguments.get(name, "")
@@ -71,7 +71,7 @@ def roman(text: str) -> str:
 
 
 def raised(text: str) -> str:
-    """Returns digits and signs as superscripts, and other text as it is."""
+    """Returns the text with digits and signs as superscripts."""
     return text.translate(_SUPERSCRIPTS)
 
 

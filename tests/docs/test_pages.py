@@ -1,0 +1,35 @@
+"""The published claims and the tables of docs/numbers.md, and the length of README.md."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "numbers.md").read_text(encoding="utf-8")
+PUBLICATIONS = ("Perseus-BERT", "BERT Meets GPUs", "SQuAD in 30 minutes", "BERT in 76 minutes")
+
+
+def links(text: str) -> list[str]:
+    """The paths of the links of a text that lead to files."""
+    return re.findall(r"\]\((?!\w+:|#)([^)#]+)[^)]*\)", text)
+
+
+@pytest.mark.parametrize("publication", PUBLICATIONS)
+def test_every_claim_has_a_link(publication: str) -> None:
+    (section,) = re.findall(rf"^### {publication}.*?(?=^### |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    rows = [row for row in section.splitlines() if row.startswith("|")][2:]
+    assert len(rows) >= 3
+    for row in rows:
+        assert row.count(" | ") == 2, row
+        assert links(row), row
+
+
+def test_the_links_of_the_page_lead_to_files() -> None:
+    assert not [link for link in links(PAGE) if not (ROOT / "docs" / link).exists()]
+
+
+def test_the_readme_is_short_and_its_links_lead_to_files() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.split()) <= 1200
+    assert not [link for link in links(readme) if not (ROOT / link).exists()]
