@@ -1,0 +1,137 @@
+"""CONTRIBUTING.md says where each kind of extension goes: the dicts are there, and one more of each kind is used."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lambert import verbs
+from lambert.core.world import World
+from lambert.engine.trackers import TRACKERS, check_trackers
+from lambert.model.config import EncoderConfig
+from lambert.model.families import FAMILIES, family_of
+from lambert.model.heads import HEADS, Model
+from lambert.optim import optimizers, schedule
+from lambert.optim.config import OptimConfig
+from lambert.tasks.config import TASKS, TaskConfig
+from lambert.verb import Verb, all_verbs, packages
+from lambert.verbs.sweep import search
+from lambert.wings.bench.settings import BenchConfig
+from lambert.wings.bench.works import WORKS, work_of
+from lambert.wings.corpus import cleaning
+from lambert.wings.corpus.reading import readers
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src/lambert"
+SHAPE = {"vocabulary": 50, "hidden": 8, "heads": 2, "intermediate": 16, "layers": 1}
+
+
+def named() -> Iterator[tuple[str, str]]:
+    """The dicts that the table names, each with its file."""
+    rows = [line for line in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines() if line[:2] == "| "]
+    for row in rows[1:]:
+        places = row.rsplit("|", 2)[1]
+        for names, file in re.findall(r"((?:`[A-Z]+`(?:, | and )?)+) in `([\w/]+\.py)`", places):
+            yield from ((name, file) for name in re.findall(r"`([A-Z]+)`", names))
+
+
+def test_the_dicts_are_where_the_table_says() -> None:
+    found = list(named())
+    assert len(found) >= 12
+    for name, file in found:
+        nodes = ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body
+        targets = [one for node in nodes for one in getattr(node, "targets", [getattr(node, "target", None)])]
+        assert name in [getattr(one, "id", "") for one in targets], f"{name} is not in {file}"
+
+
+@dataclass(frozen=True, slots=True)
+class MineConfig:
+    """Settings of one more verb."""
+
+    words: str = "none"
+    """What it says."""
+
+
+def run(config: MineConfig, say: Callable[[str], None] = print) -> None:
+    say(f"mine says {config.words}")
+
+
+def test_a_verb(lambert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One record: it is parsed, called, and listed by the help."""
+    mine = Verb("mine", "One more verb.", "verbs.mine:run", "verbs.mine:MineConfig", takes="flags")
+    monkeypatch.setattr(verbs, "VERBS", (*verbs.VERBS, mine))
+    module = SimpleNamespace(run=run, MineConfig=MineConfig)
+    monkeypatch.setitem(__import__("sys").modules, "lambert.verbs.mine", module)
+    all_verbs.cache_clear()
+    try:
+        assert lambert("mine", words="aloud").out == "mine says aloud\n"
+        assert "One more verb." in lambert("--help").out
+        assert lambert("mine", "--wrods", "x").code == 2
+    finally:
+        all_verbs.cache_clear()
+    assert len(packages()) == 7
+
+
+def test_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "mine", replace(FAMILIES["bert"], title="Mine"))
+    config = EncoderConfig(block="mine", **SHAPE)  # type: ignore[arg-type]
+    assert family_of(config).title == "Mine"
+    assert Model(config, {"label": 2}).encoder.config is config
+
+
+def test_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(HEADS["label"]):  # type: ignore[name-defined, misc]
+        """One more head."""
+
+    monkeypatch.setitem(HEADS, "mine", Mine)
+    assert type(Model(EncoderConfig(**SHAPE), {"mine": 2}).heads["mine"]) is Mine  # type: ignore[arg-type]
+
+
+def test_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lambert import tasks
+
+    monkeypatch.setitem(TASKS, "mine", TASKS["classify"])
+    config = TaskConfig(name="mine")
+    assert tasks.resolved(config, Path("rows.csv")).name == "mine"
+    assert tasks._class(config).__name__ == "Classify"
+
+
+def test_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(stream: Any, layout: readers.Layout) -> Iterator[readers.Piece]:
+        yield readers.Piece(stream.read(1 << 20).decode().upper(), "line 1")
+
+    monkeypatch.setitem(readers.READERS, "mine", read)
+    monkeypatch.setitem(readers.SUFFIXES, ".mine", "mine")
+    (tmp_path / "a.mine").write_text("loud")
+    assert [piece.text for piece in readers.read(tmp_path / "a.mine", readers.Layout())] == ["LOUD"]
+
+
+def test_an_optimizer_and_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(groups: Any, config: OptimConfig) -> torch.optim.Optimizer:
+        return torch.optim.SGD([one for group in groups for _, one in group["params"]], config.lr)
+
+    monkeypatch.setitem(optimizers.OPTIMIZERS, "mine", build)
+    monkeypatch.setitem(schedule.SCHEDULES, "mine", lambda progress, config: 0.5)
+    config = OptimConfig(name="mine", schedule="mine", lr=1.0, end_lr=0.0)
+    assert isinstance(optimizers.build(torch.nn.Linear(2, 2), config), torch.optim.SGD)
+    assert schedule.schedule(config, 10)(5) == 0.5
+
+
+def test_what_a_name_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cleaning function, a sampler, a pruner, a tracker and a kind of work."""
+    monkeypatch.setitem(cleaning.CLEANERS, "mine", str.strip)
+    assert cleaning.cleaner("mine") is str.strip
+    monkeypatch.setitem(search.SAMPLERS, "mine", lambda space, seed: "sampler")
+    monkeypatch.setitem(search.PRUNERS, "mine", lambda every, updates: "pruner")
+    assert search.pruner("mine", 1, 1) == "pruner"  # type: ignore[comparison-overlap]
+    assert search.sampler("mine", [], 0)
+    monkeypatch.setitem(TRACKERS, "mine", TRACKERS["tensorboard"])
+    check_trackers(["mine"])
+    monkeypatch.setitem(WORKS, "mine", lambda config, world: "work")
+    assert work_of(replace(BenchConfig(), work="mine"), World()) == "work"
