@@ -1,4 +1,4 @@
-"""What a recipe trains, from its settings and from those of its files that are here."""
+"""Determines the work of a recipe from its settings and from those of its files that exist."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from lambert.wings.plan.settings import PlanConfig
 
 _SAMPLED = 32
 _PAIRS = {64: 0.96, 128: 0.90, 512: 0.73}
-"""Mean share of a sequence that is filled with pairs of segments of Wikipedia, by length (benchmarks/whole_runs)."""
+"""Mean share of a sequence that pairs of segments of Wikipedia fill, by length (benchmarks/whole_runs)."""
 _FULL, _SQUAD = 0.98, 0.45
 """The same with segments of one document at 128 tokens (benchmarks/whole_runs), and of SQuAD's windows at 384
 (docs/bench.md)."""
@@ -43,21 +43,21 @@ class Planned:
     verb: str
     config: PretrainConfig | FinetuneConfig
     work: Work
-    """Its precision and its software depend on the device and are set later."""
+    """The work of an update. Its precision and software depend on the device and are set later."""
     updates: int
     sequences: int
-    """Of all updates."""
+    """Number of sequences of all updates."""
     assumed: tuple[str, ...]
-    """What was not known from files, in words."""
+    """Descriptions of what was assumed because a file is missing."""
 
 
 def planned(plan: PlanConfig, settings: Read) -> Planned:
     """Returns the run of a recipe.
 
     Args:
-        settings: Returns the settings of a command line, checked.
+        settings: Returns the checked settings of a command line.
 
-    Raises UsageError for the recipe of another verb, and for what neither the recipe nor its files say.
+    Raises UsageError for the recipe of another verb, and for settings that neither the recipe nor its files give.
     """
     verb = verb_of(plan.recipe)
     if not verb:
@@ -147,7 +147,7 @@ def _run(
 
 
 def _shape(init: Path | None, plan: PlanConfig) -> EncoderConfig:
-    """Returns the shape of the encoder in `init`, or that of `size` where it is not here."""
+    """Returns the shape of the encoder in `init`, or that of `size` if the folder does not exist."""
     folder = _folder(init) if init is not None else None
     if folder is not None:
         return layout.encoder_config(layout.read_config(folder), folder)
@@ -160,7 +160,7 @@ def _shape(init: Path | None, plan: PlanConfig) -> EncoderConfig:
 
 
 def _folder(init: Path) -> Path | None:
-    """Returns the model folder in `init`, or None if it is not here."""
+    """Returns the model folder in `init`, or None if it does not exist."""
     try:
         folder = model_folder(init)
     except (DataError, UsageError):
@@ -169,7 +169,7 @@ def _folder(init: Path) -> Path | None:
 
 
 def _spread(fill: float, longest: int) -> list[int]:
-    """Returns lengths that are evenly spread around their mean, `fill` times `longest`."""
+    """Returns lengths spread evenly around their mean, `fill` times `longest`."""
     low = max(1.0, (2 * fill - 1) * longest)
     high = 2 * fill * longest - low
     return [max(1, round(low + (high - low) * (place + 0.5) / 8)) for place in range(8)]
