@@ -39,7 +39,7 @@ def uneven_size(config: EncoderConfig, head: int, inner: int) -> str:
         ("intermediate", config.intermediate, inner),
     ):  # fmt: skip
         if size % divisor:
-            return f"{name} = {size}, which is no multiple of {divisor}"
+            return f"{name} = {size}, which is not a multiple of {divisor}"
     return ""
 
 

@@ -244,7 +244,7 @@ def _other_conventions(doubtful: Sequence[tuple[Document, Offsets]]) -> list[str
         return []
     return [
         f"note: offsets may count {name}: by them {count:,} of the {_counted(len(doubtful), 'row')} with spans that "
-        "are no whole words would have spans of whole words. They were read as characters: check the export."
+        "are not whole words would have spans of whole words. They were read as characters: check the export."
     ]
 
 

@@ -70,7 +70,7 @@ def _names(value: Any, path: Path) -> list[str]:
     names = _list(value, path)
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or "\0" in name or not (path.parent / name).exists():
-            raise DataError(f"{path} names {str(name)[:80]!r}, which is no entry of its folder. Restore the folder.")
+            raise DataError(f"{path} names {str(name)[:80]!r}, not an entry of its folder. Restore the folder.")
     return names
 
 
@@ -122,7 +122,7 @@ def arrow_content(value: Any, metadata: Mapping[bytes, bytes] | None = None) -> 
     try:
         table = arrow.Table.from_batches([value]) if isinstance(value, arrow.RecordBatch) else arrow.table(value)
     except (TypeError, ValueError, arrow.ArrowException) as error:
-        raise UsageError(f"{type(value).__name__} is no table: {' '.join(str(error).split())}.") from error
+        raise UsageError(f"{type(value).__name__} is not a table: {' '.join(str(error).split())}.") from error
     if metadata is not None:
         table = table.replace_schema_metadata(metadata)
     stream = io.BytesIO()

@@ -342,4 +342,4 @@ def _reason(error: Exception, lines: _Lines, begin: int) -> str:
     if '\\"' in lines.last:
         return "has a quotation mark after a backslash: within a cell, write it twice, without the backslash"
     until = f", read up to line {lines.number}: is a quotation mark missing?" if lines.number > begin else ""
-    return f"is no row ({text}){until}"
+    return f"is not a row ({text}){until}"

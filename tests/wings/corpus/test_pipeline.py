@@ -243,7 +243,7 @@ def test_another_configuration_or_input_is_refused(texts: Path, config: Make, st
 def test_a_foreign_folder_is_left_alone(tmp_path: Path, texts: Path, config: Make) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match="exists and is no prepared corpus"):
+    with pytest.raises(UsageError, match="exists and is not a prepared corpus"):
         prepare(config(texts))
     assert content(tmp_path / "corpus") == {"thesis.txt": b"years of work"}
 

@@ -146,7 +146,7 @@ def test_changed_tokens_are_found_although_their_hash_is_right(corpus: Path) -> 
 
 def test_a_file_that_the_manifest_does_not_name_is_found(corpus: Path) -> None:
     (corpus / "train" / "00001.bin").write_bytes(b"")
-    with pytest.raises(DataError, match=r"00001\.bin is no file of this corpus"):
+    with pytest.raises(DataError, match=r"00001\.bin is not a file of this corpus"):
         verify(corpus)
 
 

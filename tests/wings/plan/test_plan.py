@@ -193,10 +193,10 @@ def test_the_price_is_that_of_this_machine(lambert: Lambert, small: Path) -> Non
         (["--device=H100", "--checkpoint=5"], "add --failures"),
         (["--device=H100", "--image=x"], "image = 'x' is for the pods of Kubernetes: add --cluster kubernetes."),
         (["--device=H100", "--cluster=slurm", "--claim=x"], "claim = 'x' is for the pods of Kubernetes"),
-        (["--device=H100", "--cluster=kubernetes", "--image=a b"], "image = 'a b' is no name of a container image"),
+        (["--device=H100", "--cluster=kubernetes", "--image=a b"], "image = 'a b' is not a name of a container image"),
         (
             ["--device=H100", "--cluster=kubernetes", "--claim=My_data"],
-            "claim = 'My_data' is no name of a volume claim",
+            "claim = 'My_data' is not a name of a volume claim",
         ),
         (["--device=H100", "--plot=plan.png"], "plot = 'plan.png' must be the name of an SVG file, such as plan.svg"),
         (["--device=H100", "--slow=0.5"], "slow = 0.5 must be at least 1"),

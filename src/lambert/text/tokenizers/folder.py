@@ -212,7 +212,7 @@ def _from_vocabulary(
     path: Path, config: Mapping[str, Any], kind: TokenizerClass, lowercase: bool | None, *, stated: bool
 ) -> Tokenizer:
     if path.name == PIECES:
-        with library_errors(f"{path} and {MERGES} are no tokenizer"):
+        with library_errors(f"{path} and {MERGES} are not a tokenizer"):
             vocabulary, merges = models.BPE.read_file(str(path), str(path.with_name(MERGES)))
         model: dict[str, Any] = {"vocab": vocabulary, "merges": merges}
     else:

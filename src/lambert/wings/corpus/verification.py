@@ -54,7 +54,7 @@ def verify(
     known = {f"{name}/{shard['file']}" for name in SPLITS for shard in manifest["splits"][name]["shards"]}
     for path in sorted(corpus.glob("*/*.bin")):
         if str(path.relative_to(corpus)) not in known:
-            raise DataError(f"{path} is no file of this corpus: its manifest does not name it. Remove it.")
+            raise DataError(f"{path} is not a file of this corpus: its manifest does not name it. Remove it.")
     changed, gone = _inputs(manifest)
     remote = [entry["file"] for entry in manifest["inputs"] if is_remote(entry["file"])]
     return {**manifest, "inputs_changed": changed, "inputs_gone": gone, "inputs_remote": remote}

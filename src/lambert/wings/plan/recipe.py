@@ -61,7 +61,7 @@ def planned(plan: PlanConfig, settings: Read) -> Planned:
     """
     verb = verb_of(plan.recipe)
     if not verb:
-        raise UsageError(f"{plan.recipe} is no recipe of pretrain or finetune, which are those that plan takes.")
+        raise UsageError(f"{plan.recipe} is not a recipe of pretrain or finetune, the verbs that plan predicts.")
     config = settings([verb, str(plan.recipe), *overrides(plan.set)])
     if isinstance(config, PretrainConfig):
         return _pretrain(config, plan)

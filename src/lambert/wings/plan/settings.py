@@ -125,7 +125,7 @@ class PlanConfig:
             if value and self.cluster != "kubernetes":
                 raise UsageError(f"{name} = {value!r} is for the pods of Kubernetes: add --cluster kubernetes.")
             if value and not pattern.fullmatch(value):
-                raise UsageError(f"{name} = {value!r} is no name of {_KINDS[name]}.")
+                raise UsageError(f"{name} = {value!r} is not a name of {_KINDS[name]}.")
         if self.plot is not None and self.plot.suffix.lower() != ".svg":
             raise UsageError(f"plot = {str(self.plot)!r} must be the name of an SVG file, such as plan.svg.")
         for limit in (self.largest_cost, self.longest_run):

@@ -164,7 +164,7 @@ def test_a_copy_that_fails_is_absent_and_continues(
 def test_what_is_there_is_not_overwritten(place: Place, rows: Path, lambert: Callable[..., Any]) -> None:
     place.files.pipe(f"{place.path}/vocab.txt", b"mine")
     settings = {"input": rows, "out": place.url, "work": rows.parent / "work", "vocabulary": 120}
-    one_line(lambert("prepare", **settings), 2, f"{place.url} exists and is no prepared corpus: choose another out")
+    one_line(lambert("prepare", **settings), 2, f"{place.url} exists and is not a prepared corpus: choose another out")
     place.files.pipe(f"{place.path}/{MANIFEST}", b'{"format_version": 1}')
     one_line(lambert("prepare", **settings), 3, f"{place.url}/manifest.json is damaged, or of another version")
     assert place.written == []

@@ -37,7 +37,7 @@ def published(url: str, check: Callable[[dict[str, Any]], None]) -> dict[str, An
     objects = store.objects()
     if MANIFEST not in objects:
         if objects and MARK not in objects:
-            raise UsageError(f"{public(url)} exists and is no prepared corpus: choose another out, or delete it.")
+            raise UsageError(f"{public(url)} exists and is not a prepared corpus: choose another out, or delete it.")
         return None
     manifest = _parsed(store.read(MANIFEST), url)
     check(manifest)

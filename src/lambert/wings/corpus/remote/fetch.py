@@ -252,7 +252,7 @@ def _checksums(where: str, source_of: Callable[[str], Source]) -> dict[str, str]
             if len(digest) in _DIGESTS:
                 sums[name.rpartition("/")[2]] = digest.lower()
     if not sums:
-        raise DataError(f"{public(where)} is no list of checksums, such as sha256sum and sha1sum write.")
+        raise DataError(f"{public(where)} is not a list of checksums as sha256sum and sha1sum write them.")
     return sums
 
 

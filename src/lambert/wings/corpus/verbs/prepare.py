@@ -132,7 +132,7 @@ def summary(manifest: dict[str, Any]) -> list[str]:
         f"{'documents':<{_LABEL}} {documents['kept']:,} kept of {documents['read']:,}{repeated}; dropped: {dropped}",
     ]
     if over := ", ".join(f"{count:,} {reason}" for reason, count in documents.get("passed_over", {}).items()):
-        lines.append(f"  passed over, since they are no documents: {over}")
+        lines.append(f"  skipped, because they are not documents: {over}")
     own = [name for name in manifest["files_passed_over"].get("first", ()) if name.endswith(" of Lambert)")]
     lines += [f"  passed over: {name}" for name in own[:3]]
     lines += [f"  unreadable: {named}" for named in documents["unreadable"] if not ends_early(named)][:3]
