@@ -8,7 +8,8 @@ An update is a sum of
 - exchange: the part of the exchange of gradients that the backward pass does not hide (`communication`);
 - waiting: ranks without a micro-batch in the last round, and the slowest rank (`stragglers`).
 
-The constants are fitted to the rows of benchmarks/plan/rows.jsonl that are marked so; docs/plan.md compares the others.
+The constants are fitted to the rows of benchmarks/plan/rows.jsonl that are marked so; the README there compares the
+others.
 """
 
 from collections.abc import Sequence
