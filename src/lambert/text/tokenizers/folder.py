@@ -77,7 +77,7 @@ def _read(
     if kind is None or not kind.files:
         raise DataError(_needs_json(path, name))
     if path.name not in kind.files and (path.name == PIECES or kind is not CLASSES["BertTokenizer"]):
-        raise DataError(f"{path} is of another kind than {name}, which is read from {kind.files}. Give its {JSON}.")
+        raise DataError(f"{path} does not suit {name}, which is read from {kind.files}. Give its {JSON}.")
     return _from_vocabulary(path, config, kind, lowercase, stated=bool(config or model))
 
 
@@ -183,7 +183,7 @@ def _check_constant(tokenizer: Tokenizer, path: Path) -> None:
     """Raises DataError if the model draws pieces at random, as transformers does with this file."""
     if value := getattr(tokenizer.model, "dropout", None):
         raise DataError(
-            f"{path} has dropout = {value:g} in its model, with which the same text has other pieces each time: set it "
+            f"{path} has dropout = {value:g} in its model, so the same text has other pieces each time: set it "
             "to null there."
         )
 
@@ -248,7 +248,7 @@ def _assembled(
     unknown = names.get("unk")
     if kind.model == "WordPiece" and unknown not in values["model"]["vocab"]:
         raise DataError(
-            f"{path} has no piece {unknown}, the token for unknown words: if another piece is, name it in "
+            f"{path} has no piece {unknown}, the token for unknown words: if another piece is meant, name it in "
             f'{path.with_name(CONFIG)}, as in "unk_token": "<unk>".'
         )
     tokenizer = kind.start(values, names, settings)

@@ -69,7 +69,7 @@ def _check_split(corpus: Path, split: Split, entry: dict[str, Any], counts: dict
             raise DataError(f"{index}: the ends of the sentences do not increase. {_REMEDY}")
         steps = np.diff(documents, prepend=last_document)
         if ((steps < 0) | (steps > 1)).any():
-            raise DataError(f"{index}: the numbers of the documents do not count up. {_REMEDY}")
+            raise DataError(f"{index}: the numbers of the documents do not increase one by one. {_REMEDY}")
         last_end, last_document = int(ends[-1]), int(documents[-1])
     found = {
         "sentences": len(split.ends),

@@ -92,8 +92,8 @@ def _pretrain(config: PretrainConfig, plan: PlanConfig) -> Planned:
     if source is None:
         full = _FULL if config.packing.mode == "full" else float(np.interp(longest, [*_PAIRS], [*_PAIRS.values()]))
         lengths = _spread(plan.fill or full, longest)
-        assumed.append(f"{config.corpus} is not here: a vocabulary of {shape.vocabulary:,} pieces, and sequences that "
-                       f"are {plan.fill or full:.0%} full")  # fmt: skip
+        assumed.append(f"{config.corpus} does not exist: a vocabulary of {shape.vocabulary:,} pieces, and sequences "
+                       f"that are {plan.fill or full:.0%} full")  # fmt: skip
     else:
         lengths = _sample(source)
     predictions = float(config.masking.predictions(np.array(lengths)).mean())
@@ -114,13 +114,13 @@ def _finetune(config: FinetuneConfig, plan: PlanConfig) -> Planned:
     else:
         shape = _shape(config.init, plan)
         if config.task.name not in TASKS:
-            raise UsageError(f"task.name = {config.task.name!r} needs its data: {config.data} is not here.")
+            raise UsageError(f"task.name = {config.task.name!r} needs its data: {config.data} does not exist.")
         module, _, name = TASKS[config.task.name].partition(":")
         head = getattr(getattr(importlib.import_module(module), name), "head", "vector")
         longest = config.task.resolved(shape.positions).max_length
         lengths = _spread(plan.fill or _SQUAD, longest)
         what = f"two labels, and sequences of {longest} tokens that are {plan.fill or _SQUAD:.0%} full"
-        assumed.append(f"{config.data} or {config.init} is not here: {what}")
+        assumed.append(f"{config.data} or {config.init} does not exist: {what}")
     size = source.size(0) if source is not None else plan.sequences
     if train.steps is None and train.epochs is None and size is not None:
         train = train.resolved(size)
@@ -135,7 +135,9 @@ def _run(
 ) -> Planned:  # fmt: skip
     size = source.size(0) if source is not None else plan.sequences
     if size is None and (train.epochs is not None or train.steps is None):
-        raise UsageError("The length of the run depends on data that are not here: add --sequences, those of an epoch.")
+        raise UsageError(
+            "The length of the run depends on data that do not exist: add --sequences, the sequences of an epoch."
+        )
     updates = train.updates(size or 0)
     exchange = config.exchange
     work = Work(
@@ -152,7 +154,7 @@ def _shape(init: Path | None, plan: PlanConfig) -> EncoderConfig:
     if folder is not None:
         return layout.encoder_config(layout.read_config(folder), folder)
     if not plan.size:
-        what = f"The encoder {init} is not here" if init is not None else "The recipe has neither a model nor init"
+        what = f"The encoder {init} does not exist" if init is not None else "The recipe has neither a model nor init"
         raise UsageError(f"{what}: add --size, such as --size base.")
     if plan.size not in SIZES:
         raise UsageError(f"size = {plan.size!r} is unknown.{nearest(plan.size, SIZES)}")

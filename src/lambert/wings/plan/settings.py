@@ -99,7 +99,7 @@ class PlanConfig:
             raise UsageError(f"link = {self.link!r} is unknown.{nearest(self.link, between)}")
         if self.link and not LINKS[self.link].between_nodes:
             raise UsageError(
-                f"link = {self.link!r} is inside of a machine: name what is between machines, such as {between[1]}."
+                f"link = {self.link!r} connects devices within a machine: name one between machines, such as {between[1]}."
             )
         if self.link and self.nodes == 1:
             raise UsageError(f"link = {self.link!r} connects machines, and nodes = 1 is one: leave one of them out.")
@@ -113,7 +113,9 @@ class PlanConfig:
         without = [name for name in self.names if name not in self.prices]
         if without and self.prices:
             lacking = ", ".join(f"{name}=USD" for name in without)
-            raise UsageError(f"price = {self.price!r} has none for {' and '.join(without)}: add {lacking} for an hour.")
+            raise UsageError(
+                f"price = {self.price!r} has no price for {' and '.join(without)}: add {lacking} for an hour."
+            )
         if without and self.budget:
             raise UsageError(
                 f"budget needs the price of {', '.join(without)}: add --price, USD for an hour of a device."

@@ -143,7 +143,7 @@ def _chosen(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choic
         cheapest, fastest = min(own, key=lambda one: one.cost), min(own, key=lambda one: one.seconds)
         unit = "USD" if config.prices else "device-hours"
         raise UsageError(
-            f"No choice keeps {' and '.join(filter(None, (config.budget, config.deadline)))}: the cheapest is "
+            f"No choice is within {' and '.join(filter(None, (config.budget, config.deadline)))}: the cheapest is "
             f"{cheapest.cluster.name} with {cheapest.cost:,.0f} {unit} in {duration(cheapest.seconds)}, the fastest "
             f"{fastest.cluster.name} with {fastest.cost:,.0f} {unit} in {duration(fastest.seconds)}."
         )

@@ -172,7 +172,7 @@ def test_what_is_there_is_not_overwritten(place: Place, rows: Path, lambert: Cal
 
 def test_a_store_that_keeps_something_else(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "holds", lambda *_: False)
-    with pytest.raises(MachineError, match=r"memory://other/two/.* has another content than .* copies it again"):
+    with pytest.raises(MachineError, match=r"memory://other/two/.* differs from .* copies it again"):
         prepare(config(rows, "memory://other/two"))
 
 

@@ -83,7 +83,7 @@ def publish(corpus: Path, url: str, progress: Progress) -> None:
             store.write(name, path)
             if not store.holds(name, path):
                 raise MachineError(
-                    f"{public(url)}/{name} has another content than {path}, from which it was copied. The same command "
+                    f"{public(url)}/{name} differs from {path}, from which it was copied. The same command "
                     "copies it again."
                 )
         done += path.stat().st_size

@@ -120,7 +120,7 @@ def train(
     first = [*SPECIAL_PIECES, *single, *(CONTINUATION + character for character in joining)]
     if len(first) > vocabulary:
         raise UsageError(
-            f"vocabulary = {vocabulary} is too small: special pieces and single characters alone are {len(first)}. "
+            f"vocabulary = {vocabulary} is too small: the special pieces and single characters alone are {len(first)}. "
             f"Raise it, or set alphabet below {len(single)}."
         )
     learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))

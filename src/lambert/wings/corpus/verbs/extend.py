@@ -60,7 +60,7 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     size = max(old, numbers[-1] + 1)
     say(f"words     {len(chosen):,} added, {old:,} to {size:,} pieces: {_some([w.text for w in chosen])}")
     if (reused := old + len(chosen) - size) > 0:
-        say(f"unused    {reused:,} of them in the places of {tokenizer.id_to_token(numbers[0])} and the like")
+        say(f"unused    {reused:,} of them in place of {tokenizer.id_to_token(numbers[0])} and the like")
     before, after = (one.fragments(held, specials.unk) for one in (division, Division(larger, source)))
     say(_fragments(texts, before, after, tokenizer.id_to_token(specials.unk) if specials.unk >= 0 else ""))
     padding = layout.padding_after(size, old, shape.vocabulary)
@@ -95,7 +95,7 @@ def _listed(division: Division, path: Path, pieces: Collection[str], say: Say) -
     if known:
         say(f"list      {len(known):,} words are pieces already: {_some([division.word(p).text for p in known])}")
     if other:
-        say(f"list      {len(other):,} lines are not one word for the tokenizer, and are left out: {_some(other)}")
+        say(f"list      {len(other):,} lines are not one word for the tokenizer and are omitted: {_some(other)}")
     if not found:
         raise DataError(f"{path} has no word to add: its lines are pieces of the tokenizer already, or not one word.")
     return [*found]
@@ -137,7 +137,7 @@ def _whole(division: Division, chosen: list[Word], source: str, say: Say) -> tup
     divided = [word.text for number, word, found in numbered if found.ids != [number]]
     if not divided:
         return chosen, larger
-    say(f"words     {len(divided):,} left out, because {source} still divides them: {_some(divided)}")
+    say(f"words     {len(divided):,} omitted, because {source} still divides them: {_some(divided)}")
     if len(divided) == len(chosen):
         raise DataError(f"{source} still divides all of the words when they are pieces. Give other words.")
     return _whole(division, [word for word in chosen if word.text not in divided], source, say)
