@@ -182,7 +182,7 @@ def test_the_price_is_that_of_this_machine(lambert: Lambert, small: Path) -> Non
         (["--device=H100", "--budget=much", "--price=1"], "budget = 'much' must be an amount such as 500USD"),
         (["--device=H100", "--deadline=soon"], "deadline = 'soon' must be a duration"),
         (["--device=H100", "--link=infiniband-20"], "Did you mean 'infiniband-200'?"),
-        (["--device=H100", "--link=nvlink-4"], "connects devices within a machine"),
+        (["--device=H100", "--link=nvlink-4"], "connects devices of a machine"),
         (["--device=H100", "--nodes=1", "--link=ethernet-10"], "nodes = 1 is one: leave one of them out"),
         (["--device=H100", "--nodes=3", "--devices=8"], "nodes = 3 cannot share devices = 8 evenly"),
         (["--device=H100", "--devices=3"], "3 ranks cannot share train.batch_size = 256 evenly"),

@@ -99,7 +99,7 @@ class PlanConfig:
             raise UsageError(f"link = {self.link!r} is unknown.{nearest(self.link, between)}")
         if self.link and not LINKS[self.link].between_nodes:
             raise UsageError(
-                f"link = {self.link!r} connects devices within a machine: name one between machines, such as {between[1]}."
+                f"link = {self.link!r} connects devices of a machine: name one between machines, such as {between[1]}."
             )
         if self.link and self.nodes == 1:
             raise UsageError(f"link = {self.link!r} connects machines, and nodes = 1 is one: leave one of them out.")
