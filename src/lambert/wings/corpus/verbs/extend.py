@@ -27,7 +27,7 @@ ADDED = "added_words.tsv"
 """File of the model folder with the new words in the order of their ids, their counts in the text and their pieces. As
 `word_list` it adds the same words to another model."""
 _SHOWN = 8
-"""New words, and listed words that are not added, that are shown."""
+"""Number of new words, and of listed words that are not added, that are shown."""
 
 
 def run(config: ExtendConfig, say: Say = silent) -> Result:
@@ -81,7 +81,7 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
 
 
 def _listed(division: Division, path: Path, pieces: Collection[str], say: Say) -> list[str]:
-    """Returns the words of a list that are not among the `pieces`, as pieces, in their order.
+    """Returns the words of a list that are not among the `pieces`, as pieces, in the order of the list.
 
     Raises DataError if there is none.
     """
@@ -111,7 +111,7 @@ def _read(config: ExtendConfig, say: Say) -> Texts:
 def _most_saving(
     config: ExtendConfig, division: Division, counts: Mapping[str, int], without: Collection[str], source: str
 ) -> list[Word]:
-    """Returns the words of the text to add, but for the pieces in `without`."""
+    """Returns the words of the text to add, except the pieces in `without`."""
     ranked = division.ranked(counts, config.min_count, without) if config.words else []
     often = f"that occurs at least {config.min_count} times"
     if config.words and not ranked:
@@ -126,8 +126,8 @@ def _most_saving(
 
 @library_errors()
 def _whole(division: Division, chosen: list[Word], source: str, say: Say) -> tuple[list[Word], Any]:
-    """Returns the words that the tokenizer with them takes as one piece, and that tokenizer. Added tokens of the
-    tokenizer divide words that contain them.
+    """Returns the words that the extended tokenizer takes as one piece, and this tokenizer. Added tokens divide words
+    that contain them.
 
     Raises DataError if there is none.
     """
