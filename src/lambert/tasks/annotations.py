@@ -122,7 +122,7 @@ def _solid(text: str) -> str:
 def settled(documents: Sequence[Document], name: str) -> tuple[list[Document], list[str]]:
     """Returns the documents with offsets that count code points, without those that fit no convention, and notes about
     both. A row is read by the first convention that fits all of its quoted texts. A row without quoted text is read by
-    that of the most rows that can be told apart. Raises DataError if no row fits.
+    the one of most rows whose convention is unambiguous. Raises DataError if no row fits.
 
     Args:
         name: Of the file, for messages.

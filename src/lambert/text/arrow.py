@@ -17,7 +17,7 @@ BATCH = 1 << 30
 _ROWS = 1 << 20
 """Rows that a record batch may have in any case (our choice); others need at least a bit each in some column."""
 _RATIO = 200
-"""A row may have so many times the bytes of its record batch, if that is more than BATCH (our choice)."""
+"""Maximum factor of the bytes of a row over those of its record batch, if that is more than BATCH (our choice)."""
 _DIGITS = 76
 """Most digits of a decimal of Arrow, and here of those behind its point."""
 _WRITTEN = 10_000

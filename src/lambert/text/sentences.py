@@ -104,7 +104,7 @@ def _whole_words(parts: list[str]) -> list[str]:
 
 @lru_cache(1 << 12)
 def _ends_word(tail: str) -> bool:
-    """Returns whether a word ends with these last characters of a sentence, whatever follows."""
+    """Returns whether a word ends with these last characters of a sentence, independent of what follows."""
     pieces: list[tuple[str, tuple[int, int]]] = _PRE_TOKENIZER.pre_tokenize_str(_NORMALIZER.normalize_str(tail + "a"))
     return pieces[-1][0] == "a"
 
