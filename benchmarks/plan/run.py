@@ -4,7 +4,7 @@
 
 A row has the devices, what an update computed, and what was published: sequences or tokens per second, or the time. The
 constants of the model (wings/plan/costs/steps.py) were fitted on the rows that say so. The others are the test. The
-error is predicted time over published time, less 1. Prints the tables, and writes them into docs/plan.md.
+error is predicted time over published time, less 1. Prints the tables, and writes them into README.md.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from lambert.wings.plan.costs.steps import predict
 from lambert.wings.plan.costs.work import SOFTWARE, Work
 
 ROWS = Path(__file__).with_name("rows.jsonl")
-PAGE = experiment.ROOT / "docs" / "plan.md"
+PAGE = ROWS.with_name("README.md")
 CLOSE = 0.2
 """An error that is not larger counts as close."""
 SHAPES: dict[str, dict[str, Any]] = {

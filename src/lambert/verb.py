@@ -41,7 +41,7 @@ class Verb:
     less_memory: str = "Free memory that other programs use."
     """What to do when memory runs out."""
     continues: bool = False
-    """Whether the same command continues work that was stopped; otherwise it begins anew."""
+    """Whether the same command continues work that was stopped; otherwise it starts over."""
     computes: bool = False
     """Whether it runs a model, which needs torch."""
     replaces: bool = False

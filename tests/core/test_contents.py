@@ -186,5 +186,5 @@ def test_a_manifest_whose_shards_do_not_add_up_is_refused(change: dict[str, obje
     manifest["splits"]["train"]["shards"][0] |= change
     del manifest["manifest_sha256"]
     path.write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match=f"^{path}: .* is no shard of"):
+    with pytest.raises(DataError, match=f"^{path}: .* is not a shard of"):
         read_manifest(path.parent)

@@ -33,3 +33,17 @@ def test_the_readme_is_short_and_its_links_lead_to_files() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.split()) <= 1200
     assert not [link for link in links(readme) if not (ROOT / link).exists()]
+
+
+def test_the_tree_of_the_readme_is_that_of_the_source() -> None:
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").partition("src/lambert/\n")[2].partition("```")[0]
+    rooms, wings = tree.split("└── wings/\n")
+    source = ROOT / "src" / "lambert"
+    first = re.findall(r"^├── ((?:\w+[./]\w*  ?)+)", rooms, re.MULTILINE)
+    named = {name for line in first for name in line.split()}
+    assert {name for name in named if not (source / name).exists()} == set()
+    packages = {path.parent.name + "/" for path in source.glob("*/__init__.py")} - {"wings/"}
+    assert {name for name in named if name.endswith("/")} == packages
+    assert {f"{name}/" for name in re.findall(r"── (\w+)/", wings)} == {
+        path.parent.name + "/" for path in source.glob("wings/*/__init__.py")
+    }

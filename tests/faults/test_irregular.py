@@ -83,5 +83,5 @@ def test_what_is_no_file_is_refused(reader: str, place: Callable[[str], Path]) -
 @pytest.mark.timeout(60)
 def test_rows_are_not_written_into_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(LambertError, match=r"metrics.jsonl is no file but a named pipe"):
+    with pytest.raises(LambertError, match=r"metrics.jsonl is a named pipe"):
         metrics_file.AppendOnlyFile(tmp_path / "metrics.jsonl", pytest.fail).write("{}")

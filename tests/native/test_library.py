@@ -130,12 +130,15 @@ class TestMissing:
     ("settings", "lacking"),
     [
         ({}, ""),
-        ({"hidden": 96}, "hidden = 96, which is no multiple of 64"),
-        ({"heads": 16}, "hidden / heads = 8, which is no multiple of 16"),
+        ({"hidden": 96}, "hidden = 96, which is not a multiple of 64"),
+        ({"heads": 16}, "hidden / heads = 8, which is not a multiple of 16"),
         ({"block": "modernbert", "dropout": 0.0}, ""),
         ({"block": "modernbert"}, "dropout = 0.1"),
         ({"block": "modernbert", "dropout": 0.0, "modern": ModernConfig(mlp_bias=True)}, "mlp_bias"),
-        ({"block": "modernbert", "dropout": 0.0, "intermediate": 40}, "intermediate = 40, which is no multiple of 32"),
+        (
+            {"block": "modernbert", "dropout": 0.0, "intermediate": 40},
+            "intermediate = 40, which is not a multiple of 32",
+        ),
     ],
 )
 def test_a_run_says_why_its_blocks_are_torchs(

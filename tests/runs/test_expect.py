@@ -54,15 +54,15 @@ def score(**other: Any) -> list[dict[str, Any]]:
         ({"losses": [band(4), band(4)]}, "update 4 follows update 4; the updates must increase"),
         ({"losses": [{"update": 2, "low": 1.0}]}, "a row of losses: high is missing"),
         ({"losses": [{**band(), "mean": 1.0}]}, "a row of losses: mean is unknown"),
-        ({"losses": 3}, "losses is no list"),
-        ({"losses": [3]}, "a row of losses is no table"),
+        ({"losses": 3}, "losses is not a list"),
+        ({"losses": [3]}, "a row of losses is not a table"),
         ({"scores": score(deviation=-1.0)}, "'mlm' has the mean 1.0, the deviation -1.0 and 2 seeds"),
         ({"scores": score(mean=float("nan"))}, "a row of scores: mean is of the wrong type or too large"),
         ({"scores": score() * 2}, "expect.scores has 'mlm' twice"),
         ({"utilisation": [0.3, 0.2]}, "expect.utilisation = [0.3, 0.2] must be two shares"),
         ({"utilisation": [0.3]}, "expect.utilisation = [0.3] must be two shares"),
-        ({"data": {"the corpus": 3}}, "data is no table of texts"),
-        ({"environment": {"precision": "float32"}}, "environment is no table of lists of texts"),
+        ({"data": {"the corpus": 3}}, "data is not a table of texts"),
+        ({"environment": {"precision": "float32"}}, "environment is not a table of lists of texts"),
         ({"loses": []}, "run.toml: unknown setting expect.loses. Did you mean expect.losses?"),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_wrong_table_is_one_line(table: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize("table", [3, [], "losses"])
 def test_what_is_no_table_is_one_line(table: object) -> None:
-    with pytest.raises(UsageError, match="it is no table"):
+    with pytest.raises(UsageError, match="it is not a table"):
         expectation(table, "run.toml")
 
 

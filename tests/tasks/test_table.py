@@ -74,7 +74,7 @@ def test_json_lines_and_parquet(tmp_path: Path) -> None:
             b"text,label\na,1\nb,c,1\n",
             r"x\.csv:3 has 3 cells .* 2: put a cell that holds a comma in quotation marks\.$",
         ),
-        ("x.csv", b'text,label\n"a"b,1\n', r"x\.csv:2 is no row"),
+        ("x.csv", b'text,label\n"a"b,1\n', r"x\.csv:2 is not a row"),
         ("x.csv", b'text,label\nb,1\n"a,1\nc,1\n', r"x\.csv:3 begins a cell .* never closed"),
         (
             "x.csv",

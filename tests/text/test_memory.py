@@ -132,7 +132,7 @@ def test_names_of_classes_are_kept() -> None:
         (pandas.Series(TEXTS), "has str among its rows: give a path"),
         (TEXTS, "has str among its rows: give a path"),
         ({"text": TEXTS, "label": ["x"]}, "several lengths: 'text' has 2, 'label' has 1"),
-        ({"text": "a", "label": "x"}, "whose 'text' is no list"),
+        ({"text": "a", "label": "x"}, "whose 'text' is not a list"),
         ([{"text": b"a"}], "data, row 1: 'text' holds a value that JSON does not have, of the type bytes"),
         ([{"label": {1}}], "of the type set"),
         ([{1: "a", "1": "b"}], "two keys have the name '1'"),

@@ -174,7 +174,7 @@ def test_what_is_refused(tmp_path: Path, lambert: Lambert) -> None:
     )
     one_line(lambert("compare", fine, written(tmp_path / "long.jsonl", [True] * 3)), 3, "has 2 scored", "has 3")
     one_line(lambert("compare", fine, tmp_path / "nowhere"), 3, "nowhere does not exist")
-    one_line(lambert("compare", fine, tmp_path), 3, "is no run folder")
+    one_line(lambert("compare", fine, tmp_path), 3, "is neither a run folder")
     changed = tmp_path / "truth.jsonl"
     changed.write_text(fine.read_text().replace('"truth": "a", "prediction": "b"', '"truth": "c", "prediction": "b"'))
     one_line(lambert("compare", fine, changed), 3, "Example 2 of dev.tsv has another truth")

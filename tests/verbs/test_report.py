@@ -136,7 +136,7 @@ def test_what_is_wrong_with_a_run_is_said(tmp_path: Path) -> None:
         assert "no line of metrics.jsonl is a row of a run" in page(run)
     (run / "metrics.jsonl").unlink()
     (run / "metrics.jsonl").mkdir()
-    with pytest.raises(DataError, match=r"metrics\.jsonl is no file but a folder"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl is a folder, not a file"):
         page(run)
     with pytest.raises(DataError, match=r"page\.html is a file: name the folder of a run"):
         page(tmp_path / "page.html")

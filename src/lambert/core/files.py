@@ -70,7 +70,7 @@ def regular_handle(path: str | Path, flags: int) -> int:
 
 
 def _irregular(path: str | Path) -> DataError:
-    return DataError(f"{path} is no file but a named pipe, a socket or a device: replace it by a file.")
+    return DataError(f"{path} is a named pipe, a socket or a device, not a file: replace it by a file.")
 
 
 def read_file(path: Path) -> bytes:
@@ -97,7 +97,7 @@ def check_regular(path: Path) -> Path:
     """Returns the path. Raises DataError if it names anything else than a file, for libraries that open it
     themselves."""
     if path.is_dir():
-        raise DataError(f"{path} is no file but a folder: replace it by a file.")
+        raise DataError(f"{path} is a folder, not a file: replace it by a file.")
     if path.exists() and not path.is_file():
         raise _irregular(path)
     return path
@@ -129,7 +129,7 @@ def parse_json(text: str | bytes, *, surrogates: bool = False) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeEncodeError:
-        raise ValueError("it has half of a surrogate pair, which is no character") from None
+        raise ValueError("it has half of a surrogate pair, which is not a character") from None
     return value
 
 

@@ -340,7 +340,7 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
     for split in manifest["splits"].values():
         for shard in split["shards"]:
             if Path(shard["file"]).name != shard["file"] or shard["bytes"] != shard["tokens"] * width:
-                raise DataError(f"{path}: {shard['file']!r} is no shard of {shard['tokens']} tokens. {_REMEDY}")
+                raise DataError(f"{path}: {shard['file']!r} is not a shard of {shard['tokens']} tokens. {_REMEDY}")
         if sum(shard["tokens"] for shard in split["shards"]) != split["tokens"]:
             raise DataError(f"{path}: its shards have not {split['tokens']} tokens together. {_REMEDY}")
     return manifest

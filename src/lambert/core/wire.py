@@ -49,8 +49,8 @@ def factored(shape: Sequence[int], rank: int) -> tuple[int, int] | None:
 
 
 def factor_bytes(left: int, right: int, ranks: int) -> int:
-    """Returns the bytes that one rank sends for factors with so many elements, those of gradients that are sent whole
-    being among the right ones."""
+    """Returns the bytes that one rank sends for factors with this many elements; gradients that are sent whole count
+    among the right factors."""
     return ring_bytes(_FACTOR_BYTES * left, ranks) + ring_bytes(_FACTOR_BYTES * right, ranks)
 
 

@@ -33,7 +33,7 @@ class BatchSizes:
         return self.first * int(multiples.sum()) + self.last * max(update - self.ramp, 0)
 
     def updates(self, sequences: int) -> int:
-        """Returns the smallest number of updates that have at least so many sequences together."""
+        """Returns the smallest number of updates that together have at least this many sequences."""
         beyond = sequences - self.before(self.ramp)
         if beyond >= 0:
             return self.ramp + -(-beyond // self.last)

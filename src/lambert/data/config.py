@@ -26,7 +26,7 @@ class PackingConfig:
     """Maximum length of a sequence in tokens, [CLS] and [SEP] included."""
     short_sequences: float = 0.1
     """Share of documents that are cut to a random shorter target length (modes pairs, balanced, google). In modes pairs
-    and balanced the lengths are drawn anew in every epoch."""
+    and balanced the lengths are drawn again in every epoch."""
     shortest: int = 8
     """Minimum tokens of a segment in mode "full": a masked token in a shorter one has almost no context. Shorter
     documents are dropped; a shorter last segment of a document takes tokens from the segment before it."""

@@ -84,7 +84,7 @@ def hosts_of(text: str) -> Iterator[str]:
     Source: https://slurm.schedmd.com/slurm.conf.html, NodeName. Raises UsageError if `text` is not such a list.
     """
     if not re.fullmatch(r"(\[[\d,-]+\]|[^\[\],\s])+(,(\[[\d,-]+\]|[^\[\],\s])+)*", text):
-        raise UsageError(f"{text!r} is no list of hosts as Slurm writes them, such as n[01-03,7].")
+        raise UsageError(f"{text!r} is not a list of hosts as Slurm writes them, such as n[01-03,7].")
     for name in re.findall(r"(?:\[[^\]]*\]|[^\[\],])+", text):
         parts = [_numbers(part[1:-1]) if part[0] == "[" else [part] for part in re.findall(r"\[[^\]]*\]|[^\[]+", name)]
         yield from map("".join, product(*parts))
@@ -171,7 +171,7 @@ def _numbers(text: str) -> list[str]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         if not first or (last and int(last) < int(first)) or part.endswith("-"):
-            raise UsageError(f"[{text}] is no range of Slurm's hosts.")
+            raise UsageError(f"[{text}] is not a range of Slurm's hosts.")
         found += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
     return found
 
@@ -190,5 +190,5 @@ def _checked(found: ProcessInfo) -> ProcessInfo:
             "the host of rank 0 and a free port on it."
         )
     if not 0 < found.port < 2**16 and found.size > 1:
-        raise UsageError(f"MASTER_PORT={found.port} is no port: choose one between 1024 and 65535.")
+        raise UsageError(f"MASTER_PORT={found.port} is not a port: choose one between 1024 and 65535.")
     return found

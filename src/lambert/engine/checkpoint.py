@@ -248,7 +248,7 @@ def latest(run: Path, *, at_most: int | None = None, world: World | None = None)
         at_most: For a roll back: the newest checkpoint up to this update is returned, and later ones are deleted.
 
     Raises:
-        DataError: All checkpoints are damaged. A run never starts again without being told to.
+        DataError: All checkpoints are damaged. A run never starts over unless it is told to.
         UsageError: A checkpoint has another format.
     """
     world = world or World()

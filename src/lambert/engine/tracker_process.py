@@ -16,7 +16,7 @@ from lambert.engine.trackers import Tracker, numbers
 
 
 class Mlflow:
-    """An MLflow run in the file store mlflow/ of the run folder; a run that continues goes on in it."""
+    """An MLflow run in the file store mlflow/ of the run folder, which a continued run extends."""
 
     def __init__(self, run: Path) -> None:
         from mlflow import entities

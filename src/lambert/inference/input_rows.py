@@ -75,7 +75,7 @@ class _Encoded:
         self._stream = stream
 
     def readline(self, limit: int) -> bytes:
-        """Returns a line, of at most so many characters."""
+        """Returns a line of at most this many characters."""
         line: str = self._stream.readline(limit)
         return line.encode("utf-8", "surrogatepass")
 

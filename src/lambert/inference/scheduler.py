@@ -110,7 +110,7 @@ class Scheduler:
         batch_tokens: Most tokens of a batch, except for a single longer sequence; 0: the fastest for the device.
         most_tokens: Most tokens that wait, except for a first request (`check`).
         most_seconds: Longest time that a request waits for others, by estimate (`check`).
-        observer: Is told what is computed.
+        observer: Is called with what is computed.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Scheduler:
         return job.future
 
     def check(self, tokens: int, *, coming: int = 0, seconds: float = 0.0) -> None:
-        """Raises OverloadedError if a request of so many tokens would be too many, or would wait too long for others:
+        """Raises OverloadedError if a request of this many tokens would be too many, or would wait too long for others:
         those that wait now have as many turns as it needs.
 
         Args:

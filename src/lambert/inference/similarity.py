@@ -22,8 +22,8 @@ negative."""
 
 
 def similarity(a: Any, b: Any, name: str) -> Tensor:
-    """Returns the similarities [N, M] of N and M vectors; one vector alone is a row. Raises UsageError for what is no
-    vector, for vectors of different widths, and for an unknown name."""
+    """Returns the similarities [N, M] of N and M vectors; one vector alone is a row. Raises UsageError for what is not
+    a vector, for vectors of different widths, and for an unknown name."""
     function = choose(SIMILARITIES, name, "similarity_fn_name")
     a_ND, b_MD = _rows(a), _rows(b)
     if a_ND.shape[1] != b_MD.shape[1]:

@@ -29,7 +29,7 @@ def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, *, longest: int, dropout: flo
         bounds_S1: As in `Batch`.
         longest: As in `Batch`.
         dropout: Probability of dropping an attention weight, drawn from torch's generator of the device.
-        window: A token attends to so many tokens on each side, and itself. 0: to all tokens of its sequence.
+        window: A token attends to itself and to this many tokens on each side. 0: to all tokens of its sequence.
 
     Source: Vaswani et al., 2017, equation 1; windows: Beltagy et al., "Longformer", 2020, section 3.1.
     """

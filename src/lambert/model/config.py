@@ -22,7 +22,7 @@ class ModernConfig:
     window: int = 64
     """Tokens on each side of a token to which it attends in local layers."""
     global_every: int = 3
-    """Every so many layers, from the first one, attend to the whole sequence. 1: all of them."""
+    """One in this many layers, beginning with the first, attends to the whole sequence. 1: all layers do."""
     attention_bias: bool = False
     """Biases of the layers of attention."""
     mlp_bias: bool = False

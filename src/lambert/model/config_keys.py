@@ -128,7 +128,7 @@ def rotary_base(settings: Settings, key: str, rotary: Settings, default: float, 
         default: Base that a file means which has neither.
         path: Path of config.json.
 
-    Raises DataError for scaled angles, for bases that contradict each other, and for what is no base.
+    Raises DataError for scaled angles, for bases that contradict each other, and for values that are not a base.
     """
     check_fixed(rotary, {"rope_type": "default", "partial_rotary_factor": 1.0}, path)
     check_fixed(settings, {"rope_scaling": None}, path)

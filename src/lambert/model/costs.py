@@ -64,7 +64,7 @@ class Costs(ABC):
         return self.saved_with(config, dtype, self.probabilities(config, longest) * dtype.itemsize * computed)
 
     def saved_with(self, config: EncoderConfig, dtype: torch.dtype, attention: int) -> int:
-        """Returns the same for blocks that save so many bytes of attention per token."""
+        """Returns the same for blocks that save this many bytes of attention per token."""
         size, width = dtype.itemsize, config.hidden
         copies = 2 * width * size if size < _WIDE else 0  # rounded outputs of the norms, for the products
         block = self.saved_values(config) * size + attention + self.norms * width * _WIDE + copies

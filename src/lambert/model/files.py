@@ -176,7 +176,7 @@ def _damaged(path: Path, error: BaseException) -> DataError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if isinstance(error, pickle.UnpicklingError):  # torch's message advises to load the file without protection
         name = _GLOBAL.search(str(error))
-        reason = f"it calls {name[1]}, which no table of tensors needs" if name else "it is no table of tensors"
+        reason = f"it calls {name[1]}, which no table of tensors needs" if name else "it is not a table of tensors"
     return DataError(f"{path} is cut short, damaged or unsafe ({reason[:120]}). Fetch or write it again.")
 
 

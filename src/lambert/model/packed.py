@@ -39,7 +39,7 @@ def uneven_size(config: EncoderConfig, head: int, inner: int) -> str:
         ("intermediate", config.intermediate, inner),
     ):  # fmt: skip
         if size % divisor:
-            return f"{name} = {size}, which is no multiple of {divisor}"
+            return f"{name} = {size}, which is not a multiple of {divisor}"
     return ""
 
 
@@ -51,7 +51,7 @@ _PRODUCTS: Mapping[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
 
 
 def has_products(kind: str, layers: Sequence[nn.Linear]) -> bool:
-    """Returns whether the kernels have products of this kind for so many inputs as these layers have."""
+    """Returns whether the kernels have products of this kind for the number of inputs of these layers."""
     return kind != "int8" or all(ops.has_bytes(layer.in_features) for layer in layers)
 
 

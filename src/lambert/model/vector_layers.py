@@ -26,7 +26,7 @@ def activation_named(name: str) -> nn.Module:
     except TypeError:  # it has settings without defaults
         found = None
     if found is None or next(found.parameters(), None) is not None:
-        raise ValueError(f"{name} is no activation of torch.nn without weights and settings")
+        raise ValueError(f"{name} is not an activation of torch.nn without weights and settings")
     return found
 
 

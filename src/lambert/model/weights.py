@@ -132,7 +132,7 @@ def assign(model: Model, tensors: Mapping[str, Tensor], source: str = "the weigh
 
 
 def current(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns tensors by current names, without copies of tied tensors and without what is no weight."""
+    """Returns tensors by current names, without copies of tied tensors and without tensors that are not weights."""
     renamed = {name: tensor for old, tensor in tensors.items() if (name := family.names.current(old))}
     for copy, original in family.names.tied.items():
         if copy in renamed:

@@ -92,7 +92,7 @@ def _linear(x_TD: Tensor, weight: PackedWeight, outputs: tuple[Tensor | None, Te
 
 
 def has_bytes(inputs: int) -> bool:
-    """Returns whether there are products of bytes for layers of so many inputs."""
+    """Returns whether there are products of bytes for layers with this many inputs."""
     return inputs % 4 == 0 and inputs <= 8192
 
 
@@ -207,7 +207,7 @@ class WeightGradient:
 
 def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, drop: Drop, window: int = 0) -> tuple[Tensor, Tensor]:
     """Returns the mixtures [T, H, E], and the logarithms of the sums of the softmax [T, H]. With a `window`, a token
-    attends to so many tokens on each side, otherwise to all of its sequence."""
+    attends to this many tokens on each side, otherwise to all of its sequence."""
     T, _, H, E = qkv_T3HE.shape
     _check_bounds(bounds_S1, T)
     out_THE, sums_TH = qkv_T3HE.new_empty(T, H, E), qkv_T3HE.new_empty(T, H, dtype=torch.float32)

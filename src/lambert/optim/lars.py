@@ -32,7 +32,8 @@ class Lars(torch.optim.Optimizer):
         momentum: Decay rate of the momentum, in [0, 1); 0.9 in the paper.
         weight_decay: Share of the weight that is added to the gradient; 5e-4 in the paper.
         trust_coefficient: Factor of the ratio; 0.001 in the paper, timm and optax. With 1, `lr` is the share of its
-            length by which a tensor moves, as in LAMB, but for the momentum, which adds up to 1 / (1 - momentum) steps.
+            length by which a tensor moves, as in LAMB, except for the momentum, which adds up to 1 / (1 - momentum)
+            steps.
         adapt: The groups whose tensors have a trust ratio, as in `Lamb`: "decayed", those with a weight_decay other
             than 0 (timm), "all" (optax) or "none"; the others have plain momentum.
 

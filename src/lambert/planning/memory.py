@@ -1,4 +1,4 @@
-"""The memory that training needs, in bytes."""
+"""Estimates the memory that training needs, in bytes."""
 
 import torch
 
@@ -35,17 +35,17 @@ def room(
     free: int, weights: int, dtype: torch.dtype, *, residuals: int = 0, spared: int = 0, processes: int = 1,
     copied: bool = False,
 ) -> int:  # fmt: skip
-    """Returns the bytes that are left for the micro-batches of a rank beside gradients, moments, rounded weights and
-    the residuals of the exchange; less than 0 if these alone are too many.
+    """Returns the bytes that remain for the micro-batches of a rank besides gradients, moments, rounded weights and the
+    residuals of the exchange; negative if these alone do not fit.
 
     Args:
-        free: Bytes that are free, the weights being there already.
+        free: Free bytes, after the weights were allocated.
         weights: Number of weights.
         dtype: Type of the matrix products.
         residuals: Float32 values per weight that the exchange keeps.
-        spared: Bytes of moments that are there already, or that other ranks hold.
+        spared: Bytes of moments that are already allocated or that other ranks hold.
         processes: Ranks that share `free` equally.
-        copied: Whether a copy of a checkpoint, of weights, moments and residuals, is made in the same memory.
+        copied: Whether a checkpoint (weights, moments and residuals) is copied in the same memory.
     """
     residual_bytes = _WIDE * residuals * weights
     if copied:

@@ -1,4 +1,4 @@
-"""The size of micro-batches that fits into memory, which a run determines and the planner predicts."""
+"""Determines the size of micro-batches from the free memory, for runs and for the planner."""
 
 import math
 
@@ -9,12 +9,12 @@ FAST = {"cpu": 2048, "cuda": 65_536}
 """Tokens above which a larger micro-batch is no faster. CPU: measured (docs/pretrain.md). GPU: our choice, not
 measured."""
 LEAST = {"cpu": 1024, "cuda": 16_384}
-"""Minimum tokens of the micro-batches into which an update is divided for several ranks, where each has one. CPU:
+"""Minimum tokens of the micro-batches into which an update is divided for several ranks, beyond one for each. CPU:
 measured; two halves of 1,600 tokens take up to 8% longer than the whole, four quarters 25% longer. GPU: our choice, not
 measured."""
 FAST_NATIVE = 8192
-"""FAST of a CPU with the compiled kernels, in bfloat16: the larger the micro-batch, the less often the gradient of the
-word embeddings is added to. Measured."""
+"""FAST of a CPU with the compiled kernels, in bfloat16: larger micro-batches add to the gradient of the word embeddings
+less often. Measured."""
 _PARTS = 4
 """Minimum number of micro-batches of an update of several ranks, unless they would have fewer than LEAST tokens."""
 
@@ -23,15 +23,15 @@ def fastest(kind: str, *, compiled: bool = False) -> int:
     """Returns the tokens above which a larger micro-batch is no faster.
 
     Args:
-        kind: Type of the device, such as "cuda". One without a figure of its own counts as a CPU.
+        kind: Type of the device, such as "cuda". A type without a figure of its own counts as a CPU.
         compiled: Whether the compiled kernels for CPUs compute it (`model.costs.compiled`).
     """
     return FAST_NATIVE if compiled else FAST.get(kind, FAST["cpu"])
 
 
 def largest(fitting: int, fastest: int) -> int:
-    """Returns the tokens of a micro-batch where `fitting` tokens fill the free memory and more than `fastest` are no
-    faster. A power of two, so that a small change of the free memory does not change the size."""
+    """Returns the tokens of a micro-batch, given that `fitting` tokens fill the free memory and more than `fastest` are
+    no faster. It is a power of two, so that a small change of the free memory does not change the size."""
     most = min(fastest, max(1, int(SHARE * fitting)))
     return 1 << most.bit_length() - 1
 

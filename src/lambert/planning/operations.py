@@ -1,4 +1,4 @@
-"""The floating-point operations of a model on real tokens.
+"""Counts the floating-point operations of a model on real tokens.
 
 Only matrix products are counted, with 2 operations per multiply-add: for real tokens, with attention within sequences
 and logits at the targets. The backward pass counts twice the forward pass, because each product has two operands to
@@ -55,7 +55,7 @@ def _head_products(config: EncoderConfig, name: str, labels: int) -> int:
 
 @cache
 def _pooler_products(config: EncoderConfig) -> tuple[str, int]:
-    """Returns what the layer of the pooler reads, "tokens" or "sequences", and its multiply-adds for one of them."""
+    """Returns whether the layer of the pooler reads "tokens" or "sequences", and its multiply-adds for one of them."""
     with torch.device("meta"):
         pooler = family_of(config).pooler(config)
     return "tokens" if getattr(pooler, "of_tokens", False) else "sequences", _products(pooler)
@@ -66,8 +66,8 @@ def _products(module: nn.Module) -> int:
 
 
 def relations(config: EncoderConfig, teacher: EncoderConfig, layer: int, lengths: Sequence[int]) -> int:
-    """Returns the operations by which an encoder learns the self-attention relations of a teacher: the teacher's
-    forward pass up to its block number `layer` (from 0), the relations of both, and the student's gradient."""
+    """Returns the operations for learning the self-attention relations of a teacher: the teacher's forward pass up to
+    its block number `layer` (from 0), the relations of both, and the student's gradient."""
     tokens, squares = sum(lengths), sum(length**2 for length in lengths)
     before = encoder_forward(teacher, lengths) * layer // teacher.layers
     projections = 3 * tokens * (teacher.hidden**2 + 3 * config.hidden**2)

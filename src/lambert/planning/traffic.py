@@ -1,4 +1,4 @@
-"""The memory traffic of training, in bytes read and written."""
+"""Estimates the memory traffic of training, in bytes read and written."""
 
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
@@ -18,8 +18,8 @@ LOGIT_BYTES = 20
 
 
 def update_bytes(optimizer: str, weights: int, shards: int = 1) -> int:
-    """Returns the traffic of an update by an optimizer whose moments `shards` ranks divide. One from outside counts as
-    AdamW."""
+    """Returns the traffic of an update by an optimizer whose moments are divided among `shards` ranks. An optimizer
+    from outside counts as AdamW."""
     return weights * CLIPPED_BYTES + weights // shards * UPDATE_BYTES.get(optimizer, UPDATE_BYTES["adamw"])
 
 
@@ -30,5 +30,5 @@ def outputs_per_token(config: EncoderConfig) -> int:
 
 
 def scores_per_token(config: EncoderConfig, longest: float) -> float:
-    """Returns the attention scores of a token in all blocks, in sequences of that length."""
+    """Returns the number of attention scores of a token in all blocks, in sequences of this length."""
     return config.layers * config.heads * longest

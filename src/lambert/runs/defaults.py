@@ -155,7 +155,7 @@ class FinetuneTrainConfig(TrainConfig):
     the pooler is no part. 0: everything is trained."""
 
     def resolved(self, sequences: int) -> Self:
-        """Returns these settings with the length of a run on so many sequences."""
+        """Returns these settings with the length of a run on this many sequences."""
         if self.steps is not None or self.epochs is not None:
             return self
         steps = max(math.ceil(EPOCHS * sequences / self.batch_size), LEAST_UPDATES)

@@ -109,7 +109,7 @@ def expectation(table: object, where: str) -> ExpectConfig:
     unknown or missing, or a value is wrong."""
     try:
         if not isinstance(table, Mapping):
-            raise TypeError("it is no table")
+            raise TypeError("it is not a table")
         known = [one.name for one in fields(ExpectConfig)]
         for name in table:
             if name not in known:
@@ -140,10 +140,10 @@ def _complete(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 def _rows(kind: type[Band], table: Mapping[str, Any], name: str) -> Iterator[Band]:
     rows = table.get(name, ())
     if not isinstance(rows, list | tuple):
-        raise TypeError(f"{name} is no list")
+        raise TypeError(f"{name} is not a list")
     for row in rows:
         if not isinstance(row, Mapping):
-            raise TypeError(f"a row of {name} is no table")
+            raise TypeError(f"a row of {name} is not a table")
         try:
             yield kind(**_complete(kind, row))
         except TypeError as error:
@@ -153,7 +153,7 @@ def _rows(kind: type[Band], table: Mapping[str, Any], name: str) -> Iterator[Ban
 def _texts(table: Mapping[str, Any], name: str) -> dict[str, str]:
     found = table.get(name, {})
     if not (isinstance(found, Mapping) and all(isinstance(value, str) for value in found.values())):
-        raise TypeError(f"{name} is no table of texts")
+        raise TypeError(f"{name} is not a table of texts")
     return dict(found)
 
 
@@ -161,5 +161,5 @@ def _lists(table: Mapping[str, Any], name: str) -> dict[str, Sequence[str]]:
     found = table.get(name, {})
     lists = isinstance(found, Mapping) and all(isinstance(value, list | tuple) for value in found.values())
     if not lists or not all(isinstance(item, str) for value in found.values() for item in value):
-        raise TypeError(f"{name} is no table of lists of texts")
+        raise TypeError(f"{name} is not a table of lists of texts")
     return dict(found)

@@ -122,7 +122,7 @@ def _solid(text: str) -> str:
 def settled(documents: Sequence[Document], name: str) -> tuple[list[Document], list[str]]:
     """Returns the documents with offsets that count code points, without those that fit no convention, and notes about
     both. A row is read by the first convention that fits all of its quoted texts. A row without quoted text is read by
-    that of the most rows that can be told apart. Raises DataError if no row fits.
+    the one of most rows whose convention is unambiguous. Raises DataError if no row fits.
 
     Args:
         name: Of the file, for messages.
@@ -244,7 +244,7 @@ def _other_conventions(doubtful: Sequence[tuple[Document, Offsets]]) -> list[str
         return []
     return [
         f"note: offsets may count {name}: by them {count:,} of the {_counted(len(doubtful), 'row')} with spans that "
-        "are no whole words would have spans of whole words. They were read as characters: check the export."
+        "are not whole words would have spans of whole words. They were read as characters: check the export."
     ]
 
 

@@ -212,8 +212,8 @@ class EmbedConfig:
     (mean_sqrt_len_tokens), or the mean weighted by position (weightedmean). Several, joined by +, stand side by side.
     Empty: as the folder of a sentence-transformers model says, else mean."""
     normalize: bool | None = None
-    """Vectors have length 1. Unset: as the folder of a sentence-transformers model says, else true, but for the loss
-    margin, which is that of inner products, false."""
+    """Whether vectors have length 1. Unset: as the folder of a sentence-transformers model says, otherwise true, except
+    for the loss margin, which is that of inner products, false."""
     scale: float = 20.0
     """ranking, cosent: factor of the cosines, the inverse of the temperature."""
     negatives: tuple[str, ...] = ()

@@ -1,5 +1,5 @@
-"""How a text is divided into words for tagging: as BERT's tokenizer does, but for the words of the training file that
-it would divide otherwise.
+"""Divides a text into words for tagging, as BERT's tokenizer does, except for the words of the training file that it
+would divide otherwise.
 
 A file of words, such as CoNLL, has words like U.S. and e-mail as its authors divide them. The model has learnt those
 words, so a text must be divided into the same ones. Which words they are, and which forms they have, is learnt from the

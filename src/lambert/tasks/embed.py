@@ -287,7 +287,7 @@ class Embed:
 
 
 def _scored_layout(config: TaskConfig, path: Path) -> Layout:
-    """Returns the columns of a file that is scored: with those of scores if it has some, whatever the loss."""
+    """Returns the columns of a file that is scored, including those of scores if it has some, whatever the loss is."""
     return find_layout(path, replace(config, embed=replace(config.embed, loss="")))
 
 

@@ -199,7 +199,7 @@ def _class(name: str) -> Any:
     module, _, own = name.partition(":")
     found = getattr(importlib.import_module(module), own) if module.startswith(_PACKAGE) else None
     if not isinstance(found, type) or not (is_dataclass(found) or issubclass(found, Segments)):
-        raise Damaged(f"it names {name}, which is no class of labelled data")
+        raise Damaged(f"it names {name}, which is not a class of labelled data")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The labels of a file as labels of a task: by their names, and numbers by the names that somebody has given them.
+"""The labels of a file as labels of a task: by their names, and numbers by their declared names.
 
 | labels of the task | a number in the file is |
 |---|---|
@@ -51,7 +51,7 @@ class Matched:
     notes: tuple[str, ...] = ()
     """Lines for the user."""
     by_order: bool = False
-    """Whether numbers were read in the order of the labels of the task, which nobody has stated for them."""
+    """Whether numbers were read in the order of the labels of the task although no order was declared."""
 
 
 def match(places: Mapping[str, str], labels: Sequence[str], names: Sequence[str], path: Path, column: str) -> Matched:

@@ -199,7 +199,7 @@ def _match(
     places: Mapping[str, str], labels: Sequence[str], config: TaskConfig, path: Path, say: Callable[[str], None]
 ) -> Mapping[str, int]:
     """Returns the numbers of the labels of predictions, of which `places` has the first places. Raises DataError for a
-    label that the model does not have, and for numbers whose order nobody has stated."""
+    label that the model does not have, and for numbers whose order is not declared."""
     found = match(places, labels, config.columns.label_names, path, "")
     if found.by_order and not config.labels:
         label = next(label for label in places if is_number(label))

@@ -36,7 +36,7 @@ class Cuts:
 
 
 def remaining(tokenizer: Tokenizer, texts: Texts, lengths_S: Ints) -> Cuts:
-    """Returns the parts of so many tokens that remain of texts: their beginnings, or their ends if the files of the
+    """Returns the parts of this many tokens that remain of texts: their beginnings, or their ends if the files of the
     tokenizer say that texts are cut on the left (`truncation_side`)."""
     starts_S = texts.bounds[:-1] if declared(tokenizer).truncation_side == "right" else texts.bounds[1:] - lengths_S
     return Cuts(texts.ids, starts_S, lengths_S)
@@ -65,8 +65,8 @@ class Segments:
 
     `counts` has the numbers of examples that were dropped or corrected when reading, `notes` lines for the user about
     the data, `label_notes` lines about how its columns and labels were read, and `by_order` is True if they were
-    numbers that were read in the order of the task's labels, which nobody has stated for them. Subclasses add the
-    labels and `targets`.
+    numbers that were read in the order of the task's labels although no order was declared. Subclasses add the labels
+    and `targets`.
     """
 
     notes: Sequence[str] = ()
@@ -75,7 +75,7 @@ class Segments:
     unknown: Unknown = Unknown()
     """The words of the texts that the vocabulary lacks."""
     keys: Keys = np.zeros(0, dtype="<u8")
-    """A hash of the texts of each example, whatever its label."""
+    """A hash of the texts of each example, without its label."""
 
     def __init__(self, tokenizer: Tokenizer, first: Cuts, second: Cuts | None, counts: Mapping[str, int]) -> None:
         self.template = template(tokenizer)

@@ -17,7 +17,7 @@ BATCH = 1 << 30
 _ROWS = 1 << 20
 """Rows that a record batch may have in any case (our choice); others need at least a bit each in some column."""
 _RATIO = 200
-"""A row may have so many times the bytes of its record batch, if that is more than BATCH (our choice)."""
+"""Maximum factor of the bytes of a row over those of its record batch, if that is more than BATCH (our choice)."""
 _DIGITS = 76
 """Most digits of a decimal of Arrow, and here of those behind its point."""
 _WRITTEN = 10_000
@@ -70,7 +70,7 @@ def _names(value: Any, path: Path) -> list[str]:
     names = _list(value, path)
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or "\0" in name or not (path.parent / name).exists():
-            raise DataError(f"{path} names {str(name)[:80]!r}, which is no entry of its folder. Restore the folder.")
+            raise DataError(f"{path} names {str(name)[:80]!r}, not an entry of its folder. Restore the folder.")
     return names
 
 
@@ -122,7 +122,7 @@ def arrow_content(value: Any, metadata: Mapping[bytes, bytes] | None = None) -> 
     try:
         table = arrow.Table.from_batches([value]) if isinstance(value, arrow.RecordBatch) else arrow.table(value)
     except (TypeError, ValueError, arrow.ArrowException) as error:
-        raise UsageError(f"{type(value).__name__} is no table: {' '.join(str(error).split())}.") from error
+        raise UsageError(f"{type(value).__name__} is not a table: {' '.join(str(error).split())}.") from error
     if metadata is not None:
         table = table.replace_schema_metadata(metadata)
     stream = io.BytesIO()

@@ -129,7 +129,7 @@ def _rows(value: Any, name: str) -> Iterator[Mapping[Any, Any]]:
 def _of_columns(value: Mapping[Any, Any], name: str) -> Iterator[Row]:
     for key, column in value.items():
         if isinstance(column, str | bytes | Mapping) or not _has(column, "__len__", "__iter__"):
-            raise UsageError(f"{name} is a dict whose {key!r} is no list. For one row, give a list of one dict.")
+            raise UsageError(f"{name} is a dict whose {key!r} is not a list. For one row, give a list of one dict.")
     columns = {str(key): items_of(column) for key, column in value.items()}
     lengths = {key: len(column) for key, column in columns.items()}
     if len({*lengths.values()}) > 1:

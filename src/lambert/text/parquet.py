@@ -10,10 +10,10 @@ from lambert.core.errors import UsageError
 
 _ROWS = 256
 _MEMORY = 64 << 20
-"""Bytes that the rows of one batch may have, if one row has not more."""
+"""Maximum bytes of the rows of one batch, unless a single row has more."""
 _RATIO = 200
-"""A column may have so many times the bytes of the file when it is decompressed, if that is more than _MEMORY. Text
-has 2 to 10 times."""
+"""Maximum factor of the bytes of a decompressed column over those of the file, if that is more than _MEMORY. Text has 2
+to 10 times."""
 
 
 class NotParquet(Exception):

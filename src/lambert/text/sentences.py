@@ -26,7 +26,7 @@ _ASCII_SPACES = [c for c in _SPACES if c.isascii()]
 
 _ENDS = " .!?\u3002\uff01\uff1f"  # nearly all sentences end with these; others are checked with the tokenizer
 _TAIL = 4  # characters of the end of a sentence that are checked
-_WINDOW = 1 << 17  # maximum characters per call of sentencex, which for each sentence checks all quotations
+_WINDOW = 1 << 17  # maximum characters per call of sentencex, which checks all quotations for each sentence
 _WINDOW_WITHOUT_SPACES = 1 << 12  # the same, because it also checks all characters back to the last space
 _NORMALIZER, _PRE_TOKENIZER = BertNormalizer(lowercase=False), BertPreTokenizer()
 
@@ -40,7 +40,7 @@ def clean(text: str) -> tuple[str, int]:
 
 
 def split(text: str, language: str = "en", lines: str = "auto") -> list[str]:
-    """Returns the sentences of a document, without empty ones, with single spaces inside and none around.
+    """Returns the sentences of a document, without empty ones, with single spaces inside and none at the ends.
 
     Args:
         text: The document.
@@ -104,7 +104,7 @@ def _whole_words(parts: list[str]) -> list[str]:
 
 @lru_cache(1 << 12)
 def _ends_word(tail: str) -> bool:
-    """Returns whether a word ends with these last characters of a sentence, whatever follows."""
+    """Returns whether a word ends with these last characters of a sentence, independent of what follows."""
     pieces: list[tuple[str, tuple[int, int]]] = _PRE_TOKENIZER.pre_tokenize_str(_NORMALIZER.normalize_str(tail + "a"))
     return pieces[-1][0] == "a"
 

@@ -1,7 +1,7 @@
 """Tables (CSV, TSV): how one is written, and its rows, in bounded memory.
 
 The first rows decide: which character separates cells, whether cells are in quotation marks, and whether the first line
-has the names of the columns. So a table is read in the same way whatever its name, and by every command.
+has the names of the columns. So every command reads a table in the same way, whatever its name is.
 """
 
 import csv
@@ -25,7 +25,7 @@ _JUDGED = 500
 """Rows by which the form of a table is judged (ours)."""
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _SEP_LINE = re.compile(rb'"?sep=(.)"?\r?\n?', re.IGNORECASE)
-"""The first line by which Excel is told the separator."""
+"""The first line with which a file tells Excel the separator."""
 _ODD = "\ufeff\u200b\u200c\u200d\u200e\u200f\u2060\u00ad"
 """Characters that are not seen: the byte-order mark, spaces and joiners of no width, marks of direction, a hyphen."""
 _COLUMN_NAME = re.compile(r"[^\W\d][\w .#/()-]{0,39}")
@@ -80,8 +80,8 @@ def as_seen(text: str) -> str:
 
 
 def recognised(beginning: bytes, suffix: str) -> Table:
-    """Returns how a table is written whose first bytes, `BLOCK` if it has so many, are these. `suffix` is that of its
-    name, which decides where the rows do not."""
+    """Returns how a table is written, given its first bytes (`BLOCK`, if it has as many). `suffix` is that of its name,
+    which decides where the rows do not."""
     begin, number = len(BOM) if beginning.startswith(BOM) else 0, 0
     whole = len(beginning) < BLOCK
     lines = _LINE.findall(beginning, begin)
@@ -342,4 +342,4 @@ def _reason(error: Exception, lines: _Lines, begin: int) -> str:
     if '\\"' in lines.last:
         return "has a quotation mark after a backslash: within a cell, write it twice, without the backslash"
     until = f", read up to line {lines.number}: is a quotation mark missing?" if lines.number > begin else ""
-    return f"is no row ({text}){until}"
+    return f"is not a row ({text}){until}"

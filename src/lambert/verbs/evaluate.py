@@ -20,7 +20,7 @@ from lambert.verbs.settings.evaluate import EvaluateConfig
 from lambert.verbs.training_data import counted
 
 _TOLD = ("cut", "questions_cut", "answers_absent")
-"""Counts of a labelled file that the user is told, because they lower the scores."""
+"""Counts of a labelled file that are shown to the user, because they lower the scores."""
 
 
 def run(config: EvaluateConfig, say: Say = silent) -> Result:

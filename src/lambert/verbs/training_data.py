@@ -1,4 +1,4 @@
-"""Labelled data of a run of `finetune`: what is refused before training, and what the user is told."""
+"""Checks the labelled data of a run of `finetune` before training, and yields lines for the user."""
 
 from pathlib import Path
 from typing import Any

@@ -106,7 +106,7 @@ def test_the_metrics_are_the_scores_on_dev(case: str, pretrained: Path, tmp_path
     if other:
         assert metric.metric_of(other, "", names)[0] == other
     if case in LACKING:
-        with pytest.raises(UsageError, match="is no score of these runs"):
+        with pytest.raises(UsageError, match="is not a score of these runs"):
             metric.metric_of(LACKING[case], "", names)
     assert not (tmp_path / "out").exists()
 
@@ -176,7 +176,7 @@ def test_a_wrong_space_is_refused(case: str, write: Callable[..., Path], tmp_pat
         ("trials = 0", "", ["trials = 0"]),
         ("trials = 1\nseeds = []", "", ["seeds is empty"]),
         ("trials = 1\nseeds = [1, 1]", "", ["a seed twice"]),
-        ("trials = 1\nmetric = 'pearson'", "", ["metric = 'pearson' is no score of these runs", "Known: accuracy"]),
+        ("trials = 1\nmetric = 'pearson'", "", ["metric = 'pearson' is not a score of these runs", "Known: accuracy"]),
         ("trials = 1\nmetric = 'acuracy'", "", ["Did you mean 'accuracy'?"]),
         ("trials = 1\nsampler = 'tpee'", "", ["sampler = 'tpee' is unknown. Did you mean 'tpe'?"]),
         ("trials = 1\npruner = 'mediam'", "", ["Did you mean 'median'?"]),

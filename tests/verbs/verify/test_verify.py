@@ -222,7 +222,7 @@ def test_wrong_flags_are_one_line(made: tuple[Path, list[Path]], flags: list[str
 def test_recipes_without_a_curve_are_one_line(recipe: Path, lambert: Lambert) -> None:
     one_line(lambert("verify", recipe), 2, "has no table [expect]", "--write-from")
     recipe.write_text('input = ["x"]\nout = "c"\n')
-    one_line(lambert("verify", recipe), 2, "is no recipe of pretrain or finetune")
+    one_line(lambert("verify", recipe), 2, "is not a recipe of pretrain or finetune")
     one_line(lambert("verify"), 2, "verify requires a RECIPE: lambert verify runs/demo/recipes")
     one_line(lambert("verify", recipe.parent / "none.toml"), 2, "No such recipe")
 

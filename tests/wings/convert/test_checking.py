@@ -225,7 +225,7 @@ def test_texts_that_cannot_be_compared(texts: Path, tmp_path: Path, lambert: Com
             check(folder, folder, texts)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"body": "a"}\n')
-    with pytest.raises(DataError, match=r"rows.jsonl:1: 'text' is no text. .* found: body."):
+    with pytest.raises(DataError, match=r"rows.jsonl:1: 'text' is not a text. .* found: body."):
         check(folder, folder, rows)
     texts.write_text("a\n")
     with pytest.raises(UsageError, match=r"has no modules\.json\. Use --against transformers"):

@@ -68,5 +68,5 @@ def test_a_model_without_vectors_is_refused(tmp_path: Path, lambert: object) -> 
     model = saved("bert", "label", tmp_path / "model")
     done = lambert("export", model=model, out=tmp_path / "out", format="sentence-transformers")  # type: ignore[operator]
     assert done.code == 2
-    assert "is no model of vectors" in done.err
+    assert "is not a model of vectors" in done.err
     assert not (tmp_path / "out").exists()

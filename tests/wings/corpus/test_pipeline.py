@@ -243,7 +243,7 @@ def test_another_configuration_or_input_is_refused(texts: Path, config: Make, st
 def test_a_foreign_folder_is_left_alone(tmp_path: Path, texts: Path, config: Make) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match="exists and is no prepared corpus"):
+    with pytest.raises(UsageError, match="exists and is not a prepared corpus"):
         prepare(config(texts))
     assert content(tmp_path / "corpus") == {"thesis.txt": b"years of work"}
 
@@ -334,9 +334,9 @@ def test_what_a_killed_run_left_is_swept(tmp_path: Path, texts: Path, config: Ma
         ({"language": "English"}, "language = 'English'"),
         ({"min_tokens": 0}, "min_tokens = 0 must be at least 1"),
         ({"input": (Path("x"), "")}, "input has an empty entry"),
-        ({"metadata": ("url",)}, "metadata is kept between steps only"),
+        ({"metadata": ("url",)}, "metadata is stored only between steps"),
         ({"work": Path("w")}, "work = w holds the results of steps"),
-        ({"checksums": "sums"}, "checksums are of remote inputs"),
+        ({"checksums": "sums"}, "checksums applies to remote inputs"),
         ({"steps": ("extract,clean",), "clean": ("prose", "prose")}, "clean names prose twice"),
         ({"gopher": Gopher(min_words=9)}, "gopher is set, and .* add gopher to clean"),
         ({"tokenizer": "t", "tokenizer_kind": "bpe"}, "tokenizer_kind = bpe has no effect with a given tokenizer"),

@@ -56,7 +56,7 @@ def test_a_whole_corpus_is_verified(corpus: Path) -> None:
     lines: list[str] = []
     assert run(VerifyCorpusConfig(corpus), lines.append).folder == corpus
     assert lines[0].startswith("train ")
-    assert lines[-2] == "inputs   1 files, as they were"
+    assert lines[-2] == "inputs   1 files, unchanged"
 
 
 def test_inputs_that_changed_or_are_gone_are_named(corpus: Path, whole: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_wrong_index_is_found_although_its_hash_is_right(corpus: Path) -> None
     index[3, 1] += 7
     np.save(corpus / "train" / "index.npy", index)
     rewrite(corpus, rehash(corpus, "train"))
-    with pytest.raises(DataError, match="do not count up"):
+    with pytest.raises(DataError, match="do not increase one by one"):
         verify(corpus)
     index[3] = index[2]
     np.save(corpus / "train" / "index.npy", index)
@@ -146,7 +146,7 @@ def test_changed_tokens_are_found_although_their_hash_is_right(corpus: Path) -> 
 
 def test_a_file_that_the_manifest_does_not_name_is_found(corpus: Path) -> None:
     (corpus / "train" / "00001.bin").write_bytes(b"")
-    with pytest.raises(DataError, match=r"00001\.bin is no file of this corpus"):
+    with pytest.raises(DataError, match=r"00001\.bin is not a file of this corpus"):
         verify(corpus)
 
 

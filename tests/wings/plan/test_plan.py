@@ -36,7 +36,7 @@ def test_a_budget_takes_the_fastest_and_a_deadline_the_cheapest(lambert: Lambert
     assert cheap["seconds"] <= 12 * 3600
     assert cheap["cost"] < fast["cost"]
     assert fast["method"] == cheap["method"] == "float32"
-    one_line(lambert("plan", *command, "--budget=1USD"), 2, "No choice keeps 1USD: the cheapest is 1 H100 with")
+    one_line(lambert("plan", *command, "--budget=1USD"), 2, "No choice is within 1USD: the cheapest is 1 H100 with")
 
 
 def test_a_prepared_corpus_gives_lengths_and_vocabulary(lambert: Lambert, corpus: Path, tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_a_budget_and_a_deadline_are_both_kept_by_the_cheapest_choice(lambert: L
     rows = lambert("plan", *command, "--budget=300USD", "--deadline=12h").out.splitlines()
     assert {row.partition(" over the ")[2] for row in rows} == {"", "budget", "deadline"}
     refused = lambert("plan", *command, "--budget=300USD", "--deadline=10m")
-    one_line(refused, 2, "No choice keeps 300USD and 10m: the cheapest is 1 H100 with", ", the fastest ")
-    one_line(lambert("plan", *command, "--budget=10USD", "--deadline=12h"), 2, "No choice keeps 10USD and 12h")
+    one_line(refused, 2, "No choice is within 300USD and 10m: the cheapest is 1 H100 with", ", the fastest ")
+    one_line(lambert("plan", *command, "--budget=10USD", "--deadline=12h"), 2, "No choice is within 10USD and 12h")
 
 
 OWN = """[device]
@@ -172,7 +172,7 @@ def test_the_price_is_that_of_this_machine(lambert: Lambert, small: Path) -> Non
         (["--device=H100", "--budget=500USD"], "budget needs the price of H100: add --price"),
         (["--device=H100", "--price=cheap"], "price = 'cheap' must be USD for an hour"),
         (["--device=H100", "--price=V100-16GB=1"], "price names V100-16GB, which is not in device"),
-        (["--device=H100,T4", "--price=H100=1"], "price = 'H100=1' has none for T4: add T4=USD for an hour."),
+        (["--device=H100,T4", "--price=H100=1"], "price = 'H100=1' has no price for T4: add T4=USD for an hour."),
         (["--device=H100,T4", "--price=H100=1,2"], "has several prices for a device"),
         (["--device=H100,T4", "--price=H100=1,H100=2"], "has several prices for H100"),
         (["--device=H100", "--price=-1"], "price = '-1' must be USD for an hour"),
@@ -182,7 +182,7 @@ def test_the_price_is_that_of_this_machine(lambert: Lambert, small: Path) -> Non
         (["--device=H100", "--budget=much", "--price=1"], "budget = 'much' must be an amount such as 500USD"),
         (["--device=H100", "--deadline=soon"], "deadline = 'soon' must be a duration"),
         (["--device=H100", "--link=infiniband-20"], "Did you mean 'infiniband-200'?"),
-        (["--device=H100", "--link=nvlink-4"], "is inside of a machine"),
+        (["--device=H100", "--link=nvlink-4"], "connects devices of a machine"),
         (["--device=H100", "--nodes=1", "--link=ethernet-10"], "nodes = 1 is one: leave one of them out"),
         (["--device=H100", "--nodes=3", "--devices=8"], "nodes = 3 cannot share devices = 8 evenly"),
         (["--device=H100", "--devices=3"], "3 ranks cannot share train.batch_size = 256 evenly"),
@@ -193,10 +193,10 @@ def test_the_price_is_that_of_this_machine(lambert: Lambert, small: Path) -> Non
         (["--device=H100", "--checkpoint=5"], "add --failures"),
         (["--device=H100", "--image=x"], "image = 'x' is for the pods of Kubernetes: add --cluster kubernetes."),
         (["--device=H100", "--cluster=slurm", "--claim=x"], "claim = 'x' is for the pods of Kubernetes"),
-        (["--device=H100", "--cluster=kubernetes", "--image=a b"], "image = 'a b' is no name of a container image"),
+        (["--device=H100", "--cluster=kubernetes", "--image=a b"], "image = 'a b' is not a name of a container image"),
         (
             ["--device=H100", "--cluster=kubernetes", "--claim=My_data"],
-            "claim = 'My_data' is no name of a volume claim",
+            "claim = 'My_data' is not a name of a volume claim",
         ),
         (["--device=H100", "--plot=plan.png"], "plot = 'plan.png' must be the name of an SVG file, such as plan.svg"),
         (["--device=H100", "--slow=0.5"], "slow = 0.5 must be at least 1"),

@@ -170,7 +170,7 @@ def test_a_port_in_use_is_one_line(folder: Path, lambert: Lambert) -> None:
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
 def test_a_key_is_not_read_from_a_pipe_or_a_device(make: Callable[[Path], Any], tmp_path: Path) -> None:
     make(tmp_path / "key")
-    with pytest.raises(UsageError, match="key is no file"):
+    with pytest.raises(UsageError, match="key is not a file"):
         api_key(ServeConfig(("model",), api_key_file=tmp_path / "key"))
 
 

@@ -94,4 +94,4 @@ def test_a_pipe_in_a_folder_does_not_stop_a_reload(name: str, model: Path) -> No
     os.mkfifo(model / name)
     changed, (message,) = models.reload()
     assert changed == []
-    assert f"{name} is no file but" in message
+    assert f"{name} is a named pipe" in message

@@ -9,7 +9,7 @@ from lambert.model.objectives import Head, Label, MaskedLanguageModel, MultiLabe
 
 
 class Prediction(MaskedLanguageModel):
-    """BERT's head with the exact gelu, whatever the blocks have."""
+    """BERT's head with the exact gelu, independent of the activation of the blocks."""
 
     def __init__(self, config: EncoderConfig, labels: int) -> None:
         super().__init__(config, labels)

@@ -27,7 +27,7 @@ PIECES, MERGES = "vocab.json", "merges.txt"
 """Files of byte-level BPE in older folders."""
 ADDED, SPECIAL = "added_tokens.json", "special_tokens_map.json"
 _LONGEST = 256
-"""Characters of the token for unknown words, of which each has a copy in the library (our choice)."""
+"""Maximum characters of the token for unknown words, which the library copies for each unknown word (our choice)."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -46,10 +46,10 @@ def file_in(folder: Path) -> Path:
 
 
 def read(path: Path, lowercase: bool | None) -> Tokenizer:
-    """Returns the tokenizer in a file, with what the files beside it say. All of its special tokens are special.
+    """Returns the tokenizer in a file, with the settings of the files beside it. All of its special tokens are special.
 
     `lowercase` overrides do_lower_case for a vocab.txt. Raises DataError for files that contradict one another, and for
-    a tokenizer that needs code which Lambert lacks.
+    a tokenizer that needs code that Lambert lacks.
     """
     config, model = _object(path.with_name(CONFIG)), _object(path.with_name("config.json"))
     name = _class(config, model)
@@ -69,20 +69,20 @@ def _read(
             )
         kind = CLASSES.get(name)
         if kind is not None and not config and "tokenizer_class" not in model and _kind_of_pieces(path) != kind.model:
-            kind = None  # the class is that of the body alone, which has another tokenizer
+            kind = None  # the class belongs to the body alone, which has another tokenizer
         return _from_json(path, config, kind)
     if name in classes.GENERIC and not config.get("tokenizer_class"):
-        name = ""  # the model's usual class reads tokenizer.json, which is missing; this file says what it is by itself
+        name = ""  # the model's usual class reads tokenizer.json, which is missing; this file suffices
     kind = CLASSES.get(name) if name else CLASSES["BertTokenizer" if path.name != PIECES else "RobertaTokenizer"]
     if kind is None or not kind.files:
         raise DataError(_needs_json(path, name))
     if path.name not in kind.files and (path.name == PIECES or kind is not CLASSES["BertTokenizer"]):
-        raise DataError(f"{path} is of another kind than {name}, which is read from {kind.files}. Give its {JSON}.")
+        raise DataError(f"{path} does not suit {name}, which is read from {kind.files}. Give its {JSON}.")
     return _from_vocabulary(path, config, kind, lowercase, stated=bool(config or model))
 
 
 def as_class(path: Path, config: Mapping[str, Any], name: str) -> Tokenizer:
-    """Returns what transformers makes of a tokenizer.json with this tokenizer_config.json and class."""
+    """Returns the tokenizer that transformers makes from a tokenizer.json with this tokenizer_config.json and class."""
     return _from_json(path, config, CLASSES[name])
 
 
@@ -111,7 +111,7 @@ def _kind_of_pieces(path: Path) -> object:
 
 
 def _gives_segments(config: Mapping[str, Any], name: str) -> bool:
-    """Returns whether transformers gives models the segment types of the template; otherwise all are 0."""
+    """Returns whether transformers gives models the segment types of the template; if not, all are 0."""
     usual = name == "" or (name in CLASSES and name not in classes.WITHOUT_SEGMENTS)
     names = config.get("model_input_names", ["token_type_ids"] * usual)
     if not isinstance(names, list):
@@ -120,7 +120,7 @@ def _gives_segments(config: Mapping[str, Any], name: str) -> bool:
 
 
 def _without_segments(tokenizer: Tokenizer) -> Tokenizer:
-    """Returns the tokenizer with a template whose segment types are 0."""
+    """Returns the tokenizer with all segment types of its template set to 0."""
     if not any(tokenizer.encode("", "").type_ids):
         return tokenizer
     values = json.loads(tokenizer.to_str())
@@ -142,7 +142,7 @@ def _without_segments(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _has_bytes(path: Path) -> bool:
-    """Returns whether the pieces of a tokenizer.json are of bytes."""
+    """Returns whether the pieces of a tokenizer.json are bytes."""
     return "ByteLevel" in json.dumps(_object(path).get("pre_tokenizer"))
 
 
@@ -180,22 +180,22 @@ def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | Non
 
 
 def _check_constant(tokenizer: Tokenizer, path: Path) -> None:
-    """Raises DataError if the model draws pieces at random. transformers does it too with this file."""
+    """Raises DataError if the model draws pieces at random, as transformers does with this file."""
     if value := getattr(tokenizer.model, "dropout", None):
         raise DataError(
-            f"{path} has dropout = {value:g} in its model, with which the same text has other pieces each time: set it "
+            f"{path} has dropout = {value:g} in its model, so the same text has other pieces each time: set it "
             "to null there."
         )
 
 
 def check_length(tokenizer: Tokenizer, path: Path) -> None:
-    """Raises DataError if each unknown word would take the memory of a long name."""
+    """Raises DataError if the token for unknown words is so long that its copies would fill the memory."""
     if len(name := getattr(tokenizer.model, "unk_token", None) or "") > _LONGEST:
         raise DataError(f"{path}: the token for unknown words has {len(name):,} characters. Correct unk_token.")
 
 
 def _check_unknown(tokenizer: Tokenizer, model: Mapping[str, Any], path: Path) -> None:
-    """Raises DataError if a text may have pieces that the tokenizer can neither find nor replace."""
+    """Raises DataError if a text may have unknown pieces for which the vocabulary has no token."""
     if type(tokenizer.model).__name__ == "Unigram":
         lacking = model.get("unk_id") is None and not model.get("byte_fallback")
     else:
@@ -212,7 +212,7 @@ def _from_vocabulary(
     path: Path, config: Mapping[str, Any], kind: TokenizerClass, lowercase: bool | None, *, stated: bool
 ) -> Tokenizer:
     if path.name == PIECES:
-        with library_errors(f"{path} and {MERGES} are no tokenizer"):
+        with library_errors(f"{path} and {MERGES} are not a tokenizer"):
             vocabulary, merges = models.BPE.read_file(str(path), str(path.with_name(MERGES)))
         model: dict[str, Any] = {"vocab": vocabulary, "merges": merges}
     else:
@@ -238,7 +238,7 @@ def _assembled(
     path: Path,
     given: Any = None,
 ) -> Tokenizer:
-    """Returns the tokenizer that transformers builds from the vocabulary in `values`; `given` is the template of
+    """Returns the tokenizer that transformers builds from the vocabulary in `values`; `given` is the template for
     classes that set none."""
     settings = {key: config.get(key, usual) for key, usual in kind.settings.items()}
     for key, value in settings.items():
@@ -248,7 +248,7 @@ def _assembled(
     unknown = names.get("unk")
     if kind.model == "WordPiece" and unknown not in values["model"]["vocab"]:
         raise DataError(
-            f"{path} has no piece {unknown}, the token for unknown words: if another piece is, name it in "
+            f"{path} has no piece {unknown}, the token for unknown words: if another piece is meant, name it in "
             f'{path.with_name(CONFIG)}, as in "unk_token": "<unk>".'
         )
     tokenizer = kind.start(values, names, settings)
@@ -263,13 +263,13 @@ class _Tokens:
     """Tokens to add to a vocabulary."""
 
     numbered: Mapping[int, AddedToken]
-    """Those that a file gives with an id."""
+    """Tokens to which a file gives an id."""
     names: Mapping[str, AddedToken]
     """Special tokens by role, in transformers' order."""
     extra: tuple[AddedToken, ...]
     """Further special tokens."""
     usual: frozenset[str]
-    """Special tokens that the class has by default, of which a vocabulary may lack some."""
+    """Default special tokens of the class, some of which a vocabulary may lack."""
     truncation_side: str
     """As in `Declared`."""
 
@@ -277,7 +277,7 @@ class _Tokens:
 def _tokens(
     path: Path, stated: Mapping[str, Any], kind: TokenizerClass | None, own: Mapping[int, AddedToken]
 ) -> _Tokens:
-    """Returns the tokens that the files beside `path` add. `own` are those of tokenizer.json."""
+    """Returns the tokens that the files beside `path` add. `own` are the added tokens of tokenizer.json."""
     config, place = dict(stated), path.with_name(CONFIG)
     if not config.get("extra_special_tokens") and "additional_special_tokens" in config:
         config["extra_special_tokens"] = config.pop("additional_special_tokens")
@@ -325,8 +325,8 @@ def _tokens(
 
 
 def _add(tokenizer: Tokenizer, tokens: _Tokens, path: Path) -> None:
-    """Adds tokens in transformers' order, and declares the special ones. A vocabulary may lack special tokens of its
-    class: they are added only if other tokens follow, whose ids they shift."""
+    """Adds tokens in transformers' order, and declares the special ones. Special tokens of the class that the
+    vocabulary lacks are added only if other tokens follow, whose ids they shift."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     names = {token.content for token in tokens.names.values()}
     adding = [token for _, token in sorted(tokens.numbered.items())]
@@ -355,7 +355,7 @@ def _add(tokenizer: Tokenizer, tokens: _Tokens, path: Path) -> None:
 
 
 def _added(value: Any, path: Path) -> AddedToken:
-    """Returns a token of a JSON file: its text, or a table with its flags. Those named so are special."""
+    """Returns a token of a JSON file, given as text or as a table with flags. It is special."""
     if isinstance(value, AddedToken):
         return AddedToken(value.content, **{flag: getattr(value, flag) for flag in _FLAGS})
     if isinstance(value, str):

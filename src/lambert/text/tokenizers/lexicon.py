@@ -39,7 +39,7 @@ class Lexicon:
 
     def find(self, data: bytes, starts_N: Integers, lengths_N: Integers) -> tuple[Integers, list[bytes]]:
         """Looks up the words of `data` that start at `starts_N` and have `lengths_N` bytes. Returns the value of each
-        word, 0 for an unknown word [N], and the unknown words, each once."""
+        word [N], 0 if it is unknown, and the unknown words, each once."""
         anywhere = np.ndarray(len(data) + 1, dtype=f"V{WIDTH}", buffer=data + bytes(WIDTH), strides=(1,))
         keys_N2 = anywhere.take(starts_N).view(np.uint64).reshape(-1, 2)
         keys_N2 &= _KEEP.take(lengths_N, axis=0, mode="clip")

@@ -1,7 +1,7 @@
-"""Finds the special tokens of a tokenizer by what they are for, and the pieces that continue a word.
+"""Finds the special tokens of a tokenizer by role, and the pieces that continue a word.
 
-Families name them differently: BERT's [CLS] is <s> in RoBERTa and XLM-R. All of it is in tokenizer.json: the template
-tells which tokens stand around a text, and the tokens that it does not mention have telling names.
+Families name them differently: BERT's [CLS] is <s> in RoBERTa and XLM-R. tokenizer.json has everything: the template
+    has the tokens around a text, and the other tokens have recognisable names.
 """
 
 import json
@@ -22,15 +22,15 @@ from lambert.text.tokenizers.declared import declared
 SPACE = "\u2581"
 """Marks the beginning of a word in pieces of SentencePiece's kind."""
 BYTE_SPACE = "\u0120"
-"""The same in pieces of byte-level BPE: how these write a space."""
+"""The same in pieces of byte-level BPE, which write a space like this."""
 _NAMED = {"mask": "[MASK]", "pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"}
 """BERT's names of the special tokens by role."""
 
 
 def template(tokenizer: Tokenizer, source: str = "the tokenizer") -> Template:
-    """Returns where the tokenizer's special tokens stand. `source` names the tokenizer in errors.
+    """Returns the places of the tokenizer's special tokens. `source` names the tokenizer in errors.
 
-    Raises DataError if they stand elsewhere than in BERT and RoBERTa, or if the vocabulary lacks them.
+    Raises DataError if these differ from those of BERT and RoBERTa, or if the vocabulary lacks the tokens.
     """
     single, pair = tokenizer.encode(""), tokenizer.encode("", "")
     around = [number for number, is_special in zip(single.ids, single.special_tokens_mask, strict=True) if is_special]
@@ -52,15 +52,14 @@ def template(tokenizer: Tokenizer, source: str = "the tokenizer") -> Template:
 
 
 def bert_template(tokenizer: Tokenizer) -> bool:
-    """Returns whether the special tokens stand where BERT's do between two texts, or the tokenizer has no template."""
+    """Returns whether the special tokens between two texts are placed as in BERT, or the tokenizer has no template."""
     pair = tokenizer.encode("", "")
     return len(pair.ids) in (0, 3)
 
 
 def named(tokenizer: Tokenizer, role: str) -> int | None:
-    """Returns the id of the token for a role (mask, pad, unk, cls or sep) that files name, or that its name tells, such
-    as <mask> or <|mask|>; None if there is none. The unknown token is the one that the pieces are looked up with, if it
-    has one."""
+    """Returns the id of the token for a role (mask, pad, unk, cls or sep), by the files' entry or by its name, such as
+    <mask> or <|mask|>; None if there is none. The unknown token is that of the model of the pieces, if it has one."""
     own = getattr(tokenizer.model, "unk_token", None) if role == "unk" else None
     if own is not None and (number := tokenizer.token_to_id(own)) is not None:
         return int(number)
@@ -93,7 +92,7 @@ def content(tokenizer: Tokenizer, number: int) -> str:
 
 
 def own(tokenizer: Tokenizer) -> set[int]:
-    """Returns the ids of the special tokens that stand around texts or fill places: cls, sep, pad, unk and mask."""
+    """Returns the ids of the special tokens around texts and of placeholders: cls, sep, pad, unk and mask."""
     around = [tokenizer.encode(""), tokenizer.encode("", "")]
     ids = {number for one in around for number, at in zip(one.ids, one.special_tokens_mask, strict=True) if at}
     given = (
@@ -111,8 +110,7 @@ def mask_id(tokenizer: Tokenizer, source: str = "the tokenizer") -> int:
 
 def specials(tokenizer: Tokenizer, source: str = "the tokenizer") -> Specials:
     """Returns the ids of the special tokens, and which pieces continue a word. `source` names the file in errors.
-
-    Raises DataError if a special token is missing or stands where Lambert does not expect it.
+    Raises DataError if a special token is missing or in an unexpected place.
     """
     found, mask, unknown = template(tokenizer, source), mask_id(tokenizer, source), named(tokenizer, "unk")
     if unknown is None and prefix(tokenizer):
@@ -127,22 +125,22 @@ def size(tokenizer: Tokenizer) -> int:
 
 
 _UNUSED = re.compile(r"\[unused_?\d+\]|<\|?unused_?\d+\|?>", re.IGNORECASE)
-"""Names of pieces that a vocabulary keeps for later use: [unused7] in BERT and ModernBERT, <unused7> in mmBERT."""
+"""Names of pieces that a vocabulary reserves for later use: [unused7] in BERT and ModernBERT, <unused7> in mmBERT."""
 
 
 def unused(tokenizer: Tokenizer) -> list[int]:
-    """Returns the ids of the pieces that the vocabulary keeps for later use, in order."""
+    """Returns the ids of the pieces that the vocabulary reserves for later use, in order."""
     pieces = tokenizer.get_vocab(with_added_tokens=True)
     return sorted(number for piece, number in pieces.items() if _UNUSED.fullmatch(piece))
 
 
 def boundaries(tokenizer: Tokenizer) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Returns for each id whether its piece continues the word of the preceding piece, and whether a word begins after
-    its piece in any case, each bool [V].
+    """Returns for each id whether its piece continues the word of the preceding piece, and whether a word always begins
+    after its piece, each bool [V].
 
     In WordPiece, pieces with ## continue a word. In byte-level BPE and SentencePiece's kinds, pieces without the mark
-    of a space do, but not punctuation and characters of scripts without spaces, after which a word begins in any case,
-    as it does after white space other than the mark.
+    of a space do, except punctuation and characters of scripts without spaces, after which a word always begins, as
+    after white space other than the mark.
     """
     pieces: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     continuation_V, closing_V = np.zeros((2, 1 + max(pieces.values())), dtype=np.bool_)
@@ -158,12 +156,12 @@ def boundaries(tokenizer: Tokenizer) -> tuple[npt.NDArray[np.bool_], npt.NDArray
 
 
 def prefix(tokenizer: Tokenizer) -> str:
-    """Returns what pieces inside of words begin with, ## in WordPiece; empty in tokenizers of other kinds."""
+    """Returns the prefix of pieces inside words, ## in WordPiece; empty in tokenizers of other kinds."""
     return getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
 
 
 def reads_spaces(tokenizer: Tokenizer) -> bool:
-    """Returns whether the first word of a text is encoded as without a space before it, and others as with one."""
+    """Returns whether the first word of a text is encoded as if no space preceded it, unlike the others."""
     if prefix(tokenizer):
         return False
     first = tokenizer.encode("a", add_special_tokens=False).tokens
@@ -190,7 +188,7 @@ def _types(value: Any) -> Iterator[str]:
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 """A piece that is a byte of a character."""
 _ASCII = re.compile("^<0x([0-7][0-9A-F])>$")
-"""A piece that is a byte, and all of a character."""
+"""A piece that is a byte and a whole character."""
 
 
 def _character(byte: re.Match[str]) -> str:
@@ -208,12 +206,12 @@ def _ends(text: str) -> bool:
 
 
 def _inside(character: str) -> bool:
-    """Returns whether a character can be anywhere in a word; U+FFFD is a part of one."""
+    """Returns whether a character can be anywhere in a word; U+FFFD is part of a character."""
     return character == "\ufffd" or (of_word(character) and not UNSPACED.match(character))
 
 
 def of_word(character: str) -> bool:
-    """Returns whether a character is a letter, a digit or a mark on one."""
+    """Returns whether a character is a letter, a digit or a combining mark."""
     return unicodedata.category(character)[0] in "LNM"
 
 

@@ -1,7 +1,7 @@
 """Builds, loads and saves tokenizers.
 
-The `tokenizers` library converts text to ids: those that are built here with the normalizer and pre-tokenizer of BERT
-(Devlin et al. 2019; `tokenization.py` of google-research/bert), those of other kinds as their files say (`folder`).
+The `tokenizers` library converts text to ids. Tokenizers that are built here have the normalizer and pre-tokenizer of
+BERT (Devlin et al. 2019; `tokenization.py` of google-research/bert); others follow their files (`folder`).
 """
 
 import hashlib
@@ -46,8 +46,8 @@ def build(pieces: list[str], *, lowercase: bool, strip_accents: bool | None = No
 
 
 def _plain(tokenizer: Tokenizer, found: Declared) -> Tokenizer:
-    """Returns the tokenizer that encodes "[SEP]" in a text as ordinary text, which `tokenizer.json` cannot store, and
-    other special tokens, which files add, as one id each (`declared`)."""
+    """Returns the tokenizer, set to encode "[SEP]" in a text as ordinary text, which `tokenizer.json` cannot store, and
+    special tokens that files add as one id each (`declared`)."""
     declare(tokenizer, found)
     own = roles.own(tokenizer)
     added = tokenizer.get_added_tokens_decoder()
@@ -76,19 +76,19 @@ def with_mask(tokenizer: Any) -> Any:
 
 
 def rebuilt(values: dict[str, Any], original: Tokenizer | None = None) -> Tokenizer:
-    """Returns the tokenizer with this content of `tokenizer.json`, and with what was declared about `original`."""
+    """Returns the tokenizer with this content of `tokenizer.json` and the declarations of `original`."""
     return _plain(Tokenizer.from_str(_serialised(values)), declared(original))
 
 
 def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = ()) -> Any:
-    """Loads a tokenizer, without truncation and padding. Its ids are those of AutoTokenizer of transformers, but for
-    the template's own special tokens in a text ([CLS], [SEP], [PAD], [UNK], [MASK]), which are ordinary text.
+    """Loads a tokenizer, without truncation and padding. Its ids are those of AutoTokenizer of transformers, except
+    that the template's own special tokens in a text ([CLS], [SEP], [PAD], [UNK], [MASK]) are ordinary text.
 
     Args:
         path: Model folder, or its `tokenizer.json`, `vocab.txt`, or `vocab.json` with `merges.txt` beside it. The other
             files of the folder are read too.
-        lowercase: Whether text is lower-cased, for a `vocab.txt`; for BERT's `tokenizer.json` what it says. None: as in
-            `tokenizer_config.json` beside a `vocab.txt`, else false if any piece has capitals.
+        lowercase: Whether text is lower-cased, for a `vocab.txt`; for BERT's `tokenizer.json` it must agree with the
+            file. None: as in `tokenizer_config.json` beside a `vocab.txt`, otherwise false if any piece has capitals.
         needs: Roles of the special tokens that the vocabulary must have, such as mask (`roles.named`).
 
     Raises:
@@ -122,8 +122,8 @@ def _loaded(path: Path, lowercase: bool | None, lowercases_first: bool, needs: C
 
 
 def _framed(tokenizer: Tokenizer, path: Path) -> Tokenizer:
-    """Gives the tokenizer BERT's template if it has none. Raises DataError if that is the tokenizer of a model, which
-    then has learnt texts without special tokens."""
+    """Gives the tokenizer BERT's template if it has none. Raises DataError if it is the tokenizer of a model, which has
+    then learnt texts without special tokens."""
     if any(tokenizer.encode("").special_tokens_mask):
         return tokenizer
     if path.with_name("config.json").is_file() and path.suffix == ".json":
@@ -141,8 +141,8 @@ def _framed(tokenizer: Tokenizer, path: Path) -> Tokenizer:
 
 
 def _lowercases_first(folder: Path) -> bool:
-    """Returns whether texts are lower-cased before the tokenizer's own normalizer, as older folders of
-    sentence-transformers may say in a file beside it."""
+    """Returns whether texts are lower-cased before the tokenizer's own normalizer, as a file in older folders of
+    sentence-transformers may set."""
     found = {path: json_object(path).get("do_lower_case") for path in folder.glob("sentence_*_config.json")}
     if odd := next((path for path, value in found.items() if not isinstance(value, bool | None)), None):
         raise DataError(f"{odd}: do_lower_case is {shown(found[odd])}, not true or false.")
@@ -192,8 +192,8 @@ def save(tokenizer: Any, out: Path, longest: int = 512, *, segments: bool = True
     them.
 
     Args:
-        longest: Number of tokens to which other libraries shorten a text when they are asked to.
-        segments: Whether the model reads segment types, which they then give to it.
+        longest: Number of tokens to which other libraries truncate a text on request.
+        segments: Whether the model reads segment types, which other libraries then give to it.
     """
     values, found = described(tokenizer), declared(tokenizer)
     out.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ def save(tokenizer: Any, out: Path, longest: int = 512, *, segments: bool = True
 
 
 def _is_bert(path: Path, config: dict[str, Any], values: dict[str, Any]) -> bool:
-    """Returns whether the class BertTokenizer of transformers makes of this tokenizer.json the same tokenizer."""
+    """Returns whether the class BertTokenizer of transformers makes the same tokenizer from this tokenizer.json."""
     if values["model"].get("type") != "WordPiece" or _lowercases(values) is None:
         return False
     try:

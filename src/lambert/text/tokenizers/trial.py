@@ -23,14 +23,15 @@ _PLAIN = {
     "BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "Nmt", "BertPreTokenizer",
     "ByteLevel", "Metaspace", "Whitespace", "WhitespaceSplit", "Punctuation", "Digits",
 }  # fmt: skip
-"""Parts without rules of their own. Each makes a text at most a few times longer, so one of each is harmless."""
+"""Parts without rules of their own. Each lengthens a text at most a few times, so one of each is harmless."""
 _PLAIN_AFTER = {"BertProcessing", "RobertaProcessing", "ByteLevel", "TemplateProcessing"}
 _PLAIN_DECODERS = {"WordPiece", "ByteLevel", "Metaspace", "BPEDecoder", "Fuse", "ByteFallback"}
 _TEMPLATE_CHARACTERS = 4_000
-"""A template of BERT's has 500, and each token, which is added to every text, about 50 (our choice)."""
+"""Maximum characters of a template. BERT's has 500, and each token, which is added to every text, about 50 (our
+choice)."""
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
 _SECONDS = 60.0
-"""Wall-clock limit of the process, whose limit of processor time ends it much earlier (our choice)."""
+"""Wall-clock limit of the process; its limit of processor time normally ends it much earlier (our choice)."""
 
 
 def check_parts(values: Mapping[str, Any], path: Path) -> None:
@@ -80,8 +81,8 @@ def _tried(parts: str) -> str:
 
 @contextmanager
 def library_errors(what: str = "The tokenizer cannot encode a text") -> Iterator[None]:
-    """Raises DataError, which begins with `what`, for an error of the `tokenizers` library, which has no class of its
-    own, and for a panic, which is no Exception."""
+    """A context that raises DataError, which begins with `what`, for an error of the `tokenizers` library, which has no
+    class of its own, and for a panic, which is not an Exception."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""The process in which `trial` uses the parts of a tokenizer. Reads them from standard input, and writes what is wrong,
+"""The process in which `trial` uses the parts of a tokenizer. Reads them from standard input, and writes the problem,
 as the end of a sentence, or nothing. Imports nothing of Lambert, so that it starts in 0.1 s."""
 
 import json
@@ -11,9 +11,9 @@ from itertools import islice
 from typing import Any
 
 BYTES = 1 << 30
-"""Address space of the process. The library itself takes 0.1 GB; ours."""
+"""Bytes of address space of the process (our choice; the library itself takes 0.1 GB)."""
 SECONDS = 3
-"""Processor time. The process of a tokenizer with a large table takes 0.1 s; ours."""
+"""Seconds of processor time (our choice; a tokenizer with a large table takes 0.1 s)."""
 TIME_IS_UP = (signal.SIGXCPU, signal.SIGKILL)
 SEQUENCES = {
     "normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors",
@@ -21,16 +21,16 @@ SEQUENCES = {
 }  # fmt: skip
 """Key of the rules that a sequence of a part has."""
 _WHOLE = 8
-"""Texts, the usual ones and the words of the rules, that are also encoded as a whole."""
+"""Number of texts (usual ones and words of the rules) that are also encoded as a whole."""
 _BLOCK = 1 << 12
 _EXPANSION = 100
-"""A text may become so many times longer. The longest decomposition of Unicode (U+FDFA) has 18 characters."""
+"""Maximum factor by which a text may become longer. The longest decomposition in Unicode (U+FDFA) has 18 characters."""
 _CHARACTERS = ((0, 0x3400), (0x4E00, 0x5000), (0xAC00, 0xAE00), (0xF900, 0x10000), (0x1F300, 0x1F700))
 """First and last + 1: all scripts, some of the many Chinese and Korean characters, compatible forms, pictures."""
 
 
 def _limit(kind: int, value: int) -> None:
-    """Sets a limit of this process where the system has it. A hard limit that is lower stays."""
+    """Sets a limit of this process if the system has it. A lower hard limit is kept."""
     hard = resource.getrlimit(kind)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     with suppress(ValueError, OSError):  # macOS does not limit the address space
@@ -76,7 +76,7 @@ def main() -> None:
         print(error)
     except MemoryError:
         print(f"take more than {BYTES >> 30} GiB for short texts")
-    except BaseException as error:  # a panic is no Exception
+    except BaseException as error:  # a panic is not an Exception
         print(f"fail for short texts ({' '.join(str(error).split())[:200]})")
 
 
@@ -90,8 +90,8 @@ def _check(found: list[str], text: str) -> None:
 
 
 def flat(part: str, rule: Any) -> Iterator[Any]:
-    """Yields a rule of a part of a tokenizer, or those that it applies in sequence, as which the library also reads a
-    table without a type. A rule that has rules for another reason is yielded as it is."""
+    """Yields a rule of a part of a tokenizer, or the rules that it applies in sequence; the library also reads a table
+    without a type as a sequence. Other rules that contain rules are yielded unchanged."""
     inner = rule.get(SEQUENCES[part]) if isinstance(rule, dict) and rule.get("type", "Sequence") == "Sequence" else None
     if isinstance(inner, list):
         for each in inner:

@@ -22,7 +22,7 @@ from lambert.text.tokenizers import roles
 from lambert.text.tokenizers.lexicon import Lexicon
 
 SLICE = 1 << 18  # bytes encoded at a time: the intermediate arrays fit the cache of a core
-MARK = "\0"  # follows each word of a group; no text contains NUL
+MARK = "\0"  # separates the words of a group; no text contains NUL
 GROUP = 256  # new words encoded as one text, because calls are expensive
 HALF = 32  # the value of a word is the index of its first id, and in this many low bits the number of its ids
 
@@ -33,25 +33,25 @@ is slower."""
 
 Integers = npt.NDArray[np.int64]
 Scheme = Literal["", "marks", "spaces", "bytes"]
-"""What divides a text into words that a tokenizer treats independently: spaces and punctuation marks (BERT); spaces
-(SentencePiece's kinds); spaces, each of which belongs to the word after it (byte-level BPE, and Gemma's kind). Empty:
-nothing does."""
+"""How a text divides into words that a tokenizer treats independently: at spaces and punctuation marks (BERT); at
+spaces (SentencePiece's kinds); at spaces, each of which belongs to the word after it (byte-level BPE, and Gemma's
+kind). Empty: it does not."""
 _BLANK = np.isin(np.arange(256), [*b"\t\n\v\f\r ", *range(0x1C, 0x20), 0xC2, 0xE1, 0xE2, 0xE3])
-"""First bytes of characters that may be white space."""
+"""Possible first bytes of white space outside ASCII."""
 _BLANK_END = np.isin(np.arange(256), [*b"\t\n\v\f\r ", *range(0x1C, 0x20), *range(0x80, 0x100)])
-"""Last bytes of characters that may be white space."""
+"""Possible last bytes of white space outside ASCII."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedWords:
-    """Some lines as ids: N words, marks and ends of lines; T ids; n lines."""
+    """Lines as ids: N words, marks and line ends; T ids; n lines."""
 
     data: bytes
     """The lines, with a newline after each."""
     starts_N: Integers
-    """The byte of `data` with which a word begins."""
+    """Position in `data` of the first byte of each word."""
     counts_N: Integers
-    """Number of ids of a word; 0 for a newline."""
+    """Number of ids of each word; 0 for a newline."""
     ids_T: npt.NDArray[Any]
 
     @property
@@ -61,11 +61,11 @@ class EncodedWords:
 
     @property
     def spaced_T(self) -> npt.NDArray[np.int32]:
-        """Number of the word, as divided by ASCII spaces alone, that an id belongs to; from 0 in each line."""
+        """Number, from 0 in each line, of the word of each id, with words divided at ASCII spaces only."""
         bytes_ = np.frombuffer(self.data, dtype=np.uint8)
         inside = (bytes_ != ord(" ")) & (bytes_ != ord("\n"))
         begins = np.diff(inside, prepend=False) & inside
-        firsts_N = self.starts_N + (bytes_[self.starts_N] == ord(" "))  # without the space that a word begins with
+        firsts_N = self.starts_N + (bytes_[self.starts_N] == ord(" "))  # without the space at the beginning of a word
         words_N, last_N = np.cumsum(begins, dtype=np.int32)[firsts_N], self._last_N
         before_n = np.concatenate([[0], words_N[last_N][:-1]]).astype(np.int32)
         line_N: Integers = np.cumsum(last_N) - last_N
@@ -79,7 +79,7 @@ class EncodedWords:
 class WordEncoder:
     """Encodes lines of text without NUL. `memory` bounds the cache of words in bytes; the result does not depend on it.
 
-    It is for tokenizers that treat words independently, as `scheme` says, and for lines that `takes` allows.
+    It requires a tokenizer that treats words independently (`scheme`) and lines for which `takes` returns True.
     """
 
     def __init__(self, tokenizer: Tokenizer, memory: int = 128 << 20) -> None:
@@ -123,7 +123,7 @@ class WordEncoder:
         return not any(spaces in b"\n" + lines for spaces in self._refused)
 
     def __call__(self, lines: bytes) -> Iterator[EncodedWords]:
-        """Yields some lines at a time, of UTF-8 text with a newline after each line."""
+        """Yields the lines of a UTF-8 text, which have a newline after each line, in blocks."""
         for data in _slices(lines):
             folded = data.translate(self._folds)
             kinds = np.frombuffer(data.translate(self._kinds), dtype=np.uint8)
@@ -173,7 +173,7 @@ class WordEncoder:
 
 
 def scheme(tokenizer: Tokenizer) -> Scheme:
-    """Returns what divides a text into words that the tokenizer treats independently."""
+    """Returns how a text divides into words that the tokenizer treats independently."""
     values = json.loads(tokenizer.to_str())
     loose = any(
         token["lstrip"] or token["rstrip"] or token["single_word"] or " " in token["content"].strip(" ")
@@ -204,7 +204,7 @@ _AROUND = (
 
 
 def _blanks(values: dict[str, Any]) -> bool:
-    """Returns whether the tokenizer has tokens of spaces that are added to its vocabulary, as ModernBERT's has."""
+    """Returns whether tokens of spaces were added to the tokenizer's vocabulary, as in ModernBERT's."""
     return any(token["content"].startswith(" ") or token["content"].endswith(" ") for token in values["added_tokens"])
 
 
@@ -226,7 +226,7 @@ def _of_gemma(values: dict[str, Any]) -> bool:
 
 
 _PER_WORD = {"Precompiled", "Replace", "NFC", "NFKC", "NFKD", "NFD", "Lowercase", "StripAccents", "Strip"}
-"""Normalizers that treat words alike with and without their neighbours, if single spaces separate them."""
+"""Normalizers that treat words independently of their neighbours if single spaces separate them."""
 
 
 def _types_of(normalizer: dict[str, Any]) -> set[str]:
@@ -241,9 +241,8 @@ def _prepends(metaspace: dict[str, Any]) -> bool:
 
 
 def _word_spaces(data: bytes) -> npt.NDArray[np.bool_]:
-    """Returns for each byte whether it is a space that belongs to the word after it, in the rule by which byte-level
-    BPE divides texts: of several white spaces only the last one does. Where that is in doubt the words on both sides
-    are taken as one.
+    """Returns for each byte whether it is a space that belongs to the word after it by the rule of byte-level BPE: only
+    the last of several white spaces does. In doubt, the words on both sides count as one.
 
     Source: Radford et al., 2019 (GPT-2), encoder.py.
     """

@@ -43,7 +43,7 @@ def metric_of(name: str, direction: str, names: Sequence[str]) -> tuple[str, boo
     if name not in names:
         close = nearest(name, [*names])
         listed = f" Known: {', '.join(names)}." if "Known" not in close else ""
-        raise NoSuchScore(f"metric = {name!r} is no score of these runs.{close}{listed}")
+        raise NoSuchScore(f"metric = {name!r} is not a score of these runs.{close}{listed}")
     return name, direction == "minimize" if direction else lower_is_better(name)
 
 

@@ -19,7 +19,7 @@ from lambert.verbs.sweep.space import Dimension
 Build = Callable[[Sequence[Dimension], int], BaseSampler]
 """Returns a sampler for a space and a seed."""
 REDUCTION = 3
-"""Of three trials that reach a rung, one goes on (Li et al., 2020, "A System for Massively Parallel Hyperparameter
+"""One of three trials that reach a rung continues (Li et al., 2020, "A System for Massively Parallel Hyperparameter
 Tuning", section 3; Optuna's default for Hyperband)."""
 
 LEAST_COMPLETE = 10

@@ -38,7 +38,7 @@ def run(config: VerifyConfig, settings: Read, say: Say = silent) -> Verified | N
     """
     verb = verb_of(config.recipe)
     if not verb:
-        raise UsageError(f"{config.recipe} is no recipe of pretrain or finetune, which are those that verify takes.")
+        raise UsageError(f"{config.recipe} is not a recipe of pretrain or finetune, the verbs that verify checks.")
     if config.write_from:
         write(config.recipe, expect := expectation_of(config.write_from, config.source))
         say(f"[expect] of {config.recipe}: {len(expect.losses)} bands of the loss from {expect.seeds} seeds")

@@ -160,7 +160,7 @@ def _row(place: str, row: Mapping[str, Any]) -> CheckRow:
     if wrong := [key for key in keys if not isinstance(row.get(key), str)]:
         have = ", ".join(map(str, row))
         raise DataError(
-            f"{place}: {wrong[0]!r} is no text. Rows to check have text, or text and text_b; found: {have}."
+            f"{place}: {wrong[0]!r} is not a text. Rows to check have text, or text and text_b; found: {have}."
         )
     return CheckRow(place, tuple(row[key] for key in keys))
 

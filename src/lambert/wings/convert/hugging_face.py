@@ -45,8 +45,8 @@ def export_vectors(config: ExportConfig) -> Iterator[str]:
     original = read(config)
     if original.vectors is None:
         raise UsageError(
-            f"{config.model} is no model of vectors, and --format sentence-transformers needs one: fine-tune it with "
-            "task.name = 'embed' (docs/vectors.md), or use --format hf."
+            f"{config.model} is not a model of vectors, and --format sentence-transformers needs one: fine-tune it "
+            "with task.name = 'embed' (docs/vectors.md), or use --format hf."
         )
     with atomic_folder(config.out, replace=True) as aside:
         _write(original, aside, config)

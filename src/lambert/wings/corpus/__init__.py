@@ -75,4 +75,4 @@ PROVIDES = {
     "page of a corpus": "wings.corpus.report.corpus:read",
     "documents": "wings.corpus.documents:texts_of",
 }
-"""What other parts of Lambert ask for by name."""
+"""What this wing provides to the house, by name."""

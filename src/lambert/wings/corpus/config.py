@@ -349,11 +349,11 @@ def _check_used(config: PrepareConfig) -> None:
             raise UsageError(f"{name} = {getattr(config, name)} has no effect {how}: leave it out.")
     if config.WRITES and not config.stages:
         if config.metadata:
-            raise UsageError("metadata is kept between steps only: set steps = extract, tokens, or leave it out.")
+            raise UsageError("metadata is stored only between steps: set steps = extract, tokens, or leave it out.")
         if config.work is not None and not config.url:
             raise UsageError(f"work = {config.work} holds the results of steps: set steps, or leave it out.")
     if config.checksums and config.input and not any(map(is_remote, config.input)):
-        raise UsageError("checksums are of remote inputs, and all inputs are local: leave it out.")
+        raise UsageError("checksums applies to remote inputs, and all inputs are local: leave it out.")
 
 
 def _check_out(config: PrepareConfig) -> None:

@@ -20,7 +20,7 @@ def existing(out: Path, head: dict[str, Any], setting: str = "out") -> dict[str,
     """Returns the manifest of the corpus in `out`, which is the value of `setting`. Raises UsageError with the
     differences if it was prepared from other settings or inputs."""
     if not (out / "manifest.json").is_file():
-        raise UsageError(f"{out} exists and is no prepared corpus: choose another {setting}, or move it away.")
+        raise UsageError(f"{out} exists and is not a prepared corpus: choose another {setting}, or move it away.")
     manifest = read_manifest(out)
     check_same(out, manifest, head, setting)
     check_corpus(out, whole=True)

@@ -1,4 +1,4 @@
-"""The verbs of corpora as Python functions (`lambert.library` says what they have in common)."""
+"""The verbs of corpora as Python functions (`lambert.library` describes what they have in common)."""
 
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,10 @@ def verify_corpus(corpus: str | Path, /) -> Result:
 
 def extend(model: str | Path, /, **settings: Any) -> Result:
     """Adds words of a text to the vocabulary of an encoder, as `lambert extend`. The folder of the result is the model
-    folder, and its scores have the tokens per word on held-out text, before and now.
+    folder, and its scores have the tokens per word on held-out text, before and after.
 
     Args:
         model: Run folder or model folder.
-        settings: `out`, `input` and `words`, and others of the command.
+        settings: `out`, `input`, `words` and other settings of the command.
     """
     return extension.run(call_settings("extend", model, settings), lines())

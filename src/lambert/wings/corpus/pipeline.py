@@ -111,7 +111,7 @@ def prepare(
         documents = kind(parts, used, 1.0, first["passed_over"], first["found"])
         if config.clean and counts["clean"]["documents"] == counts["clean"]["unreadable"]:
             dropped = ", ".join(f"{count:,} by {name}" for name, count in counts["clean"]["dropped"].items())
-            raise DataError(f"clean left no document; dropped: {dropped}. Choose other functions.")
+            raise DataError(f"clean dropped all documents: {dropped}. Choose other functions.")
         if len(counts) > 1:
             documents.text_bytes = round([*counts.values()][-1]["characters"] * (used / max(text, 1)))
             head["steps"] = counts

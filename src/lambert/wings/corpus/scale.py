@@ -151,7 +151,7 @@ def prepare_on_cluster(
     if not config.stages:
         raise UsageError("steps is empty: name the steps, such as extract, clean, tokens.")
     if store and not is_remote(store):
-        raise UsageError(f"store = {public(store)!r} is no URL, such as s3://bucket/work.")
+        raise UsageError(f"store = {public(store)!r} is not a URL, such as s3://bucket/work.")
     return prepare(config, elsewhere=partial(partial, _make, config, executor, tasks, store))
 
 

@@ -225,7 +225,7 @@ def _check_lists(config: PrepareConfig) -> None:
         named = ", ".join(config.stages)
         raise UsageError(
             f"steps = {named} would use the documents that {config.work_folder / 'deduplicate'} lists as duplicates. "
-            "Add deduplicate to steps to leave them out, or extract to use all documents; what is done is not repeated."
+            "Add deduplicate to steps to omit them, or extract to use all documents; finished work is not repeated."
         )
 
 

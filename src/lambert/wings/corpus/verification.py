@@ -54,7 +54,7 @@ def verify(
     known = {f"{name}/{shard['file']}" for name in SPLITS for shard in manifest["splits"][name]["shards"]}
     for path in sorted(corpus.glob("*/*.bin")):
         if str(path.relative_to(corpus)) not in known:
-            raise DataError(f"{path} is no file of this corpus: its manifest does not name it. Remove it.")
+            raise DataError(f"{path} is not a file of this corpus: its manifest does not name it. Remove it.")
     changed, gone = _inputs(manifest)
     remote = [entry["file"] for entry in manifest["inputs"] if is_remote(entry["file"])]
     return {**manifest, "inputs_changed": changed, "inputs_gone": gone, "inputs_remote": remote}
@@ -69,7 +69,7 @@ def _check_split(corpus: Path, split: Split, entry: dict[str, Any], counts: dict
             raise DataError(f"{index}: the ends of the sentences do not increase. {_REMEDY}")
         steps = np.diff(documents, prepend=last_document)
         if ((steps < 0) | (steps > 1)).any():
-            raise DataError(f"{index}: the numbers of the documents do not count up. {_REMEDY}")
+            raise DataError(f"{index}: the numbers of the documents do not increase one by one. {_REMEDY}")
         last_end, last_document = int(ends[-1]), int(documents[-1])
     found = {
         "sentences": len(split.ends),

@@ -74,7 +74,7 @@ class _Process:
             result, error = answer
         except (EOFError, OSError, pickle.UnpicklingError) as problem:
             raise MachineError(
-                "A process that prepares text ended before its work (out of memory?). Try workers = 1."
+                "A process that prepares text ended early (out of memory?). Try workers = 1."
             ) from problem
         if error is not None:
             raise error

@@ -1,4 +1,4 @@
-"""Time, memory, energy and cost of a run before it is started."""
+"""Predicts the time, memory, energy and cost of a run before it is started."""
 
 from lambert.verb import Verb
 

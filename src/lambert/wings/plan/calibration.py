@@ -1,4 +1,4 @@
-"""This machine's device, with measured speeds."""
+"""Measures the speeds of this machine's device."""
 
 import time
 from dataclasses import replace
@@ -23,25 +23,25 @@ from lambert.wings.plan.costs.steps import micro_batch, predict
 from lambert.wings.plan.costs.work import Work, shapes_of
 
 _LEAST = 3
-"""Measurements of each ceiling; the best counts, because other programs can only lower one."""
+"""Number of measurements of each ceiling. The best counts, because other programs can only lower a measurement."""
 
 
 _HEADS = ("mlm", "nsp", "span")
-"""Heads whose targets `lambert bench` draws. Those of other tasks take as little time as that of spans."""
+"""Heads whose targets `lambert bench` draws. The heads of other tasks take as little time as that of spans."""
 _UPDATES = 3
-"""Measurements of a micro-batch after a first one; again the best counts."""
+"""Number of measurements of a micro-batch after a first one; again the best counts."""
 _ENOUGH = 512
-"""Tokens of a micro-batch that is measured, unless an update has fewer: with fewer, the first use of memory and the
-start of kernels would count more than in a run (our choice)."""
+"""Tokens of the measured micro-batch, unless an update has fewer. With fewer, the first use of memory and the start of
+kernels would count more than in a run (our choice)."""
 
 
 def this_device(work: Work, seconds: float) -> Device:
-    """Returns the device that a run would take here, with the rate of its best matrix product in float32 and, where it
-    has instructions for it, in bfloat16, and of its memory copies, as `lambert bench` measures them, and fitted to the
-    time of a micro-batch of the work, if one is computed in the time that is left.
+    """Returns the device that a run would use here, with the rates of its best matrix product in float32 and, if it has
+    the instructions, in bfloat16, and of its memory copies, as `lambert bench` measures them. It is fitted to the time
+    of a micro-batch of the work, if the remaining time suffices for one.
 
     Args:
-        work: The shapes of whose products are measured.
+        work: The work whose products are measured.
         seconds: Longest time of the measurements.
     """
     with detect("auto", 120.0) as world:
@@ -76,8 +76,8 @@ def _measured(world: World, work: Work, seconds: float) -> Device:
 
 
 def _fitted(world: World, work: Work, device: Device, seconds: float) -> float:
-    """Returns the measured time of a micro-batch, forward and backward, over the predicted time; 1 if it does not fit
-    into the memory or into so many seconds."""
+    """Returns the measured time of a micro-batch, forward and backward, divided by the predicted time; 1 if it does not
+    fit into the memory or into this many seconds."""
     shapes = shapes_of(work.config, work.targets, work.labels)
     weights = sum(map(prod, shapes))
     step = predict(work, cluster(device, 1), shapes)

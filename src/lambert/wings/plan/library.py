@@ -1,4 +1,4 @@
-"""The planner as a Python function (`lambert.library` says what it has in common with others)."""
+"""The planner as a Python function (`lambert.library` describes what all of them have in common)."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ def plan(recipe: str | Path, /, **settings: Any) -> Plan:
 
     Args:
         recipe: The TOML file of the run.
-        settings: Those of the command, such as `device="H100"`, `devices=8` and `set=["train.batch_size=512"]`.
+        settings: Settings of the command, such as `device="H100"`, `devices=8` and `set=["train.batch_size=512"]`.
     """
     with running():
         return planning.run(call_settings("plan", recipe, settings), cli.settings)

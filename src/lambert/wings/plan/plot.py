@@ -1,4 +1,4 @@
-"""Time against cost of the choices, as an SVG file."""
+"""Draws the time of the choices against their cost, as an SVG file."""
 
 import io
 from collections.abc import Sequence
@@ -15,20 +15,21 @@ from lambert.wings.plan.settings import PlanConfig
 _CREATOR = "lambert plan"
 _UNITS = {"days": 86_400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
 _COLOURS = ("#1f5fa8", "#c2571a", "#2e8540", "#7a4fa3", "#8c6d1f", "#b03a6b")
-"""One for each device; the seventh has the first again."""
+"""A colour for each device; the seventh has the first again."""
 _LABELLED = 16
-"""Most efficient choices of which all are named in the plot; of more, each second one or fewer."""
+"""Maximum number of efficient choices that are all labelled in the plot; of more, every second one or fewer."""
 _LOOKS: dict[str, dict[str, Any]] = {
     "another choice": {"marker": "o", "s": 16, "alpha": 0.5, "linewidths": 0},
     "efficient: no other is both faster and cheaper": {"marker": "o", "s": 42, "linewidths": 0},
     "over the budget or the deadline": {"marker": "x", "s": 22, "linewidths": 1.0, "c": "#222222"},
     "chosen": {"marker": "*", "s": 220, "edgecolors": "black", "linewidths": 1.0},
 }
-"""Kinds of choices, the later ones drawn over the earlier ones, in the colour of their device unless they have one."""
+"""Kinds of choices; later ones are drawn over earlier ones, in the colour of their device unless they have one of their
+own."""
 
 
 def check_plot(path: Path) -> None:
-    """Raises UsageError if matplotlib is missing, or if the file is there and no earlier plot."""
+    """Raises UsageError if matplotlib is missing, or if the file exists and is not an earlier plot."""
     if find_spec("matplotlib") is None:
         raise UsageError("plot needs matplotlib: pip install 'lambert-bert[report]', or leave it out.")
     check_replaceable(path, lambda beginning: _CREATOR.encode() in beginning, "plan")
@@ -40,7 +41,7 @@ def draw(config: PlanConfig, found: Sequence[Choice], table: Sequence[Choice], c
     Args:
         found: All choices.
         table: The efficient ones.
-        unit: Of the costs.
+        unit: Unit of the costs.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -60,7 +61,7 @@ def draw(config: PlanConfig, found: Sequence[Choice], table: Sequence[Choice], c
             shades = [colours[choice.cluster.device.name] for choice in choices]
             axes.scatter(*_places(choices, time), zorder=order, **{"c": shades} | _LOOKS[kind])
         for choice in table[:: -(-len(table) // _LABELLED)]:
-            # Below an efficient choice and to its left is none.
+            # There is no choice below an efficient one and to its left.
             axes.annotate(
                 choice.cluster.name, (choice.seconds / _UNITS[time], choice.cost), (-6, -6),
                 textcoords="offset points", fontsize=7, ha="right", va="top",
@@ -106,7 +107,7 @@ def _label(axes: Any, config: PlanConfig, time: str, unit: str) -> None:
 
 
 def _legend(axes: Any, looks: dict[str, dict[str, Any]], colours: dict[str, str]) -> None:
-    """Adds the kinds of choices, the limits and, where there are several, the devices by their colours."""
+    """Adds the kinds of choices, the limits and, if there are several, the colours of the devices."""
     first = next(iter(colours.values()))
     limits = axes.get_legend_handles_labels()[0]
     shown = [axes.scatter([], [], label=kind, **{"c": first} | look) for kind, look in looks.items()]

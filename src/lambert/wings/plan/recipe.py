@@ -1,4 +1,4 @@
-"""What a recipe trains, from its settings and from those of its files that are here."""
+"""Determines the work of a recipe from its settings and from those of its files that exist."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from lambert.wings.plan.settings import PlanConfig
 
 _SAMPLED = 32
 _PAIRS = {64: 0.96, 128: 0.90, 512: 0.73}
-"""Mean share of a sequence that is filled with pairs of segments of Wikipedia, by length (benchmarks/whole_runs)."""
+"""Mean share of a sequence that pairs of segments of Wikipedia fill, by length (benchmarks/whole_runs)."""
 _FULL, _SQUAD = 0.98, 0.45
 """The same with segments of one document at 128 tokens (benchmarks/whole_runs), and of SQuAD's windows at 384
 (docs/bench.md)."""
@@ -43,25 +43,25 @@ class Planned:
     verb: str
     config: PretrainConfig | FinetuneConfig
     work: Work
-    """Its precision and its software depend on the device and are set later."""
+    """The work of an update. Its precision and software depend on the device and are set later."""
     updates: int
     sequences: int
-    """Of all updates."""
+    """Number of sequences of all updates."""
     assumed: tuple[str, ...]
-    """What was not known from files, in words."""
+    """Descriptions of what was assumed because a file is missing."""
 
 
 def planned(plan: PlanConfig, settings: Read) -> Planned:
     """Returns the run of a recipe.
 
     Args:
-        settings: Returns the settings of a command line, checked.
+        settings: Returns the checked settings of a command line.
 
-    Raises UsageError for the recipe of another verb, and for what neither the recipe nor its files say.
+    Raises UsageError for the recipe of another verb, and for settings that neither the recipe nor its files give.
     """
     verb = verb_of(plan.recipe)
     if not verb:
-        raise UsageError(f"{plan.recipe} is no recipe of pretrain or finetune, which are those that plan takes.")
+        raise UsageError(f"{plan.recipe} is not a recipe of pretrain or finetune, the verbs that plan predicts.")
     config = settings([verb, str(plan.recipe), *overrides(plan.set)])
     if isinstance(config, PretrainConfig):
         return _pretrain(config, plan)
@@ -92,8 +92,8 @@ def _pretrain(config: PretrainConfig, plan: PlanConfig) -> Planned:
     if source is None:
         full = _FULL if config.packing.mode == "full" else float(np.interp(longest, [*_PAIRS], [*_PAIRS.values()]))
         lengths = _spread(plan.fill or full, longest)
-        assumed.append(f"{config.corpus} is not here: a vocabulary of {shape.vocabulary:,} pieces, and sequences that "
-                       f"are {plan.fill or full:.0%} full")  # fmt: skip
+        assumed.append(f"{config.corpus} does not exist: a vocabulary of {shape.vocabulary:,} pieces, and sequences "
+                       f"that are {plan.fill or full:.0%} full")  # fmt: skip
     else:
         lengths = _sample(source)
     predictions = float(config.masking.predictions(np.array(lengths)).mean())
@@ -114,13 +114,13 @@ def _finetune(config: FinetuneConfig, plan: PlanConfig) -> Planned:
     else:
         shape = _shape(config.init, plan)
         if config.task.name not in TASKS:
-            raise UsageError(f"task.name = {config.task.name!r} needs its data: {config.data} is not here.")
+            raise UsageError(f"task.name = {config.task.name!r} needs its data: {config.data} does not exist.")
         module, _, name = TASKS[config.task.name].partition(":")
         head = getattr(getattr(importlib.import_module(module), name), "head", "vector")
         longest = config.task.resolved(shape.positions).max_length
         lengths = _spread(plan.fill or _SQUAD, longest)
         what = f"two labels, and sequences of {longest} tokens that are {plan.fill or _SQUAD:.0%} full"
-        assumed.append(f"{config.data} or {config.init} is not here: {what}")
+        assumed.append(f"{config.data} or {config.init} does not exist: {what}")
     size = source.size(0) if source is not None else plan.sequences
     if train.steps is None and train.epochs is None and size is not None:
         train = train.resolved(size)
@@ -135,7 +135,9 @@ def _run(
 ) -> Planned:  # fmt: skip
     size = source.size(0) if source is not None else plan.sequences
     if size is None and (train.epochs is not None or train.steps is None):
-        raise UsageError("The length of the run depends on data that are not here: add --sequences, those of an epoch.")
+        raise UsageError(
+            "The length of the run depends on data that do not exist: add --sequences, the sequences of an epoch."
+        )
     updates = train.updates(size or 0)
     exchange = config.exchange
     work = Work(
@@ -147,12 +149,12 @@ def _run(
 
 
 def _shape(init: Path | None, plan: PlanConfig) -> EncoderConfig:
-    """Returns the shape of the encoder in `init`, or that of `size` where it is not here."""
+    """Returns the shape of the encoder in `init`, or that of `size` if the folder does not exist."""
     folder = _folder(init) if init is not None else None
     if folder is not None:
         return layout.encoder_config(layout.read_config(folder), folder)
     if not plan.size:
-        what = f"The encoder {init} is not here" if init is not None else "The recipe has neither a model nor init"
+        what = f"The encoder {init} does not exist" if init is not None else "The recipe has neither a model nor init"
         raise UsageError(f"{what}: add --size, such as --size base.")
     if plan.size not in SIZES:
         raise UsageError(f"size = {plan.size!r} is unknown.{nearest(plan.size, SIZES)}")
@@ -160,7 +162,7 @@ def _shape(init: Path | None, plan: PlanConfig) -> EncoderConfig:
 
 
 def _folder(init: Path) -> Path | None:
-    """Returns the model folder in `init`, or None if it is not here."""
+    """Returns the model folder in `init`, or None if it does not exist."""
     try:
         folder = model_folder(init)
     except (DataError, UsageError):
@@ -169,7 +171,7 @@ def _folder(init: Path) -> Path | None:
 
 
 def _spread(fill: float, longest: int) -> list[int]:
-    """Returns lengths that are evenly spread around their mean, `fill` times `longest`."""
+    """Returns lengths spread evenly around their mean, `fill` times `longest`."""
     low = max(1.0, (2 * fill - 1) * longest)
     high = 2 * fill * longest - low
     return [max(1, round(low + (high - low) * (place + 0.5) / 8)) for place in range(8)]

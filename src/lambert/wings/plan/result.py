@@ -1,4 +1,4 @@
-"""What a plan gives: the chosen way to compute a run, and the efficient ones."""
+"""The result of a plan: the chosen way to compute a run, and the efficient ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +23,7 @@ class PlanRow:
     devices: int
     nodes: int
     link: str
-    """Between the nodes; "none" for one."""
+    """Link between the nodes; "none" for one node."""
     method: str
     """`exchange.method`."""
     precision: str
@@ -31,25 +31,25 @@ class PlanRow:
     """Maximum tokens of a micro-batch."""
     update_seconds: float
     parts: Mapping[str, float]
-    """Seconds of an update by what takes them: arithmetic, memory, kernels, exchange, waiting."""
+    """Seconds of an update by part: arithmetic, memory, kernels, exchange, waiting."""
     sequences_per_second: float
     tokens_per_second: float
     share_of_peak: float
     memory_bytes: int
-    """Of one device."""
+    """Peak memory of one device."""
     sent_bytes: int
-    """By one device in an update."""
+    """Bytes that one device sends in an update."""
     exchange_seconds: float
-    """Of an update, including what the backward pass hides."""
+    """Seconds of the exchange in an update, including what the backward pass hides."""
     seconds: float
-    """Of the run."""
+    """Seconds of the run."""
     device_hours: float
     kilowatt_hours: float
-    """At the largest power of the devices."""
+    """Energy of the run at the largest power of the devices."""
     cost: float
-    """In the `cost_unit` of the plan."""
+    """Cost of the run in the `cost_unit` of the plan."""
     limit: str
-    """The largest part of an update, and what shortens it."""
+    """The largest part of an update, and the setting that shortens it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +60,22 @@ class Plan:
     """pretrain or finetune."""
     updates: int
     sequences: int
-    """Of all updates."""
+    """Number of sequences of all updates."""
     tokens: int
     operations: float
     """Floating-point operations of the run."""
     assumed: Sequence[str]
-    """What neither the recipe nor its files say."""
+    """Assumptions about what neither the recipe nor its files contain."""
     cost_unit: str
     """USD, or device-hours without a price."""
     chosen: PlanRow
     """The recipe as it is, or the choice within `budget` and `deadline`."""
     efficient: Sequence[PlanRow]
-    """The choices than which no other is both faster and cheaper, the fastest first."""
+    """The choices that no other beats in both time and cost, the fastest first."""
     failures: Mapping[str, float] | None = None
-    """With `failures`: what the simulation says."""
+    """Result of the simulation, with `failures`."""
     script: str = ""
-    """With `cluster`: the script that starts the run."""
+    """The script that starts the run, with `cluster`."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the plan as `lambert plan --json` prints it."""

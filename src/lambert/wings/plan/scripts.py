@@ -1,4 +1,5 @@
-"""Scripts that start a run on the chosen devices. The source tree has the same ones, with explanations, in deploy/."""
+"""Writes scripts that start a run on the chosen devices. `deploy/` in the source tree has the same scripts with
+explanations."""
 
 import math
 import re
@@ -10,7 +11,7 @@ from lambert.core.files import read_file
 from lambert.wings.plan.costs.choices import Choice
 
 _SPARE = 1.25
-"""Time limit over predicted time (our choice)."""
+"""Ratio of the time limit to the predicted time (our choice)."""
 
 _SLURM = """#!/bin/bash
 #SBATCH --job-name=lambert
@@ -37,7 +38,7 @@ exit "$code"
 _IMAGE, _CLAIM = "registry.example.com/lambert:latest", "lambert"
 _YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "y", "n", "null", "~")
 _MOUNTED = "/etc/lambert/recipe.toml"
-"""The recipe in a pod."""
+"""Path of the recipe in a pod."""
 
 _KUBERNETES = """# kubectl apply -f FILE
 #
@@ -132,16 +133,16 @@ spec:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a script starts."""
+    """The command that a script starts."""
 
     verb: str
     recipe: Path
     flags: tuple[str, ...]
     """Settings that override those of the recipe."""
     image: str = ""
-    """Container image with Lambert; empty: a placeholder, which the script marks."""
+    """Container image with Lambert; empty: a placeholder that the script marks."""
     claim: str = ""
-    """Claim of the volume with the data, in the same way."""
+    """Claim of the volume with the data; empty: a placeholder that the script marks."""
 
 
 def slurm(choice: Choice, command: Command) -> str:
@@ -172,12 +173,12 @@ def kubernetes(choice: Choice, command: Command) -> str:
 
 
 def _on_gpus(choice: Choice) -> bool:
-    """Whether the devices are GPUs, of which `lambert launch` counts those of a machine itself."""
+    """Returns whether the devices are GPUs; `lambert launch` counts those of a machine itself."""
     return choice.cluster.device.kind == "cuda"
 
 
 def _literal(text: str) -> str:
-    """Returns a text of several lines as a value of YAML, two levels below the top."""
+    """Returns a text of several lines as a YAML value, two levels below the top."""
     lines = text.rstrip("\n").split("\n")
     if all(letter.isprintable() or letter == "\t" for line in lines for letter in line):
         return "|2\n" + "\n".join(f"    {line}" if line else "" for line in lines)
@@ -186,7 +187,7 @@ def _literal(text: str) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Returns a word as a value of YAML, in quotes if it might be another value or a number without them."""
+    """Returns a word as a YAML value, in quotes if it could be read as another value or a number."""
     plain = re.fullmatch(r"[a-zA-Z/-][\w/.=-]*(:\w[\w.-]*)*", word, re.ASCII) and word.casefold() not in _YAML_WORDS
     return word if plain else "'" + word.replace("'", "''") + "'"
 

@@ -26,22 +26,21 @@ _SECONDS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """Time, memory, energy and cost of a run of pretrain or finetune, before it is started."""
+    """Predicts the time, memory, energy and cost of a run of pretrain or finetune before it is started."""
 
     recipe: Annotated[Path, Parameter(parse=False)] = Path()
     """TOML file: the recipe of a run of pretrain or finetune."""
     set: tuple[str, ...] = ()
     """Settings that override those of the recipe, as in train.batch_size=512."""
     device: str = AUTO
-    """auto (this machine's, whose speed is measured first), or names from the table of docs/plan.md, comma
-    separated, such as A100-80GB,H100. Their case does not matter. A name that ends with .toml is a file with the table
-    [device]."""
+    """auto (this machine's device, which is measured first), or names from the table of docs/plan.md in any case,
+    separated by commas, such as A100-80GB,H100. A name that ends with .toml is a file with the table [device]."""
     devices: int | None = None
-    """Number of devices. Unset: 1, and the table of choices has other numbers."""
+    """Number of devices. Unset: 1, and the table of choices lists other numbers too."""
     nodes: int | None = None
-    """Machines that share the devices evenly. Unset: as few as hold them."""
+    """Number of machines, which share the devices evenly. Unset: as few as hold the devices."""
     link: str = ""
-    """What connects the machines, from the table of docs/plan.md, such as infiniband-200. Empty: ethernet-25."""
+    """Link between the machines, from the table of docs/plan.md, such as infiniband-200. Empty: ethernet-25."""
     price: str = ""
     """USD for an hour of one device: a number, or one for each device as in A100-80GB=1.8,H100=3. Empty: costs are
     device-hours."""
@@ -50,15 +49,15 @@ class PlanConfig:
     deadline: str = ""
     """Longest duration of the run, as in 90m, 12h or 3d: the cheapest choice within it is taken."""
     size: str = ""
-    """Shape of the encoder, where the folder `init` of the recipe is not here: tiny, mini, small, medium, base or
+    """Shape of the encoder if the folder `init` of the recipe does not exist: tiny, mini, small, medium, base or
     large."""
     sequences: int | None = None
-    """Sequences of an epoch, where the recipe has train.epochs and its data are not here."""
+    """Sequences of an epoch, if the recipe has train.epochs and its data do not exist."""
     fill: float | None = None
-    """Mean length of the sequences as a share of their maximum, where the data are not here. Unset: measured values of
+    """Mean length of the sequences as a share of their maximum, if the data do not exist. Unset: measured values of
     Wikipedia for pretrain, of SQuAD for finetune."""
     vocabulary: int = 30_522
-    """Pieces of the vocabulary, where neither the corpus nor `init` is here."""
+    """Pieces of the vocabulary, if neither the corpus nor `init` exists."""
     failures: float | None = None
     """Mean hours between two failures of a machine: the run is simulated with them."""
     checkpoint: float | None = None
@@ -68,10 +67,10 @@ class PlanConfig:
     disk: float = 1.0
     """GB per second at which checkpoints are written, while training waits."""
     jitter: float = JITTER
-    """Standard deviation of the time in which a device computes an update, as a share of it. Each update waits for the
-    slowest device."""
+    """Standard deviation of a device's time for an update, as a share of that time. Each update waits for the slowest
+    device."""
     slow: float = 1.0
-    """One of several devices computes so many times as long as the others, as in 1.2."""
+    """One of several devices takes this many times as long as the others, as in 1.2."""
     cluster: Literal["", "slurm", "kubernetes"] = ""
     """Print a script that starts the run on the chosen devices, and the plan on standard error."""
     image: str = ""
@@ -100,7 +99,7 @@ class PlanConfig:
             raise UsageError(f"link = {self.link!r} is unknown.{nearest(self.link, between)}")
         if self.link and not LINKS[self.link].between_nodes:
             raise UsageError(
-                f"link = {self.link!r} is inside of a machine: name what is between machines, such as {between[1]}."
+                f"link = {self.link!r} connects devices of a machine: name one between machines, such as {between[1]}."
             )
         if self.link and self.nodes == 1:
             raise UsageError(f"link = {self.link!r} connects machines, and nodes = 1 is one: leave one of them out.")
@@ -114,7 +113,9 @@ class PlanConfig:
         without = [name for name in self.names if name not in self.prices]
         if without and self.prices:
             lacking = ", ".join(f"{name}=USD" for name in without)
-            raise UsageError(f"price = {self.price!r} has none for {' and '.join(without)}: add {lacking} for an hour.")
+            raise UsageError(
+                f"price = {self.price!r} has no price for {' and '.join(without)}: add {lacking} for an hour."
+            )
         if without and self.budget:
             raise UsageError(
                 f"budget needs the price of {', '.join(without)}: add --price, USD for an hour of a device."
@@ -126,7 +127,7 @@ class PlanConfig:
             if value and self.cluster != "kubernetes":
                 raise UsageError(f"{name} = {value!r} is for the pods of Kubernetes: add --cluster kubernetes.")
             if value and not pattern.fullmatch(value):
-                raise UsageError(f"{name} = {value!r} is no name of {_KINDS[name]}.")
+                raise UsageError(f"{name} = {value!r} is not a name of {_KINDS[name]}.")
         if self.plot is not None and self.plot.suffix.lower() != ".svg":
             raise UsageError(f"plot = {str(self.plot)!r} must be the name of an SVG file, such as plan.svg.")
         for limit in (self.largest_cost, self.longest_run):
@@ -190,11 +191,11 @@ def _is_file(name: str) -> bool:
 
 
 def _as_known(name: str) -> str:
-    """Returns the name of a device as the table writes it, whatever its case; another text unchanged."""
+    """Returns the name of a device as the table writes it, given in any case; other text unchanged."""
     return next((known for known in (AUTO, *DEVICES) if known.casefold() == name.casefold()), name)
 
 
 def _nearest_devices(name: str) -> str:
-    """Returns ' Did you mean ...?' with the devices whose names begin so, else as `nearest`."""
+    """Returns ' Did you mean ...?' with the devices whose names begin with `name`, or else as `nearest`."""
     begun = [known for known in DEVICES if known.casefold().startswith(name.casefold())] if name else []
     return f" Did you mean {' or '.join(map(repr, begun))}?" if begun else nearest(name, [AUTO, *DEVICES])

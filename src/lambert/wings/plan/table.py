@@ -1,4 +1,4 @@
-"""The prediction as lines."""
+"""Formats the prediction as lines of text."""
 
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
@@ -19,7 +19,8 @@ def duration(seconds: float) -> str:
 
 
 def memory_advice(config: PlanConfig, plan: Planned, found: Sequence[Choice], *others: str) -> str:
-    """Returns the error for a run that does not fit, with the flags with which it does, or by how much it fits nowhere.
+    """Returns the error for a run that does not fit, with flags with which it fits, or with the missing memory if there
+    are none.
 
     Args:
         found: The choices that do not fit.

@@ -1,4 +1,4 @@
-"""`lambert plan`: what a run takes and costs, predicted before it is started."""
+"""`lambert plan`: predicts the time, memory and cost of a run before it is started."""
 
 import json
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ from lambert.wings.plan.settings import AUTO, PlanConfig
 from lambert.wings.plan.table import duration, lines, memory_advice
 
 METHODS = ("bfloat16", "int8")
-"""Methods of exchange that the table of choices has besides that of the recipe."""
+"""Methods of exchange in the table of choices, besides that of the recipe."""
 
 
 def run(config: PlanConfig, settings: Read, say: Say = silent) -> Plan:
-    """Predicts the run of a recipe, shows it, and returns it. Beside a script, which may go to a file, the prediction
-    is shown on standard error.
+    """Predicts the run of a recipe, shows the prediction and returns it. If a script is printed, which may be
+    redirected to a file, the prediction goes to standard error.
 
-    Raises UsageError if the run does not fit into the memory of the devices, and if no choice keeps the limits.
+    Raises UsageError if the run does not fit into the memory of the devices, or if no choice is within the limits.
     """
     if config.plot is not None:
         check_plot(config.plot)
@@ -118,7 +118,7 @@ def _check_nodes(config: PlanConfig, plan: Planned, device: Device) -> None:
 
 
 def _own(plan: Planned, choice: Choice) -> bool:
-    """Whether a choice sends gradients as the recipe has it, or as it tolerates."""
+    """Returns whether a choice sends gradients by the recipe's method, or by one that it tolerates."""
     return choice.work.method in {plan.work.method, *plan.config.exchange.tolerates}
 
 
@@ -143,7 +143,7 @@ def _chosen(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choic
         cheapest, fastest = min(own, key=lambda one: one.cost), min(own, key=lambda one: one.seconds)
         unit = "USD" if config.prices else "device-hours"
         raise UsageError(
-            f"No choice keeps {' and '.join(filter(None, (config.budget, config.deadline)))}: the cheapest is "
+            f"No choice is within {' and '.join(filter(None, (config.budget, config.deadline)))}: the cheapest is "
             f"{cheapest.cluster.name} with {cheapest.cost:,.0f} {unit} in {duration(cheapest.seconds)}, the fastest "
             f"{fastest.cluster.name} with {fastest.cost:,.0f} {unit} in {duration(fastest.seconds)}."
         )
@@ -162,8 +162,7 @@ def _script(config: PlanConfig, plan: Planned, chosen: Choice) -> str:
 
 
 def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, float]:
-    """Returns what simulations (means of them, and quantiles) and the closed form say about failures, in seconds and
-    shares."""
+    """Returns the effect of failures in seconds and shares: means and quantiles of simulations, and the closed form."""
     assert config.failures is not None
     nodes, weights = (
         chosen.cluster.nodes,

@@ -19,7 +19,7 @@ from lambert.inference.scheduler import OverloadedError, Scheduler
 _REQUEST = 256
 """Bytes that take as long to parse and tokenize as a request takes besides its bytes (ours)."""
 _WINDOW = 0.1
-"""Seconds of full turns after which the speed is estimated anew (ours)."""
+"""Seconds of full turns after which the speed is estimated again (ours)."""
 _NEW = 0.2
 """Weight of a new estimate, or of the tokens of one request, in its average (ours)."""
 _PLACES = 32
@@ -66,20 +66,20 @@ class Admission:
         self._tokens_per_byte = self._tokens_per_byte or tokens_per_byte
 
     def refusal(self, more: int) -> Refusal | None:
-        """Returns why a request whose body has so many bytes that are not in memory yet cannot be accepted; None if it
-        can be."""
+        """Returns why a request whose body has this many bytes that are not in memory yet cannot be accepted; None if
+        it can be."""
         if self.requests >= self._most_requests:
             return Refusal("requests", f"{self.requests:,} requests are being answered: try again in 1 s.", 1)
         return self.too_many_bytes(more) or self.too_long(more)
 
     def too_many_bytes(self, more: int) -> Refusal | None:
-        """Returns the refusal if all bodies together would be too large with so many more bytes."""
+        """Returns the refusal if all bodies together would be too large with this many more bytes."""
         if self.bytes + more > self._most_bytes:
             return Refusal("bodies", f"{self.bytes:,} bytes of bodies are in memory: try again in 1 s.", 1)
         return None
 
     def too_long(self, size: int) -> Refusal | None:
-        """Returns the refusal if a body of so many bytes would wait too long."""
+        """Returns the refusal if a body of this many bytes would wait too long."""
         seconds = self._size / self._speed if self._speed else 0.0
         coming, own = self._size * self._tokens_per_byte, (size + _REQUEST) * self._tokens_per_byte
         try:

@@ -39,7 +39,8 @@ class Answering:
         threads = max(2, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(threads, "lambert-texts")
         self.turns = threads + 1
-        """Requests that are parsed and tokenized at once: so many that no thread waits for the event loop."""
+        """Number of requests that are parsed and tokenized at the same time, enough that no thread waits for the event
+        loop."""
         self._arrivals = _Arrivals()
 
     async def call(self, function: Callable[[], R], size: int) -> R:

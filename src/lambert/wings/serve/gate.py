@@ -1,4 +1,5 @@
-"""What stands before the application: Host, key and encoding, size of requests, their time, and clients that leave."""
+"""Checks requests before the application gets them: Host, key, encoding, size and time. Cancels those whose client
+leaves."""
 
 import asyncio
 import hmac
@@ -14,35 +15,36 @@ from lambert.wings.serve.admission import CURRENT, Accepted, Admission, Refusal
 from lambert.wings.serve.metrics import Metrics
 
 OPEN_PATHS = ("/", "/healthz", "/readyz", "/metrics", "/openapi.json")
-"""Paths that need no key: they tell nothing of texts. Bodies that are sent to them are not read."""
+"""Paths that need no key, because they reveal nothing about texts. Bodies sent to them are not read."""
 LEFT = 499
-"""The status in the metrics of a request whose client has left before the answer."""
+"""Status in the metrics of a request whose client left before the answer."""
 OVERLOADED = "Too much work is waiting (262,000 tokens): try again in 5 s."
 TOO_LATE = "The request was not computed within 30 s: try again later, or send fewer texts."
 _DRAINED, _DRAINED_SECONDS = 100_000_000, 5.0
-"""Bytes and seconds of a refused body that are still read."""
+"""Maximum bytes and seconds for which a refused body is still read."""
 _DRAINS = 32
-"""Most refused bodies that are read at once; beyond it, the connection is closed without reading."""
+"""Maximum number of refused bodies that are read at the same time; beyond it, connections are closed without
+reading."""
 TRANSFER_ENCODING = "The only Transfer-Encoding that is read is chunked."
 BUG = "The service has a bug, which its operator can read about."
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What requests may be."""
+    """Limits on requests."""
 
     hosts: frozenset[str]
-    """Names that the Host header may have; "*": any."""
+    """Allowed names in the Host header; "*": any."""
     key: str
-    """What requests must send as `Authorization: Bearer KEY`; empty: nothing."""
+    """Key that requests must send as `Authorization: Bearer KEY`; empty: none."""
     body_bytes: int
-    """Largest body."""
+    """Maximum bytes of a body."""
     seconds: float
-    """Longest time until a body is complete, and until the answer begins."""
+    """Maximum seconds until a body is complete, and until the answer begins."""
 
 
 class _Refused(Exception):
-    """A request that the application does not get.
+    """A request that is refused before the application gets it.
 
     Args:
         unread: The client may still be sending its body.
@@ -55,12 +57,12 @@ class _Refused(Exception):
 
 
 class Gate:
-    """ASGI middleware that reads the body of a request within limits before the application sees it, cancels the
-    application if the client leaves or the time is over, and counts.
+    """ASGI middleware. It reads the body of a request within limits before the application sees it, cancels the
+    application if the client leaves or the time runs out, and counts requests.
 
     Args:
-        admission: Decides which requests are accepted, except for those to open paths.
-        report: Gets an exception of the application, which is a bug.
+        admission: Decides which requests are accepted, except those to open paths.
+        report: Called with an exception of the application, which is a bug.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Gate:
                 accepted.end()
 
     def _accept(self, scope: Scope) -> Accepted:
-        """Accepts a request by its headers. Raises _Refused."""
+        """Accepts a request by its headers, or raises _Refused."""
         length = dict(scope["headers"]).get(b"content-length", b"0")
         announced = int(length[:18]) if length.isdigit() else 0
         self._check_size(announced)
@@ -125,7 +127,7 @@ class Gate:
         return Accepted(self.admission)
 
     def _in_turn(self, accepted: Accepted) -> ASGIApp:
-        """Returns the application, which begins when the request has its turn."""
+        """Returns the application, which starts when it is the request's turn."""
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             CURRENT.set(accepted)
@@ -135,7 +137,7 @@ class Gate:
         return app
 
     def _check_headers(self, scope: Scope) -> None:
-        """Raises _Refused for a request that is refused by its headers."""
+        """Raises _Refused if the headers of a request are not acceptable."""
         limits, headers = self._limits, dict(scope["headers"])
         given_hosts = [value for name, value in scope["headers"] if name == b"host"]
         host = given_hosts[0].decode("latin-1") if len(given_hosts) == 1 else ""
@@ -156,7 +158,7 @@ class Gate:
                 raise _Refused(501, "encoding", TRANSFER_ENCODING)
 
     def _check_size(self, size: int, *, unread: bool = True) -> None:
-        """Raises _Refused for a body of so many bytes if it is too large."""
+        """Raises _Refused if a body of this many bytes is too large."""
         if size > self._limits.body_bytes:
             message = f"The body is larger than {self._limits.body_bytes:,} bytes: send less."
             raise _Refused(413, "body", message, unread=unread)
@@ -168,7 +170,7 @@ class Gate:
 
     async def _read(self, accepted: Accepted, receive: Receive) -> bytes | None:
         """Returns the body; None if the client has left. Raises _Refused if it becomes too large, if all bodies
-        together would, or if it was slow and others have come meanwhile for which it would wait too long."""
+        together do, or if it arrived so slowly that, behind the requests accepted meanwhile, it would wait too long."""
         body = bytearray()
         while True:
             message = await receive()
@@ -184,7 +186,7 @@ class Gate:
                 return bytes(body)
 
     async def _run(self, app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send, end: float) -> None:
-        """Runs the application until it has answered, the client has left, or the time is over before the answer
+        """Runs the application until it has answered, the client has left, or the time has run out before the answer
         begins."""
         given, begun = False, False
 
@@ -217,19 +219,19 @@ class Gate:
         if not begun and not done:
             message = TOO_LATE.replace("30", f"{self._limits.seconds:g}")
             await self._refuse(None, send, _Refused(503, "expired", message, retry=1))
-        elif not begun and error is not None:  # a panic of a library in Rust is no Exception, which the routes answer
+        elif not begun and error is not None:  # a panic in Rust is not an Exception, which routes answer
             await self._refuse(None, send, _Refused(500, "bug", BUG, unread=False))
 
     async def _refuse(self, receive: Receive | None, send: Send, refused: _Refused) -> None:
-        """Answers with an error. What the client is still sending is read before, within limits, because it would not
-        see the answer otherwise; without `receive`, or beyond the limits, the connection is closed."""
+        """Answers with an error. The rest of the request is read first, within limits, because otherwise the client
+        would not see the answer; without `receive`, or beyond the limits, the connection is closed."""
         self._metrics.refused(refused.reason)
         complete = not refused.unread
         if receive is not None and refused.unread:
             complete = await self._drain(receive)
         content = json.dumps({"error": str(refused)}).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-        if not complete or refused.status != 429:  # a client that is to try again keeps its connection
+        if not complete or refused.status != 429:  # a client that should retry keeps its connection
             headers.append((b"connection", b"close"))
         if refused.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
@@ -240,7 +242,7 @@ class Gate:
         await send({"type": "http.response.body", "body": content})
 
     async def _drain(self, receive: Receive) -> bool:
-        """Reads the rest of a body; False if it was not read to its end."""
+        """Reads the rest of a body. Returns False if its end was not reached."""
         if self._drains >= _DRAINS:
             return False
         self._drains += 1

@@ -38,7 +38,7 @@ class Metrics(Observer):
         self._reloads = self._counter("lambert_reloads", "Reloads of the models, by result.", "result")
 
     def watch(self, scheduler: Scheduler, models: Iterable[Served]) -> None:
-        """Adds the metrics that are read when they are asked for."""
+        """Adds the metrics that are computed on request."""
         self._gauge("lambert_waiting_tokens", "Tokens that wait to be computed.", lambda: scheduler.waiting_tokens)
         self._gauge("lambert_waiting_tokens_limit", "Most tokens that may wait.", lambda: scheduler.most_tokens)
         self._gauge(

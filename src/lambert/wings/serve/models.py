@@ -1,4 +1,4 @@
-"""The models of a service by name: loading, what is told of them, and replacing them while requests are computed."""
+"""The models of a service by name: loads and describes them, and replaces them while requests are computed."""
 
 import hashlib
 import time

@@ -260,7 +260,7 @@ def protocol_class(
 
 def _close_stalled(reading: Iterable[Any], most: int, now: float) -> None:
     """Closes connections whose clients have read nothing at the last look, the longest waiting first, until the others
-    have at most so many unread bytes."""
+    have at most this many unread bytes."""
     total = sum(connection.unread for connection in reading)
     for connection in sorted(reading, key=lambda one: float(one.moved)):
         if total <= most or now - connection.moved < _READ_SECONDS:

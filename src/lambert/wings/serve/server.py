@@ -249,7 +249,7 @@ def api_key(config: ServeConfig) -> str:
             return ""
     else:
         if path.exists() and not path.is_file():  # a pipe would be waited for, and a device may have no end
-            raise UsageError(f"api_key_file = {path} is no file: write the key to a file.")
+            raise UsageError(f"api_key_file = {path} is not a file: write the key to a file.")
         try:
             with open_regular(path) as file:
                 key = file.read(_KEY_BYTES + 1).decode("ascii", "replace").strip()

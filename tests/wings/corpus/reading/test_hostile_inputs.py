@@ -218,8 +218,8 @@ def prepared(lambert: Lambert, *inputs: Path, **settings: Any) -> Any:
 @pytest.mark.timeout(60)
 def test_pipes_and_devices(name: str, folder: Path, lambert: Lambert) -> None:
     os.mkfifo(folder / name)
-    one_line(prepared(lambert, folder / name), 3, "is no regular file")
-    one_line(prepared(lambert, Path("/dev/zero"), out=folder.parent / "out"), 3, "/dev/zero is no regular file")
+    one_line(prepared(lambert, folder / name), 3, "is not a regular file")
+    one_line(prepared(lambert, Path("/dev/zero"), out=folder.parent / "out"), 3, "/dev/zero is not a regular file")
     done = prepared(lambert, folder)
     assert "files       1 (" in done.out
     assert "1 of another kind" in done.out
@@ -229,8 +229,8 @@ def test_links_in_circles(folder: Path, lambert: Lambert) -> None:
     (folder / "loop").symlink_to(folder)
     (folder / "self.txt").symlink_to(folder / "self.txt")
     (folder / "gone.txt").symlink_to(folder / "nothing.txt")
-    one_line(prepared(lambert, folder / "self.txt"), 3, "is no regular file")
-    one_line(prepared(lambert, folder / "gone.txt"), 3, "is no regular file")
+    one_line(prepared(lambert, folder / "self.txt"), 3, "is not a regular file")
+    one_line(prepared(lambert, folder / "gone.txt"), 3, "is not a regular file")
     done = prepared(lambert, folder)
     assert "files       1 (" in done.out
     assert "2 of another kind" in done.out

@@ -43,7 +43,7 @@ def test_a_table_is_read_as_csv_wrote_it(tmp_path: Path, separator: str) -> None
 def test_a_row_that_cannot_be_read_affects_no_other(tmp_path: Path) -> None:
     data = b'id,text\n1,"a ""b"""\n2,"c" d\n3,e,f\n\n4\n5,"caf\xe9"\n6,g\n7,"never closed\n8,h\n'
     assert found(tmp_path / "a.csv", data) == [
-        'a "b"', "<line 3 is no row (',' expected after '\"')>",
+        'a "b"', "<line 3 is not a row (',' expected after '\"')>",
         "<line 4 has 3 cells where the first line has 2: put a cell that holds a comma in quotation marks>",
         "<line 6 has 1 cell where the first line has 2>",
         "<line 7 is not UTF-8 text (byte 0xe9): it may be in Windows-1252 (Latin-1) or one like it. Convert the file, "

@@ -164,7 +164,7 @@ def test_a_copy_that_fails_is_absent_and_continues(
 def test_what_is_there_is_not_overwritten(place: Place, rows: Path, lambert: Callable[..., Any]) -> None:
     place.files.pipe(f"{place.path}/vocab.txt", b"mine")
     settings = {"input": rows, "out": place.url, "work": rows.parent / "work", "vocabulary": 120}
-    one_line(lambert("prepare", **settings), 2, f"{place.url} exists and is no prepared corpus: choose another out")
+    one_line(lambert("prepare", **settings), 2, f"{place.url} exists and is not a prepared corpus: choose another out")
     place.files.pipe(f"{place.path}/{MANIFEST}", b'{"format_version": 1}')
     one_line(lambert("prepare", **settings), 3, f"{place.url}/manifest.json is damaged, or of another version")
     assert place.written == []
@@ -172,7 +172,7 @@ def test_what_is_there_is_not_overwritten(place: Place, rows: Path, lambert: Cal
 
 def test_a_store_that_keeps_something_else(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "holds", lambda *_: False)
-    with pytest.raises(MachineError, match=r"memory://other/two/.* has another content than .* copies it again"):
+    with pytest.raises(MachineError, match=r"memory://other/two/.* differs from .* copies it again"):
         prepare(config(rows, "memory://other/two"))
 
 

@@ -187,7 +187,7 @@ def test_checksums(server: str, tmp_path: Path) -> None:
         assert not list((tmp_path / digest).rglob("a.jsonl*"))
     Handler.answers["sums"] = f"{hashlib.sha1(DATA).hexdigest()}  a.jsonl\n".encode()
     assert fetched(tmp_path / "web", f"{server}/good/a.jsonl", f"{server}/sums/sums").read_bytes() == DATA
-    for content, words in (("0" * 40 + "  b.jsonl\n", "has no checksum of a.jsonl"), ("<html>", "is no list")):
+    for content, words in (("0" * 40 + "  b.jsonl\n", "has no checksum of a.jsonl"), ("<html>", "is not a list")):
         sums.write_text(content)
         with pytest.raises(DataError, match=words):
             fetched(tmp_path / "more", f"{server}/good/a.jsonl", str(sums))

@@ -214,7 +214,7 @@ def test_from_the_text_to_a_tuned_model(
     done = lambert("extend", base, input=domain, out=tmp_path / "m", words=3, word_list=words, documents="line")
     assert done.code == 0, done.err
     assert "list      1 words are pieces already: the" in done.out
-    assert "list      2 lines are not one word for the tokenizer, and are left out: in-plane, xxx" in done.out
+    assert "list      2 lines are not one word for the tokenizer and are omitted: in-plane, xxx" in done.out
     assert [word for word, *_ in added(tmp_path / "m")][:1] == ["aerofoil"]
     assert len(added(tmp_path / "m")) == 4
     done = lambert("prepare", input=domain, out=tmp_path / "c", tokenizer=tmp_path / "m", documents="line")

@@ -150,7 +150,7 @@ def test_words_take_the_places_of_unused_pieces(
     flags = {"input": domain, "documents": "line"}
     done = lambert("extend", tmp_path / "base", out=tmp_path / "few", words=5, **flags)
     assert done.code == 0, done.err
-    assert "unused    5 of them in the places of [unused0] and the like" in done.out
+    assert "unused    5 of them in place of [unused0] and the like" in done.out
     done = lambert("extend", tmp_path / "base", out=tmp_path / "more", words=12, **flags)
     assert done.code == 0, done.err
     done = lambert("extend", tmp_path / "base", out=tmp_path / "kept", words=5, **flags, replace_unused="false")
@@ -223,7 +223,7 @@ def test_continued_pre_training_masks_the_new_words(
     )
     assert done.code == 0, done.err
     assert "list      1 words are pieces already: the" in done.out
-    assert "list      1 lines are not one word for the tokenizer, and are left out: in-plane" in done.out
+    assert "list      1 lines are not one word for the tokenizer and are omitted: in-plane" in done.out
     added = [line.split("\t")[0] for line in (tmp_path / "m" / "added_words.tsv").read_text("utf-8").splitlines()]
     assert added[:2] == ["Aerofoil", "aerofoil"]
     assert len(added) == 5
@@ -251,7 +251,7 @@ def test_words_that_contain_added_tokens_are_left_out(
     flags = {"input": text, "documents": "line"}
     done = lambert("extend", tmp_path / "base", out=tmp_path / "out", **flags, words=2)
     assert done.code == 0, done.err
-    assert "words     1 left out, because" in done.out
+    assert "words     1 omitted, because" in done.out
     assert "still divides them: aerofoil" in done.out
     assert "words     1 added" in done.out
     (tmp_path / "words.txt").write_text("aerofoil\n")

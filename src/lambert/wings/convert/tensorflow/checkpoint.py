@@ -147,7 +147,7 @@ class Checkpoint:
 def _entry(name: str, message: bytes) -> Entry:
     """Returns the entry that a BundleEntryProto describes. Raises ValueError if it is damaged."""
     if not name.isprintable():
-        raise ValueError(f"{shown(name)} is no name")
+        raise ValueError(f"{shown(name)} is not a name")
     integers, contents = fields(message)
     dimensions = [size for shape in contents.get(2, []) for size in fields(shape)[1].get(2, [])]
     shape = tuple(fields(dimension)[0].get(1, 0) for dimension in dimensions)

@@ -50,7 +50,7 @@ def find_sources(
             refuse_archive(match)
             refuse_corpus(match)
             if not match.is_dir() and not match.is_file():
-                raise DataError(f"{match} is no regular file (a pipe, a device or a broken link): name a file.")
+                raise DataError(f"{match} is not a regular file (a pipe, a device or a broken link): name a file.")
             for file in _walk(match) if match.is_dir() else [match]:
                 real = Path(os.path.realpath(file))
                 if file != path and apart.intersection(map(str, (real, *real.parents))):

@@ -37,7 +37,7 @@ def published(url: str, check: Callable[[dict[str, Any]], None]) -> dict[str, An
     objects = store.objects()
     if MANIFEST not in objects:
         if objects and MARK not in objects:
-            raise UsageError(f"{public(url)} exists and is no prepared corpus: choose another out, or delete it.")
+            raise UsageError(f"{public(url)} exists and is not a prepared corpus: choose another out, or delete it.")
         return None
     manifest = _parsed(store.read(MANIFEST), url)
     check(manifest)
@@ -83,7 +83,7 @@ def publish(corpus: Path, url: str, progress: Progress) -> None:
             store.write(name, path)
             if not store.holds(name, path):
                 raise MachineError(
-                    f"{public(url)}/{name} has another content than {path}, from which it was copied. The same command "
+                    f"{public(url)}/{name} differs from {path}, from which it was copied. The same command "
                     "copies it again."
                 )
         done += path.stat().st_size

@@ -92,7 +92,7 @@ def fetch(
         for url in _files(str(entry), source_of(str(entry))):
             if own.setdefault(place(url, folder), url) != url:
                 raise UsageError(
-                    f"Two inputs are {public(url)} but for what is taken for a password or a signature, so they would "
+                    f"Two inputs are {public(url)} and differ only in a password or signature, so they would "
                     "be kept in one file. Fetch them as local files first."
                 )
             path = _fetched(url, folder, source_of(url), sums, checksums, progress)
@@ -252,7 +252,7 @@ def _checksums(where: str, source_of: Callable[[str], Source]) -> dict[str, str]
             if len(digest) in _DIGESTS:
                 sums[name.rpartition("/")[2]] = digest.lower()
     if not sums:
-        raise DataError(f"{public(where)} is no list of checksums, such as sha256sum and sha1sum write.")
+        raise DataError(f"{public(where)} is not a list of checksums as sha256sum and sha1sum write them.")
     return sums
 
 

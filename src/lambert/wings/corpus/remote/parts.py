@@ -42,7 +42,7 @@ class PartStore:
             name = self._name(path)
             self._store.write(name, path)
             if not self._store.holds(name, path):
-                raise MachineError(f"{public(self._store.url)}/{name} has another content than {path}: try again.")
+                raise MachineError(f"{public(self._store.url)}/{name} differs from {path}: try again.")
             self._there.add(name)
 
     def pull(self, path: Path) -> None:

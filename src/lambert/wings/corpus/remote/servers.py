@@ -61,9 +61,9 @@ class Http:
                 raise DataError(f"{shown} is redirected in a circle.") from error
             raise DataError(f"{shown} cannot be fetched: the server answers {error.code} {error.reason}.") from error
         except http.client.InvalidURL as error:
-            raise DataError(f"{shown} is no URL: {public_text(str(error), url)}.") from error
+            raise DataError(f"{shown} is not a URL: {public_text(str(error), url)}.") from error
         except http.client.HTTPException as error:
-            raise Unavailable(f"the server's answer is cut off or no HTTP ({type(error).__name__})") from error
+            raise Unavailable(f"the server's answer is cut off or not HTTP ({type(error).__name__})") from error
         except OSError as error:  # also URLError
             reason = getattr(error, "reason", None) or error
             raise Unavailable(str(getattr(reason, "strerror", None) or reason) or "no answer") from error
@@ -75,7 +75,7 @@ def _request(url: str, begin: int, mark: str) -> urllib.request.Request:
         user, at, host = parts.netloc.rpartition("@")
         request = urllib.request.Request(urlunsplit((parts.scheme, host, parts.path, parts.query, "")))
     except ValueError as error:
-        raise DataError(f"{public(url)} is no URL: {public_text(str(error), url)}.") from error
+        raise DataError(f"{public(url)} is not a URL: {public_text(str(error), url)}.") from error
     request.add_header("User-Agent", f"lambert/{__version__}")
     request.add_header("Accept-Encoding", "identity")
     if at:

@@ -1,4 +1,4 @@
-"""The part of a report about a prepared corpus: what came in, what was dropped, what is there."""
+"""The part of a report about a prepared corpus: its inputs, what was dropped, and its content."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,12 +60,12 @@ class CorpusPage:
     files: dict[str, Any] = field(default_factory=dict)
     tables: list[dict[str, Any]] = field(default_factory=list)
     sampled: str = ""
-    """Of how much the lengths and tables were computed, if not of everything."""
+    """The sample from which lengths and tables were computed, if not from everything."""
 
 
 def read(folder: Path, name: str, runs: Sequence[Run] = ()) -> CorpusPage:
-    """Returns the page about a prepared corpus, with the epochs that these runs make of it. Raises DataError if a file
-    of it is missing or damaged."""
+    """Returns the page about a prepared corpus, with the number of epochs of these runs. Raises DataError if a file of
+    it is missing or damaged."""
     manifest = read_manifest(folder)
     learnt = tokenizer.load(folder)
     split = Split(folder)
@@ -155,7 +155,7 @@ def _bars(manifest: Mapping[str, Any]) -> list[Bar]:
 
 
 def _dropped(manifest: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yields the rows of the table of what was dropped, changed and passed over."""
+    """Yields the rows of the table of dropped, changed and skipped documents."""
     documents, steps = manifest["documents"], manifest.get("steps", {})
     first = next(
         iter(steps.values()), {"documents": documents["read"], "unreadable": documents["dropped"]["unreadable"]}
@@ -192,7 +192,7 @@ def _dropped(manifest: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def _sources(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the table of what each entry of `input` gives."""
+    """Returns the table of documents and tokens of each entry of `input`."""
     total = max(sum(split["tokens"] for split in manifest["splits"].values()), 1)
     rows = [
         [entry["input"], entry["weight"], f"{entry['documents']:,}", f"{entry['tokens']:,}",

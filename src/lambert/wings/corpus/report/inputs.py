@@ -1,4 +1,5 @@
-"""What a tokenizer does with the beginning of each input file of a corpus."""
+"""Tables about the input files of a corpus: what became of their documents, and how a tokenizer encodes their
+beginnings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ FILES = 24
 MOST = 50
 """Number of input files whose counts are shown, each in a row."""
 CHARACTERS = 1 << 17
-"""Characters that are read of a file, at least, if it has so many."""
+"""Minimum number of characters that are read of a file, if it has as many."""
 
 
 _LABELS = {"short": "short", "duplicate": "exact duplicate", "weight": "left out by weight", "repeated": "repeats"}
@@ -46,8 +47,8 @@ def files_table(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def inputs_table(manifest: Mapping[str, Any], learnt: Any) -> dict[str, Any]:
-    """Returns a table of the documents at the beginning of each input file, as they are before any filter; of at most
-    `FILES` files, at equal distances in their list."""
+    """Returns a table of the documents at the beginning of each input file, before any filter, for at most `FILES`
+    files at equal distances in their list."""
     entries, settings = manifest["inputs"], manifest["settings"]
     chosen = [entries[len(entries) * n // min(FILES, len(entries))] for n in range(min(FILES, len(entries)))]
     encode = Encoder(learnt.to_str(), settings.get("language", "en"), settings.get("lines", "auto"), 16 << 20)

@@ -1,4 +1,4 @@
-"""What pre-training makes of a prepared corpus: sequences, padding, updates and epochs."""
+"""Tables about the use of a prepared corpus in pre-training: sequences, padding, updates and epochs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ LAYOUTS = (("pairs", 128), ("pairs", 512), ("full", 128), ("full", 512))
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What decides how many epochs a run makes."""
+    """The settings that determine the number of epochs of a run."""
 
     name: str
     mode: str
@@ -76,7 +76,7 @@ class Packed:
         return 0 if isinstance(found, str) else round(len(found) / self._share)
 
     def padding_table(self) -> dict[str, Any]:
-        """Returns the table of the padding that flat batches do not have."""
+        """Returns the table of the padding that flat batches avoid."""
         rows = []
         for mode, length in LAYOUTS:
             found = self.lengths(mode, length)
@@ -93,7 +93,7 @@ class Packed:
         return table("Padding", columns, rows) | {"note": note}
 
     def epochs_table(self, runs: Iterable[Run]) -> dict[str, Any]:
-        """Returns the table of the epochs that the recipes, and these runs, make of the corpus."""
+        """Returns the table of the epochs of the recipes and of these runs."""
         rows = []
         for recipe in (*RECIPES, *(found for run in runs if (found := _recipe(run)))):
             if size := self.sequences(recipe.mode, recipe.length):

@@ -1,4 +1,4 @@
-"""Numbers about the tokens and lengths of a prepared corpus, from samples of bounded size."""
+"""Counts the tokens and lengths of a prepared corpus in samples of bounded size."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +11,16 @@ from lambert.core.shards import Split
 TOKENS = 1 << 26
 """Maximum number of tokens that are counted (our choice: some 128 MiB, read in half a second)."""
 BLOCK = 1 << 20
-"""Tokens that are counted at a time."""
+"""Number of tokens that are counted together."""
 SENTENCES = 1 << 20
 """Maximum number of sentences whose lengths are read, and that are packed (our choice: some seconds)."""
 STRETCHES = 16
-"""A sample consists of so many parts, at equal distances in the corpus."""
+"""Number of parts of a sample, at equal distances in the corpus."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledSplit:
-    """Whole documents of a split, renumbered from 0: what `Outline` reads of a Split."""
+    """Whole documents of a split, renumbered from 0, with the attributes that `Outline` reads."""
 
     corpus: Path
     name: str
@@ -58,7 +58,7 @@ def sampled(split: Split, sentences: int = SENTENCES) -> SampledSplit:
         before = int(split.ends[low - 1]) if low else 0
         own, begins = np.diff(ends, prepend=before), np.diff(documents, prepend=-1 if low == 0 else documents[0]) > 0
         starts = np.flatnonzero(begins)
-        if len(starts) > 1:  # else it is inside of one long document
+        if len(starts) > 1:  # otherwise it is inside one long document
             own, begins = own[starts[0] : starts[-1]], begins[starts[0] : starts[-1]]
         begins[0] = True
         lengths.append(own)

@@ -1,4 +1,4 @@
-"""A file of records to which records are added, so that saving a state costs what is new."""
+"""Appends records to a file, so that saving a state costs only the new records."""
 
 import hashlib
 import os
@@ -14,8 +14,8 @@ from lambert.core.files import open_regular
 
 
 class Journal:
-    """Records in memory until `save` appends them to a file. What `save` returns says which records of the file count,
-    whatever was appended later."""
+    """Records in memory until `save` appends them to a file. The state that `save` returns determines which records of
+    the file count; later ones are ignored."""
 
     def __init__(self, path: Path, columns: int, state: Mapping[str, Any] | None) -> None:
         """Continues from `state`, which `save` returned for this file; None: from nothing. A record has `columns`
@@ -36,7 +36,7 @@ class Journal:
             self._restored = np.frombuffer(data, dtype="<u8").reshape(-1, columns)
 
     def restored(self) -> npt.NDArray[np.uint64]:
-        """Returns the records of the state with which this object began [n, columns], unsigned, and forgets them."""
+        """Returns, once, the records of the state with which this object began [n, columns], unsigned."""
         found, self._restored = self._restored, self._restored[:0].copy()
         return found
 

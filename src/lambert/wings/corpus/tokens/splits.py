@@ -20,15 +20,15 @@ from lambert.wings.corpus.tokens.journal import Journal
 
 STATE, _SEEN, _FILES = "state.json", "seen.bin", "files.bin"
 COUNTS = ("kept", "tokens", "unknown", "repeated", "empty", "short", "duplicate", "weight")
-"""What is counted for each input file: documents in the corpus, with repeated ones, their tokens and those that are
-[UNK]; repeated documents; and dropped ones by reason."""
+"""Counts for each input file: documents in the corpus, repeated ones included; their tokens; tokens [UNK]; repeated
+documents; and dropped documents by reason."""
 
 _REPEAT = 0x9E3779B97F4A7C15  # distinguishes the hashes of repeated documents
 
 
 def used(seed: int, hashes_D: npt.NDArray[np.uint64], share: float) -> npt.NDArray[np.bool_]:
-    """Returns which documents with these hashes [D] belong to a share of the documents. Those of a smaller share belong
-    to every larger one."""
+    """Returns which documents with these hashes [D] belong to a share of the documents. A smaller share is part of
+    every larger one."""
     if share >= 1:
         return np.ones(len(hashes_D), dtype=np.bool_)
     return np.asarray(unit(key(seed, Stream.SPLIT, hashes_D, 2)) < share)
@@ -40,22 +40,22 @@ class Sink:
     A document is held out if a number in [0, 1), drawn from (seed, hash of its content), is below `threshold`. Empty
     documents, documents with fewer than `min_tokens` tokens, and duplicates are dropped and counted in `dropped`. A
     document that is read in several parts is never dropped as a duplicate; the hash of its first part identifies it.
-    Of an input with a share below 1, the documents are used for which another drawn number is below it. Documents that
-    are repeated are training data only.
+    Of an input with a share below 1, those documents are used for which another drawn number is below the share.
+    Repeated documents are training data only.
     """
 
     def __init__(
         self, folder: Path, vocabulary: int, seed: int, threshold: float, min_tokens: int, unknown: int,
         files: int = 1, keep: Path | None = None,
     ) -> None:  # fmt: skip
-        """`unknown` is the id of [UNK], -1 without one, `files` the number of input files. `keep` is a folder for what
-        `save` keeps besides the splits. If `save` was called before for both folders, this object continues from there.
-        Raises DataError if their files were changed since."""
+        """`unknown` is the id of [UNK], -1 without one, `files` the number of input files. `keep` is a folder for the
+        state that `save` stores besides the splits. If `save` was called before for both folders, this object continues
+        from there. Raises DataError if their files were changed since."""
         self._seed, self._threshold, self._min_tokens = seed, threshold, min_tokens
         self._keep = keep
         state = read_state(keep) if keep else None
         self.progress: Any = state["progress"] if state else None
-        """What the last call of `save` was given, or None."""
+        """The argument of the last call of `save`, or None."""
         self.dropped = state["dropped"] if state else {"empty": 0, "short": 0, "duplicate": 0}
         self.removed = state["removed"] if state else 0
         self.repeated: int = state["repeated"] if state else 0
@@ -85,7 +85,7 @@ class Sink:
         self._long_split, self._long_begun = 0, False
 
     def save(self, progress: Any) -> None:
-        """Flushes everything to the disk, so that another object can continue, with `progress`, any JSON value."""
+        """Flushes everything to the disk, with `progress` (any JSON value), so that another object can continue."""
         assert self._keep is not None
         splits = {name: writer.save() for name, writer in zip(SPLITS, self._writers, strict=True)}
         state = {
@@ -168,13 +168,13 @@ class Sink:
             self._long_begun = True
 
     def _drop(self, part: Part, dropped: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Counts dropped documents by reason: for each reason how many of the documents of a batch."""
+        """Counts the dropped documents of a batch by reason."""
         for name, dropped_D in dropped.items():
             self.dropped[name] = self.dropped.get(name, 0) + int(dropped_D.sum())
         self._count(part, dropped)
 
     def _count(self, part: Part, counts: Mapping[str, Any]) -> None:
-        """Adds counts of the documents of a batch to those of their input files."""
+        """Adds the counts of a batch of documents to those of their input files."""
         files_D = np.array(part.files, dtype=np.int64)
         if not len(files_D):
             return
@@ -233,7 +233,8 @@ class Sink:
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """Returns what `Sink.save` kept in a folder, or None if there is nothing. Raises DataError if it is damaged."""
+    """Returns the state that `Sink.save` stored in a folder, or None if there is none. Raises DataError if it is
+    damaged."""
     if not (folder / STATE).exists():
         return None
     try:

@@ -1,5 +1,5 @@
-"""A corpus that is being written from parts. After a kill, the same command continues it; after the end, a command with
-more parts does.
+"""Writes a corpus from parts. After a kill, the same command continues it; after the end, a command with more parts
+does.
 
 WORK/tokens/
 ├── causes.json     hash of the settings, threshold of held-out documents, keys of the parts, and `out` when the corpus
@@ -42,8 +42,8 @@ _CAUSES, _LEARNT = "causes.json", "learnt"
 class Unfinished:
     """The folder of a corpus that is being written. One process at a time may use it.
 
-    The content of the corpus after some parts is determined by these parts, so what an earlier call wrote is used if
-    that call had the same causes and began with the same parts.
+    The first parts determine the content of the corpus after them, so what an earlier call wrote is used if that call
+    had the same causes and began with the same parts.
     """
 
     KEPT = "What was written is kept, and the same command continues"
@@ -53,8 +53,8 @@ class Unfinished:
         self.keep, self.folder, self._causes, self._parts = keep, keep / "corpus", causes, list(parts)
 
     def begin(self, threshold: float) -> None:
-        """Creates the folder, with what an earlier call for this threshold of held-out documents wrote, if it can be
-        used. Raises OSError if the disk refuses a write."""
+        """Creates the folder, with the usable results of an earlier call for this threshold of held-out documents.
+        Raises OSError if the disk refuses a write."""
         before = self._before()
         known = {"causes": self._hash(), "threshold": threshold}
         if any(before.get(name) != value for name, value in known.items()) or not self._can_continue(before):
@@ -78,8 +78,8 @@ class Unfinished:
         return {}
 
     def _can_continue(self, before: Mapping[str, Any]) -> bool:
-        """Returns whether what is there can be used. If the earlier call finished its corpus, copies the tokens of it
-        first."""
+        """Returns whether the existing files can be used. If the earlier call finished its corpus, its tokens are
+        copied first."""
         if before["parts"] == self._parts and not before["out"]:
             return True
         try:
@@ -94,8 +94,8 @@ class Unfinished:
         return True
 
     def _copy(self, corpus: Path, complete: Collection[str]) -> None:
-        """Copies the tokens of a finished corpus, its complete shards of training data as hard links where the disk
-        allows it."""
+        """Copies the tokens of a finished corpus. Complete shards of training data become hard links if the disk allows
+        it."""
         check_corpus(corpus)
         for split in SPLITS:
             make_folder(self.folder / split)
@@ -124,8 +124,8 @@ class Unfinished:
         replace_files({self.keep / _LEARNT: sha256(self.folder / tokenizer.JSON).encode()})
 
     def sink(self, **settings: Any) -> Sink:
-        """Returns the Sink of the corpus with these `settings`, which continues from what an earlier one saved, if that
-        is not damaged."""
+        """Returns the Sink of the corpus with these `settings`, which continues from the state that an earlier one
+        saved, unless that is damaged."""
         try:
             return Sink(self.folder, keep=self.keep, **settings)
         except DataError:
@@ -138,8 +138,8 @@ class Unfinished:
 
     @contextmanager
     def published(self, out: Path) -> Iterator[Path]:
-        """Yields the folder of the corpus, which is renamed to `out` if the block succeeds, and kept if it fails. What
-        a corpus of more parts needs to continue is kept too.
+        """Yields the folder of the corpus, which is renamed to `out` if the block succeeds and kept if it fails. The
+        state that a corpus of more parts needs to continue is kept too.
 
         Raises OSError if the disk of the work folder refuses a write, MachineError if that of `out` does, and
         UsageError if `out` is a folder that is not empty.
@@ -152,8 +152,8 @@ class Unfinished:
         self.finish(out, self._before()["threshold"])
 
     def finish(self, out: Path, threshold: float) -> None:
-        """Records that the corpus of these causes, parts and threshold is in `out`, if that is not recorded, and
-        deletes what a kill has left. Raises OSError if the disk refuses a write."""
+        """Records, if necessary, that the corpus of these causes, parts and threshold is in `out`, and deletes what a
+        kill has left. Raises OSError if the disk refuses a write."""
         before = self._before()
         if before != {"causes": self._hash(), "threshold": threshold, "parts": self._parts, "out": ""}:
             return

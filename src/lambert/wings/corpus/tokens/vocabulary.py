@@ -30,7 +30,7 @@ from lambert.wings.corpus.tokens.splits import used
 from lambert.wings.corpus.workers import ahead
 
 ACCENTED = 0.005
-"""Share of letters that stripping accents would change, from which on it is not done unless it is set (our choice:
+"""From this share of letters that stripping accents would change, accents are kept unless stripping is set (our choice:
 English has 0.0006 on Wikipedia, German 0.016, French 0.03, Korean nearly 1)."""
 COVERED = 0.9999
 """Share of the characters of the text that single pieces should cover. SentencePiece's default is 0.9995 (Kudo and
@@ -66,9 +66,9 @@ class Characters:
         continue a word, each in order of code points.
 
         Args:
-            limit: Number of characters. There are more if these do not cover a share `COVERED` of the text and all have
-                `room`.
-            room: Maximum number of pieces for more than `limit` characters, continuing ones included.
+            limit: Number of characters. It is exceeded if they do not cover a share `COVERED` of the text and `room`
+                allows it.
+            room: Maximum number of pieces, continuing ones included, if `limit` is exceeded.
         """
         seen: dict[str, int] = {}
         for point in np.flatnonzero(self.counts):
@@ -112,7 +112,7 @@ def train(
         strip_accents: None: as `lowercase`, as published.
         min_frequency: Words and characters that occur less often are not learnt as pieces.
         alphabet: Maximum number of single characters. 0: a tenth of the vocabulary, from 64 to 1000, or more if these
-            do not cover the text and half of the vocabulary is enough.
+            do not cover the text and half of the vocabulary suffices.
     """
     normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
     limit = alphabet or min(1000, max(64, vocabulary // 10))
@@ -120,7 +120,7 @@ def train(
     first = [*SPECIAL_PIECES, *single, *(CONTINUATION + character for character in joining)]
     if len(first) > vocabulary:
         raise UsageError(
-            f"vocabulary = {vocabulary} is too small: special pieces and single characters alone are {len(first)}. "
+            f"vocabulary = {vocabulary} is too small: the special pieces and single characters alone are {len(first)}. "
             f"Raise it, or set alphabet below {len(single)}."
         )
     learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -143,7 +143,7 @@ def train(
 def train_bytes(texts: Iterable[str], *, vocabulary: int, lowercase: bool, min_frequency: int = 2) -> Any:
     """Learns a byte-level BPE tokenizer from texts, with the special tokens of BERT. It can express every text.
 
-    Source: Radford et al., 2019 (GPT-2); in an encoder with BERT's special tokens: Warner et al., 2024 (ModernBERT).
+    Source: Radford et al., 2019 (GPT-2); with BERT's special tokens: Warner et al., 2024 (ModernBERT).
     """
     learner = Tokenizer(models.BPE())
     learner.normalizer = _normalizer([normalizers.NFC()], lowercase=lowercase)
@@ -170,7 +170,7 @@ def train_unigram(texts: Iterable[str], *, vocabulary: int, lowercase: bool) -> 
     """Learns a Unigram tokenizer from texts, with the special tokens of BERT. Words begin with a mark for the space.
     The library's result is not deterministic: its scores differ in the third digit from run to run.
 
-    Source: Kudo, "Subword Regularization", 2018, section 3.2; with the normalization of XLM-R but for its own rules.
+    Source: Kudo, "Subword Regularization", 2018, section 3.2; with the normalization of XLM-R except its own rules.
     """
     learner = Tokenizer(models.Unigram())
     spaces = normalizers.Replace(Regex(" {2,}"), " ")
@@ -207,8 +207,8 @@ def _with_template(tokenizer: Any) -> Any:
 def sampled(
     documents: Documents, rate: float, seed: int, language: str = "en", lines: str = "auto"
 ) -> Iterator[list[tuple[list[str], float]]]:
-    """Yields, for each batch, the sentences of a share `rate` of the documents (of long ones, the pieces), each with
-    the draw of its document, which is held out if the draw is below the threshold of held-out documents."""
+    """Yields, for each batch, the sentences of a share `rate` of the documents (pieces of long documents), each with
+    the draw of its document. A document is held out if its draw is below the threshold."""
     draw = 0.0
     for texts, part in ahead(documents.batches):
         found = [sentences.split(sentences.clean(text)[0], language, lines) for text in texts]

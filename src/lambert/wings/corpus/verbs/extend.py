@@ -27,7 +27,7 @@ ADDED = "added_words.tsv"
 """File of the model folder with the new words in the order of their ids, their counts in the text and their pieces. As
 `word_list` it adds the same words to another model."""
 _SHOWN = 8
-"""New words, and listed words that are not added, that are shown."""
+"""Number of new words, and of listed words that are not added, that are shown."""
 
 
 def run(config: ExtendConfig, say: Say = silent) -> Result:
@@ -60,7 +60,7 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     size = max(old, numbers[-1] + 1)
     say(f"words     {len(chosen):,} added, {old:,} to {size:,} pieces: {_some([w.text for w in chosen])}")
     if (reused := old + len(chosen) - size) > 0:
-        say(f"unused    {reused:,} of them in the places of {tokenizer.id_to_token(numbers[0])} and the like")
+        say(f"unused    {reused:,} of them in place of {tokenizer.id_to_token(numbers[0])} and the like")
     before, after = (one.fragments(held, specials.unk) for one in (division, Division(larger, source)))
     say(_fragments(texts, before, after, tokenizer.id_to_token(specials.unk) if specials.unk >= 0 else ""))
     padding = layout.padding_after(size, old, shape.vocabulary)
@@ -81,7 +81,7 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
 
 
 def _listed(division: Division, path: Path, pieces: Collection[str], say: Say) -> list[str]:
-    """Returns the words of a list that are not among the `pieces`, as pieces, in their order.
+    """Returns the words of a list that are not among the `pieces`, as pieces, in the order of the list.
 
     Raises DataError if there is none.
     """
@@ -95,7 +95,7 @@ def _listed(division: Division, path: Path, pieces: Collection[str], say: Say) -
     if known:
         say(f"list      {len(known):,} words are pieces already: {_some([division.word(p).text for p in known])}")
     if other:
-        say(f"list      {len(other):,} lines are not one word for the tokenizer, and are left out: {_some(other)}")
+        say(f"list      {len(other):,} lines are not one word for the tokenizer and are omitted: {_some(other)}")
     if not found:
         raise DataError(f"{path} has no word to add: its lines are pieces of the tokenizer already, or not one word.")
     return [*found]
@@ -111,7 +111,7 @@ def _read(config: ExtendConfig, say: Say) -> Texts:
 def _most_saving(
     config: ExtendConfig, division: Division, counts: Mapping[str, int], without: Collection[str], source: str
 ) -> list[Word]:
-    """Returns the words of the text to add, but for the pieces in `without`."""
+    """Returns the words of the text to add, except the pieces in `without`."""
     ranked = division.ranked(counts, config.min_count, without) if config.words else []
     often = f"that occurs at least {config.min_count} times"
     if config.words and not ranked:
@@ -126,8 +126,8 @@ def _most_saving(
 
 @library_errors()
 def _whole(division: Division, chosen: list[Word], source: str, say: Say) -> tuple[list[Word], Any]:
-    """Returns the words that the tokenizer with them takes as one piece, and that tokenizer. Added tokens of the
-    tokenizer divide words that contain them.
+    """Returns the words that the extended tokenizer takes as one piece, and this tokenizer. Added tokens divide words
+    that contain them.
 
     Raises DataError if there is none.
     """
@@ -137,7 +137,7 @@ def _whole(division: Division, chosen: list[Word], source: str, say: Say) -> tup
     divided = [word.text for number, word, found in numbered if found.ids != [number]]
     if not divided:
         return chosen, larger
-    say(f"words     {len(divided):,} left out, because {source} still divides them: {_some(divided)}")
+    say(f"words     {len(divided):,} omitted, because {source} still divides them: {_some(divided)}")
     if len(divided) == len(chosen):
         raise DataError(f"{source} still divides all of the words when they are pieces. Give other words.")
     return _whole(division, [word for word in chosen if word.text not in divided], source, say)

@@ -25,17 +25,17 @@ class ExtendConfig:
     """Number of words of the text to add: those that save most tokens (count x (pieces - 1)). Required, except with
     `word_list`."""
     word_list: Path | None = None
-    """File with a word in each line, to be added besides, however rare. What follows a tab is ignored."""
+    """File with a word in each line. These are added too, however rare. Text after a tab is ignored."""
     min_count: int = 5
     """Words that occur less often in the text are not added, unless they are listed (our choice)."""
     replace_unused: bool = True
-    """Whether new words take the places of pieces such as [unused7] before rows are added. Set it to false for a model
-    that uses them."""
+    """Whether new words replace pieces such as [unused7] before rows are added. Set it to false for a model that uses
+    these pieces."""
     heldout: float = 0.05
-    """Share of the documents that are held out, on which the tokens per word are reported; at least one document if
-    there are two or more. They include those that `lambert prepare` holds out by default."""
+    """Share of the documents that is held out to report the tokens per word; at least one document if there are two or
+    more. It includes the documents that `lambert prepare` holds out by default."""
     sample_megabytes: int = 200
-    """Approximate MB of text, spread over all documents, in which words are counted."""
+    """Approximate MB of text, spread over all documents, whose words are counted."""
     format: str = "auto"
     """Format of the input, as for `lambert prepare`."""
     documents: str = "file"

@@ -1,4 +1,4 @@
-"""`lambert corpus fetch`: copies a prepared corpus from where it was uploaded."""
+"""`lambert corpus fetch`: copies a prepared corpus from object storage."""
 
 import time
 

@@ -20,7 +20,7 @@ def run(config: PeekConfig, say: Say = silent) -> list[Peeked]:
 
 
 def shown(documents: Sequence[Peeked], width: int) -> Iterator[str]:
-    """Yields the lines about some documents, none wider than `width` columns."""
+    """Yields the lines about the documents, none wider than `width` columns."""
     for number, document in enumerate(documents, 1):
         if number > 1:
             yield ""
@@ -59,7 +59,7 @@ def _lines(document: Peeked) -> Iterator[tuple[str, str]]:
 
 
 def _changed(step: Filtered, before: str) -> Iterator[tuple[str, str]]:
-    """Yields what a filter changed first, with some characters before it."""
+    """Yields the first change that a filter made, with some characters before it."""
     yield step.name, f"changed: {len(before):,} to {len(step.text):,} characters"
     at = next(
         (n for n, (old, new) in enumerate(zip(before, step.text, strict=False)) if old != new),
@@ -71,7 +71,7 @@ def _changed(step: Filtered, before: str) -> Iterator[tuple[str, str]]:
 
 
 def _marked(text: str) -> str:
-    """Returns a text with visible line breaks and codes of other characters that cannot be seen."""
+    """Returns a text with visible line breaks, and with codes in place of other invisible characters."""
     return "".join(
         c if c == " " or c.isprintable() else {"\n": "\\n", "\t": "\\t"}.get(c, f"\\u{ord(c):04x}") for c in text
     )

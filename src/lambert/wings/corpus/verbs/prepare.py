@@ -19,15 +19,15 @@ from lambert.wings.corpus.remote.fetch import AGAIN
 __all__ = ["PrepareConfig", "corpus_of_run", "run"]
 
 _LABEL = len("deduplicate")
-"""Width of the labels of lines: that of the longest."""
+"""Width of the longest label of a line."""
 _SHOWN = 8
-"""Counts of a step on the terminal. The manifest and the report have all."""
+"""Maximum number of counts of a step on the terminal. The manifest and the report have all."""
 _UNKNOWN = 0.05
 """Share of [UNK] above which there is a warning (our choice)."""
 _NOTED = 20
-"""Files of rows about which notes are given."""
+"""Maximum number of files of rows about which notes are given."""
 _ENDS = 5
-"""Warnings about files that end early."""
+"""Maximum number of warnings about files that end early."""
 
 
 class _CorpusOfRun(PrepareConfig):
@@ -37,8 +37,8 @@ class _CorpusOfRun(PrepareConfig):
 
 
 def run(config: PrepareConfig, say: Say = silent) -> Result:
-    """Prepares the corpus, shows progress on stderr, and says what was kept and dropped. Raises SavedAndStopped after a
-    signal."""
+    """Prepares the corpus, shows progress on stderr, and reports what was kept and dropped. Raises SavedAndStopped
+    after a signal."""
     status, again = " before the end; no corpus was written", START_AGAIN
     if config.stages:
         status, again = "; the parts that are complete are kept", CONTINUE
@@ -55,7 +55,7 @@ def corpus_of_run(say: Say, **settings: Any) -> None:
 
 
 def to_corpus(config: PrepareConfig, say: Say) -> None:
-    """Makes the corpus, if it is not complete already, and says what was kept and dropped."""
+    """Makes the corpus unless it is complete, and reports what was kept and dropped."""
     started = time.monotonic()
     phases: set[str] = set()
     with progress(None, "reading", unit="MB", quiet=say is silent, summary=False) as bar:
@@ -87,7 +87,7 @@ def to_corpus(config: PrepareConfig, say: Say) -> None:
 
 
 def _row_notes(config: PrepareConfig, inputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yields the notes about those of the first inputs that have rows."""
+    """Yields notes about the first inputs that have rows."""
     suffixes = (".csv", ".tsv", *JSON, ".parquet", ".arrow") if config.format in ("auto", "csv", "jsonl") else ()
     for path in [Path(entry["file"]) for entry in inputs[:_NOTED]]:
         if kind(path) in suffixes:
@@ -132,7 +132,7 @@ def summary(manifest: dict[str, Any]) -> list[str]:
         f"{'documents':<{_LABEL}} {documents['kept']:,} kept of {documents['read']:,}{repeated}; dropped: {dropped}",
     ]
     if over := ", ".join(f"{count:,} {reason}" for reason, count in documents.get("passed_over", {}).items()):
-        lines.append(f"  passed over, since they are no documents: {over}")
+        lines.append(f"  skipped, because they are not documents: {over}")
     own = [name for name in manifest["files_passed_over"].get("first", ()) if name.endswith(" of Lambert)")]
     lines += [f"  passed over: {name}" for name in own[:3]]
     lines += [f"  unreadable: {named}" for named in documents["unreadable"] if not ends_early(named)][:3]
@@ -153,7 +153,7 @@ def summary(manifest: dict[str, Any]) -> list[str]:
 
 
 def _normalization(manifest: dict[str, Any]) -> str:
-    """Returns what is lost of the text before and in the vocabulary, for its line."""
+    """Returns what the normalization and the vocabulary lose of the text, for the line of the vocabulary."""
     own = manifest.get("normalizer")
     words = [
         *(["lower case"] if own and own["lowercase"] else []),
@@ -166,7 +166,7 @@ def _normalization(manifest: dict[str, Any]) -> str:
 
 
 def notes(manifest: dict[str, Any]) -> list[str]:
-    """Returns lines about what was decided by the text."""
+    """Returns lines about settings that were chosen from the text."""
     own = manifest.get("normalizer") or {"lowercase": False, "strip_accents": False}
     unset = manifest["tokenizer"] == "train" and manifest["settings"].get("strip_accents") is None
     if not unset or own["strip_accents"] or not own["lowercase"]:
@@ -178,7 +178,7 @@ def notes(manifest: dict[str, Any]) -> list[str]:
 
 
 def holes(found: dict[str, int]) -> list[str]:
-    """Returns a line about templates of wikis that left a hole in a sentence, if anything of a wiki was read."""
+    """Returns a line about templates of wikis that left a hole in a sentence, if a wiki was read."""
     if not found.get("sentences"):
         return []
     share = found.get("holes", 0) / found["sentences"]

@@ -1,4 +1,4 @@
-"""The ways to compute a run on given kinds of devices, and those of them that are efficient."""
+"""Lists the ways to compute a run on given kinds of devices, and selects the efficient ones."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from lambert.wings.plan.costs.steps import Step, fitting, predict
 from lambert.wings.plan.costs.work import Work, shapes_of
 
 _SLACK = 1.02
-"""Size of micro-batches over the mean of equal shares, because sequences are not cut (our choice)."""
+"""Ratio of the size of micro-batches to the mean of equal shares, because sequences are not cut (our choice)."""
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -22,9 +22,9 @@ class Choice:
     work: Work
     step: Step
     seconds: float
-    """Of the run."""
+    """Seconds of the run."""
     cost: float
-    """USD, or device-hours without a price."""
+    """Cost in USD, or in device-hours without a price."""
 
     @property
     def fits(self) -> bool:
@@ -32,7 +32,8 @@ class Choice:
 
 
 def with_precision(work: Work, device: Device) -> Work:
-    """Returns the work with `auto` replaced as a run replaces it: bfloat16 where the device has it, else float32."""
+    """Returns the work with the precision `auto` resolved as in a run: bfloat16 if the device has it, otherwise
+    float32."""
     if work.precision != "auto":
         return work
     return replace(work, precision="bfloat16" if "bfloat16" in device.peak else "float32")
@@ -42,16 +43,16 @@ def choices(
     work: Work, sequences: int, devices: Sequence[Device], prices: Mapping[str, float], *, counts: Sequence[int],
     nodes: int = 0, network: str = "", methods: Sequence[str] = (),
 ) -> list[Choice]:  # fmt: skip
-    """Returns all ways: each device, count, method of exchange, and size of micro-batches.
+    """Returns all combinations of device, number of devices, method of exchange and size of micro-batches.
 
     Args:
         work: What an update computes.
-        sequences: Of the whole run.
-        prices: USD for an hour, by name of each device; empty: costs are device-hours.
-        counts: Numbers of devices; those that do not divide the batch, or that nodes cannot share evenly, are left out.
-        nodes: Machines; 0: as few as hold the devices.
+        sequences: Number of sequences of the whole run.
+        prices: USD for an hour, by device name; empty: costs are device-hours.
+        counts: Numbers of devices. Those that do not divide the batch, or that nodes cannot share evenly, are omitted.
+        nodes: Number of machines; 0: as few as hold the devices.
         network: Link between machines.
-        methods: Further methods of exchange that are tried on several devices, and kept where they save time (WORTH).
+        methods: Further methods of exchange, which are tried on several devices and kept if they save time (WORTH).
     """
     shapes = shapes_of(work.config, work.targets, work.labels)
     found = []
@@ -79,8 +80,8 @@ def choices(
 
 
 def _even(work: Work, machines: Cluster, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the largest size of micro-batches that fits and with which all devices have equally many, if a run would
-    take another one."""
+    """Returns the largest size of micro-batches that fits and gives all devices equally many, if a run would choose
+    another size."""
     if work.micro_tokens or machines.devices == 1:
         return ()
     largest = fitting(work, machines, shapes)
@@ -90,7 +91,8 @@ def _even(work: Work, machines: Cluster, shapes: Sequence[tuple[int, ...]]) -> t
 
 
 def efficient(found: Iterable[Choice]) -> list[Choice]:
-    """Returns the choices that fit and than which no other is both faster and cheaper, by time."""
+    """Returns the choices that fit into memory and that no other choice beats in both time and cost, ordered by
+    time."""
     kept: list[Choice] = []
     for choice in sorted((one for one in found if one.fits), key=lambda one: (one.seconds, one.cost)):
         if not kept or choice.cost < kept[-1].cost * (1 - 1e-9):

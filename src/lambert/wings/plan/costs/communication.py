@@ -1,4 +1,4 @@
-"""How long gradients take between devices.
+"""Predicts how long the exchange of gradients between devices takes.
 
 A ring all-reduce (Patarasuk and Yuan, 2009) moves its bytes once over every link of the ring at the same time, so it
 lasts as long as its slowest link. In two levels, the ranks of a node reduce first and their leaders sum between the
@@ -13,7 +13,7 @@ from lambert.core.wire import ring_bytes, sent_bytes
 from lambert.wings.plan.costs.devices import Cluster
 
 REACHED = 0.75
-"""Share of a link's bandwidth that collectives reach (our choice; NVIDIA/nccl-tests, doc/PERFORMANCE.md, shows such
+"""Share of a link's bandwidth that collectives reach (our choice; NVIDIA/nccl-tests, doc/PERFORMANCE.md, has similar
 figures for NVLink)."""
 CODING_BYTES = {"int8": 24, "int4": 24, "powersgd": 32}
 """Memory traffic per parameter of methods that compute before they send: gradient, residual and sum are read and
@@ -60,7 +60,7 @@ def exchange(
         seconds = ring_bytes(4 * elements, each) / inside + sent / network
     else:
         sent = sent_bytes(method, shapes, ranks, rank)
-        # In a ring only one rank of a node sends to the next node; in an all-to-all each sends to all others.
+        # In a ring, only one rank of a node sends to the next node; in an all-to-all, each sends to all others.
         leaving = each * (ranks - each) / (ranks - 1) if method in _ALL_TO_ALL else 1.0
         seconds = max(sent / inside, sent * leaving / network if nodes > 1 else 0.0)
     coding = CODING_BYTES.get(method, 0) * elements / cluster.device.bandwidth
@@ -68,7 +68,7 @@ def exchange(
 
 
 def exposed(seconds: float, backward: float, last: float) -> float:
-    """Returns the seconds by which an exchange lengthens an update, if buckets are sent during a backward pass.
+    """Returns the seconds by which an exchange lengthens an update whose buckets are sent during the backward pass.
 
     Args:
         seconds: Duration of the whole exchange.

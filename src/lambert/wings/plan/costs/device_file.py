@@ -1,4 +1,4 @@
-"""A device that the table lacks, from a TOML file."""
+"""Reads a device that the table lacks from a TOML file."""
 
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -12,7 +12,7 @@ from lambert.wings.plan.costs.devices import DEVICES, GPU_CORES, LINKS, Device, 
 
 _TABLE = "device"
 _UNNAMED = {"cuda": "pcie-3", "cpu": "memory"}
-"""The link of devices of which a usual machine has one, if a machine has several all the same."""
+"""Default link of devices of which a machine usually has only one."""
 _PRECISIONS = ("float32", "tf32", "bfloat16", "float16", "float8")
 
 
@@ -21,36 +21,36 @@ class DeviceFile:
     """The table [device] of the file."""
 
     name: str
-    """How the plan calls it."""
+    """Name of the device in the plan."""
     float32: float
-    """TFLOP/s of dense matrix products in float32, without sparsity; so are the next four."""
+    """TFLOP/s of dense matrix products in float32, without sparsity, as in the next four settings."""
     bandwidth: float
     """GB/s of its memory."""
     memory: float
     """GB of its memory."""
     tf32: float = 0.0
-    """0: it has none, and computes at float32's rate; so for the next three."""
+    """0: the device lacks it and computes at float32's rate, as in the next three settings."""
     bfloat16: float = 0.0
     float16: float = 0.0
     float8: float = 0.0
     kind: Literal["cuda", "cpu"] = "cuda"
-    """A GPU, or a CPU."""
+    """cuda (a GPU) or cpu."""
     tensor_cores: bool = True
-    """Whether products in 16 bits are those of matrix units."""
+    """Whether matrix units compute products in 16 bits."""
     measured: bool = False
-    """Whether rates and bandwidth were measured, as by `lambert bench`; of published ones a share is reached."""
+    """Whether rates and bandwidth were measured, as by `lambert bench`; only a share of published ones is reached."""
     watts: float = 0.0
-    """Its largest power; 0: the plan has no energy."""
+    """Largest power of the device; 0: the plan omits the energy."""
     per_node: int = 1
     """Devices of a machine."""
     link: str = ""
-    """What connects the devices of a machine, from the table of links."""
+    """Link between the devices of a machine, from the table of links."""
     link_bandwidth: float = 0.0
     """GB/s in each direction for one device, instead of `link`."""
     link_latency: float = 20.0
     """Microseconds of the smallest message over a link of `link_bandwidth`."""
     cores: int = GPU_CORES
-    """Cores of a machine for each device; of a CPU, its own."""
+    """Cores of a machine for each device; for a CPU, its own cores."""
     price: float | None = None
     """USD for an hour."""
 
@@ -83,7 +83,7 @@ class DeviceFile:
             )
 
     def device(self, source: str) -> Device:
-        """Returns the device, whose figures are from `source`."""
+        """Returns the device, with `source` as the source of its figures."""
         peak = {name: 1e12 * getattr(self, name) for name in _PRECISIONS if getattr(self, name)}
         own = Link(f"{self.link_bandwidth:g} GB/s", 1e9 * self.link_bandwidth, self.link_latency / 1e6, source)
         return Device(
@@ -94,7 +94,7 @@ class DeviceFile:
 
 
 def read_device(path: Path) -> DeviceFile:
-    """Returns the device in a file. Raises UsageError, with the file and the key, if one is missing, unknown or
+    """Returns the device in a file. Raises UsageError, with the file and the key, if a key is missing, unknown or
     contradicts others."""
     content = read(path, "file")
     table = content.get(_TABLE)
@@ -119,7 +119,7 @@ def read_device(path: Path) -> DeviceFile:
 
 
 def _suits(name: str, value: object, hint: Any) -> bool:
-    """Returns whether a value has the type of a setting. Of numbers, `check` checks the size."""
+    """Returns whether a value has the type of a setting. `check` checks the range of numbers."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return hint in (float, float | None) or (hint is int and isinstance(value, int))
     try:

@@ -1,4 +1,4 @@
-"""Published devices and links: what their makers state, with the source of each figure.
+"""Published devices and links, with the figures of their makers and the source of each.
 
 Nothing here imports torch, because `lambert plan --help` lists the names.
 """
@@ -26,26 +26,27 @@ class Device:
     memory: float
     """Bytes of its memory."""
     watts: float
-    """Largest power of the device; of a TPU chip, its share of the measured system."""
+    """Largest power of the device; for a TPU chip, its share of the measured system."""
     source: str
     kind: str = "cuda"
-    """"cuda", "tpu" or "cpu": which tensors are kept for the backward pass, and what a kernel costs to start."""
+    """"cuda", "tpu" or "cpu", which determines the tensors kept for the backward pass and the time to start a
+    kernel."""
     tensor_cores: bool = True
-    """Whether `peak` in 16 bits is that of matrix units, which short products fill less well than plain arithmetic."""
+    """Whether `peak` in 16 bits is that of matrix units, of which short products use a smaller share."""
     link: str = "pcie-3"
     """The link between the devices of a node, by name."""
     per_node: int = 8
-    """Devices of a usual node."""
+    """Number of devices of a usual node."""
     cores: int = GPU_CORES
-    """Cores of a node for each device; of a CPU, its own."""
+    """Cores of a node for each device; for a CPU, its own cores."""
     measured: bool = False
-    """Whether `peak` and `bandwidth` were measured on this machine; of published ones only a share is reached."""
+    """Whether `peak` and `bandwidth` were measured on this machine; only a share of published ones is reached."""
     fitted: float = 1.0
-    """Measured time of a micro-batch over the time that the constants of `steps` give."""
+    """Measured time of a micro-batch divided by the time that the constants of `steps` predict."""
     native: bool = True
-    """Of a CPU: whether the compiled kernels compute its blocks in bfloat16 (`lambert.native`)."""
+    """For a CPU: whether the compiled kernels compute its blocks in bfloat16 (`lambert.native`)."""
     own_link: "Link | None" = None
-    """Takes the place of `link` where the table of links lacks it."""
+    """Used instead of `link` if the table of links lacks it."""
 
     def rate(self, precision: str) -> float:
         """Returns the peak of matrix products in a precision, in operations per second."""
@@ -54,11 +55,11 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What connects devices, or nodes."""
+    """A connection between devices, or between nodes."""
 
     name: str
     bandwidth: float
-    """Bytes per second in each direction, for one device within a node, or for one port of a node."""
+    """Bytes per second in each direction, for one device within a node or one port of a node."""
     latency: float
     """Seconds of the smallest message (our choice, by the kind of link: NCCL's all-reduce of a few bytes)."""
     source: str
@@ -144,8 +145,8 @@ LINKS: dict[str, Link] = {
 
 
 def recognised(name: str) -> Device | None:
-    """Returns the device of DEVICES that a driver calls `name`, as in "NVIDIA A100-SXM4-80GB": all parts of its name
-    are words of `name`, and of several such devices it has the most parts."""
+    """Returns the device of DEVICES that a driver calls `name`, as in "NVIDIA A100-SXM4-80GB": the one with the most
+    parts among those whose parts of the name are all words of `name`."""
     words = {word for word in re.split(r"[^a-z0-9]+", name.casefold()) if word}
     fitting = [device for device in DEVICES.values() if words.issuperset(device.name.casefold().split("-"))]
     return max(fitting, key=lambda device: device.name.count("-"), default=None)
@@ -153,7 +154,7 @@ def recognised(name: str) -> Device | None:
 
 ALONE = Link("none", inf, 0.0, "a single device sends nothing")
 DEFAULT_NETWORK = "ethernet-25"
-"""The link between nodes if none is named (our choice: what rented machines have at least)."""
+"""Default link between nodes (our choice: the least that rented machines have)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class Cluster:
 
     @property
     def each(self) -> int:
-        """Devices of a node."""
+        """Number of devices of a node."""
         return self.devices // self.nodes
 
     @property
@@ -181,13 +182,13 @@ class Cluster:
 
 
 def fewest_nodes(device: Device, devices: int) -> int:
-    """Returns how many usual nodes hold so many devices."""
+    """Returns how many usual nodes hold this many devices."""
     return -(-devices // device.per_node)
 
 
 def cluster(device: Device, devices: int, nodes: int = 0, network: str = "") -> Cluster:
-    """Returns a cluster with the links of its device, whose nodes share the devices evenly. `nodes` 0: as few as hold
-    the devices."""
+    """Returns a cluster whose nodes share the devices evenly, with the links of its device. If `nodes` is 0, it has as
+    few nodes as hold the devices."""
     nodes = nodes or fewest_nodes(device, devices)
     assert devices % nodes == 0, f"{devices} devices in {nodes} nodes"
     inside = device.own_link or LINKS[device.link] if devices > nodes else ALONE

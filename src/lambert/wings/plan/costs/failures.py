@@ -1,4 +1,4 @@
-"""What failures cost: the best interval between checkpoints, and the share of useful time, in closed form.
+"""The cost of failures in closed form: the best interval between checkpoints, and the share of useful time.
 
 Source: Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006, equations 20 and 37.
 Failures are independent, and the time to the next one is exponential.

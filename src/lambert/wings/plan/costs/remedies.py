@@ -1,4 +1,4 @@
-"""Changes with which a run fits into memory: smaller micro-batches, a sharded optimizer, other devices."""
+"""Finds changes with which a run fits into memory: smaller micro-batches, a sharded optimizer, other devices."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,15 +20,13 @@ class Remedy:
 
     @property
     def lacking(self) -> float:
-        """Bytes that it needs beyond the memory of a device; 0 or less: it fits."""
+        """Bytes that it needs beyond the memory of a device; it fits if this is 0 or less."""
         return self.step.bytes - self.cluster.device.memory
 
 
 def remedy(work: Work, clusters: Sequence[Cluster]) -> Remedy:
-    """Returns the first change with which the run fits, or the one that lacks least if none does.
-
-    Without a sharded optimizer before with one, as it is before with micro-batches of fewer tokens, and in the order of
-    `clusters`.
+    """Returns the first change with which the run fits, or if none fits, the one that lacks least. The optimizer is
+    first tried unsharded, then sharded; micro-batches first unchanged, then smaller; clusters in their order.
     """
     least: Remedy | None = None
     for tried in _changes(work, clusters):
@@ -41,8 +39,8 @@ def remedy(work: Work, clusters: Sequence[Cluster]) -> Remedy:
 
 
 def known_clusters(counts: Iterable[int], nodes: int = 0, network: str = "") -> list[Cluster]:
-    """Returns the published devices on which Lambert runs in these numbers, the smallest memory first. The arguments
-    are those of `choices`."""
+    """Returns clusters of the published devices on which Lambert runs, in these numbers, the smallest memory first. The
+    arguments are those of `choices`."""
     return [
         cluster(device, count, nodes, network)
         for device in sorted(DEVICES.values(), key=lambda device: device.memory)
@@ -64,7 +62,7 @@ def _changes(work: Work, clusters: Sequence[Cluster]) -> Iterator[Remedy]:
 
 
 def _largest(work: Work, machines: Cluster, shapes: Sequence[tuple[int, ...]]) -> int:
-    """Returns the most tokens, up to those that the run would take, with which a micro-batch fits, at least those of
+    """Returns the largest number of tokens with which a micro-batch fits, at most that of the run and at least that of
     the longest sequence."""
 
     def too_many(tokens: int) -> bool:

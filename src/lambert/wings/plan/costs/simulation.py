@@ -1,8 +1,8 @@
-"""A discrete-event simulation of a run: nodes that fail, slow devices, checkpoints and restarts.
+"""Simulates a run by discrete events: nodes that fail, slow devices, checkpoints and restarts.
 
-The time to the failure of a node is exponential, and therefore the time between two failures of the group is, too. The
-failures are a process; the run is a process that they interrupt. The times of the updates between two checkpoints are
-drawn for many checkpoints at once, so that a failure is an event and an update is none.
+The time to the failure of a node is exponential, and so is the time between two failures of the group. One process
+makes the failures, which interrupt another process, the run. The times of the updates between checkpoints are drawn for
+many checkpoints at once, so that only failures are events.
 """
 
 from collections.abc import Generator
@@ -19,14 +19,14 @@ from lambert.wings.plan.costs.stragglers import Lateness
 _LEAST_USEFUL = 0.05
 """Expected share of useful time below which a run is not simulated, because it hardly advances."""
 _EVENTS, _FEWEST, _MOST = 50_000, 20, 1000
-"""Events of all simulations of a run, and the limits of their number (ours): a second of computing, and a standard
-error of the useful share below 1 percentage point also where a run is shorter than `mtbf`."""
+"""Number of events of all simulations of a run, and the limits of the number of simulations (ours): a second of
+computing, and a standard error of the useful share below 1 percentage point even if a run is shorter than `mtbf`."""
 _LONGEST = _EVENTS // _FEWEST
-"""Events of one simulation; a longer run is simulated up to there."""
+"""Maximum number of events of one simulation; a longer run is simulated up to there."""
 _BLOCK = 10_000
-"""Most checkpoints whose times are drawn at once."""
+"""Maximum number of checkpoints whose times are drawn together."""
 _CHECKPOINTS_PER_EVENT = 200
-"""Checkpoints that are drawn in the time of a failure (measured, to an order of magnitude)."""
+"""Number of checkpoints that can be drawn in the time that a failure takes (measured, to an order of magnitude)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Run:
     mtbf: float = inf
     """Mean time between two failures of one node."""
     interval: float = inf
-    """Training between two checkpoints."""
+    """Training time between two checkpoints."""
     cost: float = 0.0
     """Training time that a checkpoint takes."""
     restart: float = 0.0
-    """From a failure until training continues. Another failure begins it anew."""
+    """Time from a failure until training continues. Another failure starts it again."""
     late: Lateness | None = None
-    """Waiting for the slowest device in each update; None: none."""
+    """Distribution of the waiting for the slowest device in each update; None: no waiting."""
 
     @property
     def mean(self) -> float:
@@ -61,38 +61,38 @@ class Run:
 
     @property
     def events(self) -> float:
-        """What a simulation computes, about: failures, and checkpoints by the time that they take."""
+        """Approximate number of events of a simulation: failures, and checkpoints weighted by the time that they
+        take."""
         checkpoints = self.updates / self.per_checkpoint
         return self.updates * self.mean / group_mtbf(self.mtbf, self.nodes) + checkpoints / _CHECKPOINTS_PER_EVENT
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened."""
+    """The result of a simulation."""
 
     seconds: float
     training: float
-    """Seconds of the updates that were not lost."""
+    """Seconds of updates that were not lost."""
     failures: int
     lost: float
     """Seconds of updates that were computed again."""
     waiting: float
-    """Seconds of `training` that the group waited for its slowest device."""
+    """Seconds of `training` in which the group waited for its slowest device."""
 
     @property
     def useful(self) -> float:
-        """Share of the time that is training that was not lost."""
+        """Share of the time spent in updates that were not lost."""
         return self.training / self.seconds
 
 
 def shortened(run: Run) -> Run:
-    """Returns the beginning of a run that is long enough to be simulated instead of it."""
+    """Returns the beginning of a run, long enough to be simulated in place of the whole."""
     return replace(run, updates=ceil(run.updates * min(1.0, _LONGEST / max(1.0, run.events))))
 
 
 def simulations(run: Run) -> list[Outcome]:
-    """Simulates a run several times, the more often the shorter it is, with the seeds 0, 1, 2, ... Raises as
-    `simulate`."""
+    """Simulates a run several times (shorter runs more often) with the seeds 0, 1, 2, ... Raises as `simulate`."""
     return [simulate(run, seed) for seed in range(round(min(_MOST, max(_FEWEST, _EVENTS / (1 + run.events)))))]
 
 
@@ -115,13 +115,13 @@ def simulate(run: Run, seed: int = 0) -> Outcome:
     counts = {"failures": 0}
     sums = {"training": 0.0, "lost": 0.0}
     ended = environment.event()
-    # As many checkpoints as are hardly reached before the next failure.
+    # More checkpoints than are likely to be reached before the next failure.
     block = ceil(min(_BLOCK, 1 + 2 * mtbf / (each * run.mean + run.cost)))
 
     def train() -> Generator[Any, None, None]:
         done, restarting = 0, False
         while done < run.updates:
-            # C checkpoints, of which the last one of the run may come after fewer updates.
+            # C checkpoints; the last one of the run may follow fewer updates.
             updates_C = np.diff(np.minimum(done + each * np.arange(block + 1), run.updates))
             updates_C = updates_C[updates_C > 0]
             seconds_C = run.update * updates_C

@@ -1,14 +1,15 @@
-"""The time and memory of one update of training, from the shapes of the work and the figures of the devices.
+"""Predicts the time and memory of one update of training from the shapes of the work and the figures of the devices.
 
 An update is a sum of
 
 - arithmetic: the operations of the matrix products (`operations`) at a share of the device's peak;
-- memory: what lies between the products (`traffic`) at the bandwidth of the device's memory, and the optimizer;
-- kernels: what each kernel costs to start and to end, which short products do not hide;
-- exchange: what the backward pass does not hide of the gradients on the links (`communication`);
+- memory: the operations between the products (`traffic`) and the optimizer, at the bandwidth of the device's memory;
+- kernels: the time to start and end each kernel, which short products do not hide;
+- exchange: the part of the exchange of gradients that the backward pass does not hide (`communication`);
 - waiting: ranks without a micro-batch in the last round, and the slowest rank (`stragglers`).
 
-The constants are fitted on the rows of benchmarks/plan/rows.jsonl that are marked so; docs/plan.md compares the others.
+The constants are fitted to the rows of benchmarks/plan/rows.jsonl that are marked so; the README there compares the
+others.
 """
 
 from collections.abc import Sequence
@@ -25,45 +26,45 @@ from lambert.wings.plan.costs.stragglers import expected_lateness
 from lambert.wings.plan.costs.work import DTYPES, Work, shapes_of, software_of
 
 PRODUCTS = {"matrix": 0.63, "plain": 0.88, "measured": 0.79}
-"""Share of the peak that long products of the blocks reach: on matrix units, without them, and of a measured peak."""
+"""Share of the peak that long products of the blocks reach: on matrix units, without them, and for a measured peak."""
 ATTENTION = 0.2
-"""Share of the peak that the products of attention reach: their inner width is that of a head, 64."""
+"""Share of the peak that the products of attention reach, whose inner width is that of a head, 64."""
 MEMORY = 0.85
 """Share of the published bandwidth that long copies reach (H200: 4.23 of 4.8 TB/s, benchmarks/gpu)."""
 KERNELS = 60
-"""Kernels of a block in both passes."""
+"""Number of kernels of a block in both passes."""
 KERNEL_END = 2.5e-6
-"""Seconds that a kernel takes beyond its work, because its last blocks do not fill the device."""
+"""Additional seconds of a kernel, because its last blocks do not fill the device."""
 KERNEL_START = {"cuda": 8e-6, "tpu": 0.0, "cpu": 1.25e-4}
-"""Seconds of the host for starting a kernel. A CPU computes nothing meanwhile."""
+"""Seconds of the host to start a kernel. A CPU computes nothing meanwhile."""
 TENSOR_STEP = 5e-6
-"""Seconds of a parameter tensor in an update of the optimizer, on a GPU."""
+"""Seconds of the optimizer for each parameter tensor in an update, on a GPU."""
 _TENSORS = 16
-"""Parameter tensors of a block."""
+"""Number of parameter tensors of a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One update, in seconds, and what it takes on each device."""
+    """The seconds of one update, and its needs on each device."""
 
     arithmetic: float
     memory: float
-    """Traffic between the products, and the optimizer."""
+    """Seconds of the traffic between the products, and of the optimizer."""
     kernels: float
     exchange: float
-    """What is not hidden of the exchange."""
+    """Seconds of the exchange that are not hidden."""
     idle: float
-    """Waiting of a mean device that has fewer micro-batches than others."""
+    """Mean seconds of waiting because a device has fewer micro-batches than others."""
     late: float
-    """Waiting for the slowest device."""
+    """Seconds of waiting for the slowest device."""
     computing: float
-    """In which a device with most micro-batches computes them. It varies from device to device."""
+    """Seconds in which a device with the most micro-batches computes them. They vary from device to device."""
     micro_tokens: int
     """Maximum tokens of a micro-batch."""
     rounds: int
-    """Micro-batches, one after the other, of the rank that has most."""
+    """Number of micro-batches of the rank that has the most."""
     busy: float
-    """Share of the ranks' places in these rounds that have a micro-batch."""
+    """Share of the places in these rounds, over all ranks, that have a micro-batch."""
     operations: float
     """Floating-point operations of the update, on all devices."""
     bytes: int
@@ -83,12 +84,12 @@ class Step:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The five parts by name."""
+        """Seconds of the five parts, by name."""
         return {name: getattr(self, name) for name in ("arithmetic", "memory", "kernels", "exchange", "waiting")}
 
 
 def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | None = None) -> Step:
-    """Returns the update of `work` on the devices. It may need more memory than a device has: compare `bytes`.
+    """Predicts the update of `work` on the devices. It may need more memory than a device has: compare `bytes`.
 
     Args:
         shapes: What `shapes_of` returns, if known.
@@ -138,7 +139,7 @@ def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | No
 
 def resident(work: Work, cluster: Cluster, weights: int) -> float:
     """Returns the bytes that a device holds besides its micro-batch: weights, gradients, moments, rounded weights,
-    residuals of the exchange and, of a CPU, its share of the copy of a checkpoint that a rank makes in host memory."""
+    residuals of the exchange and, on a CPU, its share of the copy of a checkpoint in host memory."""
     device, on_host = cluster.device, cluster.device.kind == "cpu"
     processes, whole = cluster.each if on_host else 1, memory.training_state(weights)
     left = memory.room(
@@ -151,12 +152,12 @@ def resident(work: Work, cluster: Cluster, weights: int) -> float:
 
 
 def fitting(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]]) -> int:
-    """Returns the tokens of the largest micro-batch that one rank alone would take."""
+    """Returns the tokens of the largest micro-batch that one rank alone would choose."""
     return _alone(work, cluster, resident(work, cluster, sum(map(prod, shapes))), _per_token(work, cluster.device))
 
 
 def determined(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
-    """Returns the tokens of a micro-batch as `runs/microbatch.py` finds them."""
+    """Returns the tokens of a micro-batch as `runs/microbatch.py` determines them."""
     tokens = _alone(work, cluster, held, per_token)
     if cluster.devices == 1:
         return tokens
@@ -171,7 +172,7 @@ def _alone(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
 
 
 def micro_batch(work: Work, device: Device, sequences: float, weights: int) -> tuple[float, float, float, float]:
-    """Returns the seconds of one micro-batch: arithmetic, memory, kernels; and those of its backward pass."""
+    """Returns the seconds of one micro-batch (arithmetic, memory, kernels), and those of its backward pass."""
     config, software = work.config, software_of(work, device)
     size = DTYPES[work.precision].itemsize / 2
     linear, attention = _operations(work)
@@ -197,12 +198,12 @@ def micro_batch(work: Work, device: Device, sequences: float, weights: int) -> t
 
 
 def _operations(work: Work) -> tuple[float, float]:
-    """Returns the operations of a mean sequence, both passes: of products whose work is proportional to the tokens, and
-    of attention."""
+    """Returns the operations of a mean sequence in both passes: those proportional to the tokens, and those of
+    attention."""
     many, config = len(work.lengths), work.config
     targets = {name: max(1, round(count * many)) for name, count in work.targets.items()}
     total = operations.training(config, work.lengths, targets, work.labels, work.frozen)
-    # Sequences of one token have the same products, and nothing to attend to.
+    # Sequences of one token have the same products but no attention.
     alone = operations.encoder_forward(config, [1] * sum(work.lengths))
     passes = 1 + 2 * (config.layers - work.frozen) / config.layers
     attention = passes * (operations.encoder_forward(config, work.lengths) - alone)
@@ -228,7 +229,8 @@ def _matrix_units(device: Device, precision: str) -> bool:
 
 
 def _attention_scale(device: Device) -> float:
-    """Without matrix units, attention's products reach as much as others of their size."""
+    """Returns the share for attention. Without matrix units, its products reach the same share as others of their
+    size."""
     return 1.0 if device.tensor_cores and not device.measured else 3.0
 
 

@@ -1,4 +1,4 @@
-"""How long a group waits for its slowest rank.
+"""Predicts how long a group waits for its slowest rank.
 
 The times of an update on the ranks are independent and normal. One of several ranks may be slower than the others.
 """
@@ -12,13 +12,14 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 JITTER = 0.01
-"""Standard deviation of a rank's time of an update, as a share of it (ours: updates on one H200 were within 0.5% of
-their median, benchmarks/gpu; other machines' fabric and clocks add as much)."""
+"""Standard deviation of a rank's time for an update, as a share of that time (ours: updates on one H200 were within
+0.5% of their median, benchmarks/gpu; the network and clocks of other machines add as much)."""
 _REACH, _POINTS = 8.0, 2001
-"""Deviations on either side of a mean, and points among them, at which the distribution of the maximum is computed."""
+"""The distribution of the maximum is computed at this many points, up to this many deviations on either side of the
+mean."""
 _NORMAL = 4
-"""Updates from which their sum counts as normal, with its exact mean and variance (our choice: the skewness of a sum of
-four maxima is below 0.6, and runs save after many more updates)."""
+"""From this many updates, their sum counts as normal, with its exact mean and variance (our choice: the skewness of a
+sum of four maxima is below 0.6, and runs save after many more updates)."""
 
 
 def expected_maximum(ranks: int, mean: float, deviation: float) -> float:
@@ -33,7 +34,7 @@ def expected_maximum(ranks: int, mean: float, deviation: float) -> float:
 
 
 def expected_lateness(ranks: int, mean: float, jitter: float, slow: float) -> float:
-    """Returns by how many seconds the slowest rank is expected to end an update after the mean rank. The arguments are
+    """Returns the expected seconds by which the slowest rank ends an update after the mean rank. The arguments are
     those of `Lateness`."""
     if ranks == 1 or slow == 1:
         return expected_maximum(ranks, mean, jitter * mean) - mean
@@ -50,7 +51,7 @@ class Lateness:
             ranks: Number of ranks.
             mean: Mean seconds of a rank's update.
             jitter: Standard deviation of a rank's time, as a share of it.
-            slow: One of several ranks needs so many times as long as the others.
+            slow: One of several ranks takes this many times as long as the others.
         """
         deviation = max(jitter, 1e-9) * mean  # the distribution of equal times is a step
         centre, width = ((slow - 1) * mean, slow * deviation) if ranks > 1 else (0.0, deviation)
@@ -67,7 +68,7 @@ class Lateness:
         """Standard deviation, in seconds."""
 
     def draw(self, draws: np.random.Generator, updates: int, blocks: int) -> Floats:
-        """Returns the sums over the updates of each block, in seconds [blocks]."""
+        """Draws the sums over the updates of each block, in seconds [blocks]."""
         if updates < _NORMAL:
             drawn: Floats = np.interp(draws.random((blocks, updates)), self._below_P, self._at_P).sum(1)
             return drawn
@@ -75,5 +76,5 @@ class Lateness:
 
 
 def _normal(values: Floats) -> Floats:
-    """Returns the standard normal probability of a value up to each of these."""
+    """Returns the standard normal distribution function at these values."""
     return np.array([erfc(-value / sqrt(2)) / 2 for value in values])

@@ -1,4 +1,4 @@
-"""What a run computes in an update, and with which implementation."""
+"""The work of an update, and the implementation that computes it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,19 +13,19 @@ DTYPES = {
     "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
     "float8": torch.bfloat16,
 }  # fmt: skip
-"""Precisions with the type of what lies between the products."""
+"""Type of the values between the products, by precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """How an implementation computes what is not a product."""
+    """How an implementation computes everything except products."""
 
     traffic: float
-    """Bytes of memory traffic per element that linear layers write, in 16 bits, of both passes."""
+    """Bytes of memory traffic per element that linear layers write, in 16 bits, over both passes."""
     scores: float = 0.0
     """Bytes of traffic per attention score, in 16 bits; 0: scores stay in the device's caches."""
     graphs: bool = False
-    """Whether kernels are started by the device itself (CUDA graphs, TPU programs), so that the host never delays."""
+    """Whether the device itself starts kernels (CUDA graphs, TPU programs), so that the host never delays it."""
     overlapped: bool = True
     """Whether gradients are sent during the backward pass."""
 
@@ -43,7 +43,7 @@ kernels."""
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is trained, and how an update is computed."""
+    """The model and data of an update, and how it is computed."""
 
     config: EncoderConfig
     lengths: Sequence[int]
@@ -66,16 +66,16 @@ class Work:
     frozen: int = 0
     """Lowest blocks without a backward pass."""
     software: Software | None = None
-    """None: Lambert on the device."""
+    """Implementation; None: Lambert on the device."""
     own_shares: bool = False
-    """Whether each rank divides its own share of the sequences, as DistributedDataParallel has it, instead of the ranks
-    sharing the micro-batches of the update, as Lambert does."""
+    """Whether each rank divides its own share of the sequences into micro-batches, as with DistributedDataParallel,
+    instead of sharing the micro-batches of the update, as in Lambert."""
     synchronised: bool = False
-    """Whether the host waits for each update, as `lambert bench` does, so that starting kernels is not hidden."""
+    """Whether the host waits for each update, as in `lambert bench`, so that starting kernels is not hidden."""
     jitter: float = JITTER
-    """Standard deviation of the time in which a device computes an update, as a share of it."""
+    """Standard deviation of a device's time for an update, as a share of that time."""
     slow: float = 1.0
-    """One of several devices computes so many times as long as the others."""
+    """One of several devices takes this many times as long as the others."""
 
     @property
     def mean(self) -> float:
