@@ -46,7 +46,7 @@ from lambert.core.settings import (
 from lambert.core.urls import public_word
 from lambert.core.version import __version__
 from lambert.runs.expect import TABLE, expectation
-from lambert.verb import Verb, all_verbs, find, load, settings_of
+from lambert.verb import LESS_MEMORY, Verb, all_verbs, find, load, settings_of
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
 Runs = Annotated[
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if tokens[:1] != ["launch"]:  # launch passes --debug to its ranks
         tokens = [token for token in tokens if token != "--debug"]
     verb = find(tokens)
-    advice = verb.less_memory if verb else Verb.less_memory
+    advice = verb.less_memory if verb else LESS_MEMORY
     try:
         if verb and verb.computes:
             check_limits()

@@ -19,6 +19,9 @@ verb: after the flags, another verb; calls: flags, and the verb calls other verb
 arguments that another program defined."""
 
 
+LESS_MEMORY = "Free memory that other programs use."
+
+
 @dataclass(frozen=True, slots=True)
 class Verb:
     """A verb. `settings`, `run`, `updates` and `split` are places, written "package.module:name" below `lambert`."""
@@ -38,7 +41,7 @@ class Verb:
     """The setting that the folder before the flags is."""
     example: str = ""
     """What may follow its name, for the error of a verb that requires something before its flags."""
-    less_memory: str = "Free memory that other programs use."
+    less_memory: str = LESS_MEMORY
     """What to do when memory runs out."""
     continues: bool = False
     """Whether the same command continues work that was stopped; otherwise it starts over."""

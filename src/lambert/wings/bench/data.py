@@ -23,13 +23,14 @@ from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import stream
 from lambert.measure import batches as drawn
+from lambert.measure.training import Step
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.text.tokenizers.encoding import Encoder
 from lambert.verb import provided
 from lambert.wings.bench import batches
 from lambert.wings.bench.settings import BenchConfig
-from lambert.wings.bench.work import Step, Work, sides
+from lambert.wings.bench.work import Work, sides
 
 A_ROUND = 2048
 """Maximum number of sequences of a round of the loader, which takes some tenths of a second."""

@@ -25,6 +25,7 @@ from lambert.core.world import World
 from lambert.inference.config import InferenceConfig
 from lambert.inference.outputs import outputs, ready
 from lambert.measure import batches as drawn
+from lambert.measure.training import Step
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
@@ -32,7 +33,7 @@ from lambert.planning import operations as flops
 from lambert.wings.bench import batches
 from lambert.wings.bench.settings import BenchConfig
 from lambert.wings.bench.training import compiled, peer_model
-from lambert.wings.bench.work import Checked, Step, Work, needed, sides
+from lambert.wings.bench.work import Checked, Work, needed, sides
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 TOLERANCE = {"float32": 1e-2, "bfloat16": 0.15, "float16": 0.15, "int8": 0.5}

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from lambert.core.world import World
+from lambert.measure.training import Step
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
@@ -15,7 +16,7 @@ from lambert.optim.optimizers import build
 from lambert.planning.traffic import UPDATE_BYTES
 from lambert.wings.bench import batches
 from lambert.wings.bench.settings import BenchConfig
-from lambert.wings.bench.work import OWN, Step, Work, sides
+from lambert.wings.bench.work import OWN, Work, sides
 
 TRAFFIC = {OWN: UPDATE_BYTES["lamb"], "adamw": UPDATE_BYTES["adamw"], "adamw-foreach": UPDATE_BYTES["adamw"]}
 """Minimum memory traffic of a step, in bytes per float32 parameter."""

@@ -31,7 +31,8 @@ from lambert.data.stream import places
 from lambert.engine import process
 from lambert.engine.metrics_file import METRICS
 from lambert.measure import batches as drawn
-from lambert.measure.ceilings import Rates
+from lambert.measure.ceilings import Rates, Shape
+from lambert.measure.training import need_compiler
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
 from lambert.planning import operations as flops
@@ -42,8 +43,7 @@ from lambert.wings.bench.environments import Trial
 from lambert.wings.bench.processes import Process, ended
 from lambert.wings.bench.settings import BenchConfig
 from lambert.wings.bench.side_process import CEILINGS, SideProcess
-from lambert.wings.bench.training import need_compiler
-from lambert.wings.bench.work import OWN, Shape, needed
+from lambert.wings.bench.work import OWN, needed
 
 TRIED = (2048, 4096, 8192)
 """Tokens of a peer's micro-batches, padding included, that are tried before the rounds."""

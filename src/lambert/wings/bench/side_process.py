@@ -23,10 +23,11 @@ from lambert.core.errors import LambertError, MachineError
 from lambert.distributed.detection import detect
 from lambert.engine.precision import PRECISIONS
 from lambert.measure.ceilings import Ceilings, Rates
+from lambert.measure.training import Step
 from lambert.wings.bench.memory import allocated, peak_mb, risen
 from lambert.wings.bench.profile import profile
 from lambert.wings.bench.settings import BenchConfig
-from lambert.wings.bench.work import Checked, Step, Times
+from lambert.wings.bench.work import Checked, Times
 from lambert.wings.bench.works import work_of
 
 CEILINGS = "ceilings"
