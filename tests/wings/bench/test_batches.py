@@ -7,16 +7,9 @@ import pytest
 import torch
 
 from lambert.core.errors import DataError
+from lambert.measure.batches import drawn_batch, layer_shapes
 from lambert.model.config import EncoderConfig
-from lambert.wings.bench.batches import (
-    FITTED,
-    drawn_batch,
-    drawn_lengths,
-    encoder_of,
-    layer_shapes,
-    padded,
-    width_of,
-)
+from lambert.wings.bench.batches import FITTED, drawn_lengths, encoder_of, padded, width_of
 from lambert.wings.bench.training import peer_inputs
 from lambert.wings.bench.verb import BenchConfig
 

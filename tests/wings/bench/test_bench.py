@@ -17,10 +17,11 @@ from lambert.core.shards import Split
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.measure import ceilings
+from lambert.measure.batches import with_gradients
 from lambert.measure.ceilings import Ceilings
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
-from lambert.wings.bench import batches, environments
+from lambert.wings.bench import environments
 from lambert.wings.bench import verb as bench
 from lambert.wings.bench.verb import BenchConfig
 
@@ -206,7 +207,7 @@ def test_products_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0.15
 
     monkeypatch.setattr(ceilings, "seconds_of", seconds)
-    shapes = batches.with_gradients(((8, 16, 32),))
+    shapes = with_gradients(((8, 16, 32),))
     assert shapes == ((8, 16, 32), (8, 32, 16), (32, 8, 16))
     rate = ceilings.sustained(torch.device("cpu"), torch.float32, shapes)
     assert rate == pytest.approx(3 * 2 * 8 * 16 * 32 / 0.15)
