@@ -23,6 +23,7 @@ from lambert.engine.allocator import TUNABLES
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
 from lambert.engine.step import Step
+from lambert.measure import batches as random_batches
 from lambert.model import weights
 from lambert.model.heads import Model
 from lambert.optim import optimizers
@@ -76,8 +77,8 @@ def updates(args: argparse.Namespace, world: World, aggregate: int) -> Iterator[
     pool = []
     for number in range(POOL):
         seeds = [(number * world.size + world.rank) * aggregate + i for i in range(aggregate)]
-        share = [(seed, batches.drawn_batch(encoder, lengths_S, seed)) for seed in seeds]
-        counts = {name: float(aggregate * n) for name, n in batches.counts(share[0][1]).items()}
+        share = [(seed, random_batches.drawn_batch(encoder, lengths_S, seed)) for seed in seeds]
+        counts = {name: float(aggregate * n) for name, n in random_batches.counts(share[0][1]).items()}
         loads = [aggregate * int(lengths_S.sum())] * world.size
         pool.append(GlobalBatch([share], counts, loads, world.size * aggregate * args.sequences, 0.0))
     for number in count():
