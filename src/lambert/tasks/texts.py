@@ -1,4 +1,4 @@
-"""Texts as ids. Many texts are encoded word by word (`corpus.tokens.words`), few by the tokenizers library."""
+"""Texts as ids. Many texts are encoded word by word (`text.tokenizers.words`), few by the tokenizers library."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
