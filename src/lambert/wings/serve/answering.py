@@ -2,7 +2,7 @@
 other requests.
 
 Small work is done in the event loop, because passing it to a thread and back takes 0.1 ms of a core, longer than the
-    work.
+work.
 """
 
 import asyncio

@@ -53,7 +53,7 @@ def parsed(body: bytes, most_items: int) -> Any:
     """Returns the value of a JSON text in UTF-8.
 
     Raises Refusal: 400 if it is not strict JSON, 422 for half of a surrogate pair, 413 if the list of a field has more
-        than `most_items` items.
+    than `most_items` items.
     """
     try:
         value = json.loads(body.decode(), parse_constant=_not_json)

@@ -1,9 +1,8 @@
 """HTTP/1.1 of uvicorn with the limits that it lacks: time of headers and answers, size of headers, connections.
 
 A connection has one timer for its request: it runs from the start of the connection, or from the first byte of a
-    request, until the headers are complete, and then until the answer is written. A second timer runs until the client
-    has read everything that was written.
-Between requests, uvicorn's own timer of idle connections runs.
+request, until the headers are complete, and then until the answer is written. A second timer runs until the client has
+read everything that was written. Between requests, uvicorn's own timer of idle connections runs.
 
 Under overload most requests are refused. That is done here, in 20 microseconds, before a task is created for the
 request.
