@@ -83,7 +83,7 @@ def _quantized(model: Any, original: Original, config: ExportConfig) -> Any:
     Source: NNCF, quantize(model_type=TRANSFORMER), with SmoothQuant; OverflowFix.
     """
     nncf = _nncf()
-    logging.getLogger("nncf").setLevel(logging.ERROR)  # nncf.set_log_level would change handlers, perhaps those of others
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # nncf.set_log_level would change handlers of others
     names = input_names(original.model)
     shape = (1, 1) if "choice" in original.model.labels else (1,)
 
