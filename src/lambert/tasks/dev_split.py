@@ -1,7 +1,7 @@
 """Divides labelled data into training rows and dev rows, by the hash of each row.
 
 The part of a row depends only on its text, not on its place, its label, the other rows or the seed. So equal texts are
-    in the same part, and rows that are added later move no other row.
+in the same part, and rows that are added later move no other row.
 """
 
 import hashlib
