@@ -47,10 +47,10 @@ REMEDIES = "Try a smaller optim.lr, a longer warm-up, optim.max_grad_norm = 1, o
 class SavedAndStopped(SystemExit):
     """The run stopped on request and saved its state.
 
-    It is no Exception: like KeyboardInterrupt, a request to stop must not be taken for a failure of one run. A script
-    that does not catch it ends with the exit code that shells give to a process ended by that signal, 128 + its number
-    (`code`). A command of Lambert ends with `exit_code`: 130 after an interrupt, 75 if the scheduler should requeue the
-    job.
+    It is not an Exception, so that a request to stop, like KeyboardInterrupt, is not mistaken for a failure of one run.
+    A script that does not catch it ends with the exit code that shells give to a process ended by that signal, 128 plus
+    its number (`code`). A command of Lambert ends with `exit_code`: 130 after an interrupt, 75 if the scheduler should
+    requeue the job.
     """
 
     def __init__(self, message: str, exit_code: int, number: int = signal.SIGTERM) -> None:

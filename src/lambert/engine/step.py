@@ -106,7 +106,7 @@ class Step:
 
     @property
     def loss(self) -> float:
-        """The quantity minimised: the sum of `losses`."""
+        """The minimised quantity: the sum of `losses`."""
         return math.fsum(self.losses.values())
 
     @property

@@ -153,7 +153,7 @@ class TextModel:
 
     @property
     def embed(self) -> EmbedConfig:
-        """How its vectors are computed: the prompts of a model of vectors, else the defaults."""
+        """How its vectors are computed: the settings of a model of vectors, otherwise the defaults."""
         return self._task.config.embed
 
     @property
@@ -191,7 +191,7 @@ class TextModel:
         return self._computed(self.request(rows_of(texts, "texts") if is_table(texts) else items_of(texts), top=top))
 
     def request(self, texts: Sequence[Text], places: Sequence[str] = (), top: int = 0) -> "Request[list[Row]]":
-        """Returns what the predictions for the texts need: sequences to compute, and a function of their outputs.
+        """Returns the request for predictions of the texts: sequences to compute, and a function of their outputs.
         `places` names each text in error messages, by default by its number; `top` is as in a call.
 
         Raises DataError or UsageError for a text that the task cannot read.
@@ -204,8 +204,8 @@ class TextModel:
     def readable(
         self, texts: Sequence[Text], places: Sequence[str], top: int = 0
     ) -> tuple[list[int], "Request[list[Row]] | None", dict[int, LambertError]]:
-        """Returns what `request` does for the texts that can be read, their numbers (None without such a text), and the
-        error of each other text by its number."""
+        """Returns the request for the texts that can be read (None if there are none), their numbers, and the error of
+        each other text by its number."""
         errors: dict[int, LambertError] = {}
         rows: dict[int, Row] = {}
         for number, (text, place) in enumerate(zip(texts, places, strict=True)):
@@ -290,7 +290,7 @@ class TextModel:
     def similarity(self, a: Any, b: Any) -> Tensor:
         """Returns the similarities [N, M] of N and M vectors, as sentence-transformers does, by the function that the
         model folder names: cosine, dot, euclidean or manhattan (distances are negative). Raises UsageError for another
-        one, and for what are no vectors."""
+        function, and for arguments that are not vectors."""
         return similarity(a, b, self.similarity_fn_name)
 
     @property
@@ -311,7 +311,8 @@ class TextModel:
         prompt: str | None = None,
         prompt_name: str | None = None,
     ) -> "Request[npt.NDArray[np.float32]]":
-        """Returns what the vectors of the texts need, as `request` does. The arguments are those of `encode`."""
+        """Returns the request for vectors of the texts, as `request` does for predictions. The arguments are those of
+        `encode`."""
         positions, config = self._model.config.positions, self._task.config
         own = isinstance(self._task, Embed) and not pooling
         length = (config.max_length if own else self._longest) if max_length is None else max_length
@@ -357,8 +358,8 @@ class TextModel:
 
     def evaluate(self, data: Any) -> dict[str, float]:
         """Returns the scores on a labelled file or on labelled rows: a table of pandas, polars, pyarrow or datasets, a
-        list of dicts with the keys of a line of JSON, or a dict of columns. Warns (UserWarning) if labels are read in
-        another way than by their names, such as numbers."""
+        list of dicts with the keys of a line of JSON, or a dict of columns. Warns (UserWarning) if labels are not read
+        by their names, such as numbers."""
         with data_path(data) as path:
             read = self.read(path)
         for line in read.label_notes:

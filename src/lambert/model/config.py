@@ -68,8 +68,8 @@ class EncoderConfig:
     segment_types: int = 2
     """Number of segment types; 2: segments A and B; 0: the encoder has none (DistilBERT)."""
     position_offset: int = 0
-    """Rows of the table of positions before that of the first position: in RoBERTa and MPNet the id of the padding
-    token and one more, so a recipe leaves it out; in the other families 0."""
+    """Number of rows of the table of positions before that of the first position: in RoBERTa and MPNet the id of the
+    padding token plus one, so a recipe leaves it out; in the other families 0."""
     embedding: int = 0
     """Width of the embeddings, which a layer maps to `hidden`, in ELECTRA. 0: they have the width `hidden`."""
     pad: int = 0
@@ -85,8 +85,8 @@ class EncoderConfig:
     norm_eps: float = 1e-12
     """Epsilon that layer norms add to the variance."""
     init_range: float = 0.02
-    """Standard deviation of initial weights. Those of a fresh encoder are truncated at two standard deviations
-    (google-research/bert, create_initializer), those of the heads of tasks in ModernBERT alone, as in transformers."""
+    """Standard deviation of initial weights. Weights of a fresh encoder are truncated at two standard deviations
+    (google-research/bert, create_initializer); weights of the heads of tasks only in ModernBERT, as in transformers."""
     block: str = "bert"
     """Family of the encoder (bert, modernbert, roberta, xlm-roberta, camembert, distilbert, electra, mpnet,
     nomic_bert, gte, eurobert), or package.module:name of a block that takes the place of BERT's."""

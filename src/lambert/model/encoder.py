@@ -15,8 +15,8 @@ __all__ = ["SIZES", "Encoder", "EncoderConfig"]
 class Encoder(nn.Module):
     """Maps a flat batch to states [T, D]. `Encoder(config)` is the encoder of the family that `config.block` names.
 
-    A family derives its encoder from this class. Its constructor makes `words`, `blocks` and what else the embeddings
-    need, and its `embed` computes the embeddings.
+    A family derives its encoder from this class. Its constructor makes `words`, `blocks` and everything else that the
+    embeddings need, and its `embed` computes the embeddings.
 
     Source: Devlin et al., 2018, section 3 and figure 2.
     """
@@ -43,7 +43,7 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def states(self, batch: Batch) -> Iterator[Tensor]:
-        """Yields the states [T, D] that each block reads, and at last those that the encoder returns."""
+        """Yields the states [T, D] that each block reads, and finally those that the encoder returns."""
         states_TD = self.embed(batch)
         for block in self.blocks:
             yield states_TD

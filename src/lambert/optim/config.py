@@ -12,7 +12,7 @@ Adapt = Literal["decayed", "all", "none"]
 
 @dataclass(frozen=True, slots=True)
 class OptimConfig:
-    """How gradients become updates, and the learning rate of each update."""
+    """The optimizer, and the learning rate of each update."""
 
     name: str = "lamb"
     """Optimizer: lamb, adamw, radam, lars, stable_adamw, or "package.module:name"."""

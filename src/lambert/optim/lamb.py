@@ -58,7 +58,7 @@ class Lamb(torch.optim.Optimizer):
     The gradients are not modified. Clipping of the global norm, which apex and timm do inside, is the caller's, before
     the step. The state of a parameter is `step`, `exp_avg` and `exp_avg_sq`, as in torch's Adam. With the fused kernel,
     `step` is on the parameter's device, the host does not wait for the device, and `grad_scale` and `found_inf` of
-    torch.amp.GradScaler are handled as in torch's fused optimizers: where `found_inf` is 1, a step changes nothing.
+    torch.amp.GradScaler are handled as in torch's fused optimizers: if `found_inf` is 1, a step changes nothing.
 
     Raises:
         UsageError: A parameter is below float32, where updates smaller than 2^-9 of a weight would be lost.

@@ -17,7 +17,7 @@ from lambert.runs.expect import ExpectConfig
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """How much is trained, how, and how often it is scored and saved."""
+    """The length of a run, how it computes, and how often it is scored and saved."""
 
     batch_size: int = 256
     """Sequences of one update, over all micro-batches and devices together."""
@@ -65,7 +65,7 @@ class TrainConfig:
     """Number of held-out sequences in an evaluation of pre-training, spread evenly over the data. 0: all."""
     keep_best: str = ""
     """Name of a held-out score, such as accuracy: the weights with the best score are kept, and model/ is published
-    from them. Of losses and mse lower is better. Empty: model/ has the weights after the last update."""
+    from them. For losses and mse, lower is better. Empty: model/ has the weights after the last update."""
     patience: int = 0
     """Evaluations without improvement of keep_best after which the run ends. The learning rate follows the schedule of
     the whole run until then. 0: the run does not end early."""
@@ -114,7 +114,7 @@ class TrainConfig:
 
     @property
     def open_question(self) -> str:
-        """A sentence that names the setting that is missing; empty if none is."""
+        """A sentence that names the missing setting; empty if none is missing."""
         if self.steps is None and self.epochs is None:
             return "How long to train? Set train.steps or train.epochs."
         return ""
@@ -122,7 +122,7 @@ class TrainConfig:
     def check_ranks(self, ranks: int, done: int = 0) -> None:
         """Raises UsageError if the ranks cannot share the global batch evenly, and names the nearest numbers of ranks
         that can. A run that continues after `done` updates is checked only if it is deterministic, because other runs
-        may continue with the ranks that are left."""
+        may continue with the remaining ranks."""
         if done and not self.deterministic:
             return
         what = "first_batch_size" if self.first_batch_size else "batch_size"

@@ -120,7 +120,7 @@ class FreshEncoderConfig(EncoderConfig):
 
 @dataclass(frozen=True, slots=True)
 class FinetuneOptimConfig(OptimConfig):
-    """How gradients become updates, and the learning rate of each update."""
+    """The optimizer, and the learning rate of each update."""
 
     name: str = "adamw"
     """Optimizer: lamb, adamw, radam, lars, stable_adamw, or "package.module:name"."""
@@ -144,7 +144,7 @@ class FinetuneOptimConfig(OptimConfig):
 
 @dataclass(frozen=True, slots=True)
 class FinetuneTrainConfig(TrainConfig):
-    """How much is trained, how, and how often it is scored and saved."""
+    """The length of a run, how it computes, and how often it is scored and saved."""
 
     batch_size: int = 32
     """Sequences of one update, over all micro-batches and devices together."""

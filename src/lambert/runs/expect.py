@@ -54,7 +54,8 @@ class ScoreBand:
 
 @dataclass(frozen=True, slots=True)
 class ExpectConfig:
-    """What a run of the recipe should look like. `lambert verify` compares; a run itself does not depend on it."""
+    """The expected results of a run of the recipe, with which `lambert verify` compares. A run does not depend on
+    them."""
 
     source: str
     """The command and the log that the numbers come from."""

@@ -35,8 +35,8 @@ class Annotated:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a row of a format is recognised and read. `read` gets the row, its place, and a count of what it leaves out,
-    by a phrase; it returns None for a row that is left out."""
+    """How a row of a format is recognised and read. `read` gets the row, its place, and a counter of what it omits, by
+    a phrase; it returns None for an omitted row."""
 
     recognises: Callable[[Any], bool]
     read: Callable[[Any, str, Counter[str]], Document | None]
@@ -150,7 +150,7 @@ def _read_prodigy(row: Any, place: str, left: Counter[str]) -> Document | None:
 
 
 def _source(row: dict[str, Any], key: str) -> str | int | None:
-    """Returns what rows of one text have in common: the number or text of a key, None for other values."""
+    """Returns the value that rows of one text share: the number or text of a key, None for other values."""
     value = row.get(key)
     return value if isinstance(value, str | int) else None
 
@@ -180,7 +180,7 @@ _STUDIO_LABELS = ("labels", "hypertextlabels", "paragraphlabels")
 
 
 def _read_label_studio(row: Any, place: str, left: Counter[str]) -> Document | None:
-    """Reads a task. Only annotations are gold: not predictions, and not what was cancelled."""
+    """Reads a task. Only annotations are gold, not predictions or cancelled annotations."""
     if not isinstance(row.get("data"), dict):
         raise DataError(f"{place}: 'data' is {shown(row.get('data'))}, not an object with the text of a task.")
     key = "annotations" if "annotations" in row else "completions"
@@ -233,7 +233,7 @@ def _studio_value(value: dict[str, Any], place: str, left: Counter[str]) -> Iter
 
 
 def _studio_text(texts: dict[str, str], place: str) -> str:
-    """Returns the annotated text of a task: the only text, else `text`. Raises DataError if it is not clear."""
+    """Returns the annotated text of a task: the only text, or else `text`. Raises DataError if it is ambiguous."""
     key = next(iter(texts)) if len(texts) == 1 else "text"
     if key not in texts:
         raise DataError(
@@ -339,8 +339,8 @@ def read_annotated(path: Path) -> Annotated | None:
 
 
 def row_of(document: Document) -> Row:
-    """Returns a document with checked offsets as a row that `read_annotated` reads: of Prodigy's form, or if it has
-    words, of GLiNER's."""
+    """Returns a document with checked offsets as a row that `read_annotated` reads, in Prodigy's form, or in GLiNER's
+    if it has words."""
     if document.words is None:
         spans = [{"start": span.start, "end": span.end, "label": span.label} for span in document.spans]
         return {"text": document.text, "spans": spans}
@@ -388,7 +388,7 @@ def _rows(path: Path) -> list[tuple[str, Any]]:
 
 
 _STUDIO_CELL = b'""labels"":'
-"""What a table of Label Studio has within a cell with spans, which is JSON."""
+"""A text that a cell with spans contains as JSON in a table of Label Studio."""
 
 
 def _unpacked(cell: Any) -> Any:
@@ -421,7 +421,7 @@ _KINDS = {
     **dict.fromkeys("R*", "relations"), **dict.fromkeys("AM", "attributes"), "E": "events", "N": "normalizations",
     "#": "notes",
 }  # fmt: skip
-"""What the first character of the other lines of a brat file means."""
+"""Meaning of the first character of the other lines of a brat file."""
 
 
 def _brat(pairs: Sequence[tuple[Path, Path]]) -> Annotated:

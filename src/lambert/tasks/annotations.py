@@ -1,7 +1,7 @@
-"""Annotated texts: spans of characters, whose offsets are checked, as tags of words.
+"""Converts annotated texts, spans of characters with checked offsets, to tags of words.
 
-Tools count offsets in different units: characters, UTF-16 units, or lines that end in another way. Where a format has
-the text of each span, the convention of every row is found by comparing the two, and the notes say which convention
+Tools count offsets in different units: characters, UTF-16 units, or lines that end in another way. If a format has the
+    text of each span, the convention of every row is found by comparing the two, and the notes say which convention
 fits how many rows. Offsets are never changed without such a note.
 """
 
@@ -55,7 +55,7 @@ def _utf16_width(character: str) -> int:
 
 
 def _line_widths(text: str, after_return: int, alone: int, width: Callable[[str], int]) -> list[int]:
-    """Returns the width of each character. That of a line feed depends on whether it follows a carriage return."""
+    """Returns the width of each character. The width of a line feed depends on whether it follows a carriage return."""
     before = "\n" + text
     return [
         width(one) if one != "\n" else after_return if previous == "\r" else alone
@@ -73,7 +73,7 @@ CONVENTIONS: dict[str, Callable[[str], list[int]]] = {
     "bytes of UTF-8": lambda text: [len(one.encode()) for one in text],
     "graphemes": _grapheme_widths,
 }
-"""What a character counts in each convention of offsets, in the order in which they are tried: UTF-16 is that of
+"""The width of a character in each convention of offsets, in the order in which they are tried: UTF-16 is that of
 JavaScript (Label Studio before 2021, doccano before 1.0), graphemes are a setting of doccano's projects."""
 _CHARACTERS = "characters"
 _SHIFTS = {
@@ -81,14 +81,13 @@ _SHIFTS = {
     "characters up to the last one of a span": (0, 1),
     "characters from 1 up to the last one of a span": (-1, 0),
 }
-"""What would have to be added to the start and the end of spans whose offsets are counted in other ways, which are not
-converted, since nothing in a format says so."""
+"""What must be added to the start and the end of spans in other conventions. They are recognised but not converted,
+because no format declares them."""
 
 
 def converted(document: Document, convention: str) -> Document | None:
-    """Returns the document with offsets that count code points. None if a span is outside of the text, within a
-    character, or differs from its quoted text; white space is not compared, since formats write a line end as a
-    space."""
+    """Returns the document with offsets that count code points. None if a span is outside the text, within a character,
+    or differs from its quoted text; white space is not compared, because formats write a line end as a space."""
     places: list[int] = []
     for at, width in enumerate([*CONVENTIONS[convention](document.text), 1]):
         if width:  # a character of width 0 belongs to the one before
@@ -109,7 +108,7 @@ def converted(document: Document, convention: str) -> Document | None:
 
 
 def _shifted(document: Document, shift: str) -> Document | None:
-    """Returns what `converted` does for spans that are counted in one of the ways of `_SHIFTS`."""
+    """Returns what `converted` returns, for spans in one of the conventions of `_SHIFTS`."""
     first, last = _SHIFTS[shift]
     spans = tuple(replace(span, start=span.start + first, end=span.end + last) for span in document.spans)
     return converted(replace(document, spans=spans), _CHARACTERS)
@@ -125,7 +124,7 @@ def settled(documents: Sequence[Document], name: str) -> tuple[list[Document], l
     the one of most rows whose convention is unambiguous. Raises DataError if no row fits.
 
     Args:
-        name: Of the file, for messages.
+        name: Name of the file, for messages.
     """
     found: list[tuple[Document, str]] = [(document, _convention(document)) for document in documents]
     told = Counter(convention for document, convention in found if convention and _tells(document))
@@ -152,7 +151,7 @@ def settled(documents: Sequence[Document], name: str) -> tuple[list[Document], l
 
 
 def _convention(document: Document) -> str:
-    """Returns the first convention by which all quoted texts are right; an empty text if there is none."""
+    """Returns the first convention that fits all quoted texts; an empty text if there is none."""
     return next((name for name in CONVENTIONS if converted(document, name) is not None), "")
 
 
@@ -173,7 +172,7 @@ def _report(rows: Counter[str], found: Sequence[tuple[Document, str]], name: str
 
 
 def _misfit(document: Document) -> str:
-    """Returns what is wrong with the first span of a document that fits no convention."""
+    """Returns the problem of the first span of a document that fits no convention."""
     for span in document.spans:
         if converted(replace(document, spans=(span,)), _CHARACTERS) is None:
             break
@@ -196,8 +195,8 @@ def tagged(
 ) -> tuple[list[Sentence], dict[str, int], list[str]]:
     """Returns the documents as sentences of tagged words, counts, and notes about spans that words cannot represent.
 
-    A word has the label of a span if they have a character in common. Of spans that have a word in common, the longest
-    is kept, of equally long ones the first.
+    A word has the label of a span if they have a character in common. Of spans that share a word, the longest is kept,
+    and the first of equally long ones.
     """
     texts = [document.text for document in documents if document.words is None]
     divided = iter(divide(texts))
@@ -223,14 +222,14 @@ def tagged(
 
 
 def _are_whole(document: Document, offsets: Offsets) -> bool:
-    """Returns whether every span begins where a word begins, and ends where a word ends."""
+    """Returns whether every span begins and ends at the ends of words."""
     starts, ends = {start for start, _ in offsets}, {end for _, end in offsets}
     return all(span.start in starts and span.end in ends for span in document.spans)
 
 
 def _other_conventions(doubtful: Sequence[tuple[Document, Offsets]]) -> list[str]:
-    """Returns a note about the convention by which the most of these documents, which have no quoted text, would have
-    spans of whole words; nothing if there is none."""
+    """Returns a note about the convention in which most of these documents, which have no quoted text, would have spans
+    of whole words; nothing if there is none."""
     rows: Counter[str] = Counter()
     for document, offsets in doubtful:
         for name in CONVENTIONS:

@@ -274,9 +274,9 @@ class TaskConfig:
     and `long_text`). Nothing is padded, so a high limit costs nothing for short text. 0: as many as the model has
     positions, up to 384 for squad and 512 otherwise."""
     long_text: LongText = "cut"
-    """classify, multilabel, regress: what becomes of text longer than `max_length`. cut: its end is left out. mean and
-    max: it is divided into windows, and the output for the text is the mean or the largest of the logits of its
-    windows, for each label."""
+    """classify, multilabel, regress: treatment of text longer than `max_length`. cut: its end is omitted. mean and max:
+    it is divided into windows, and the output for the text is the mean or the largest of the logits of its windows, for
+    each label."""
     stride: int = 0
     """Tokens between the starts of two windows of a long text. 0: half of the tokens of a window."""
     labels: tuple[str, ...] = ()
@@ -291,8 +291,9 @@ class TaskConfig:
     """regress: function of torch.nn, such as Sigmoid, that is applied to the output of the head when the model is used.
     The head is trained without it. Empty: none."""
     temperature: float | Literal["best"] = 1.0
-    """classify: what divides the logits before they become probabilities, from 0.05 to 20. It changes no label. best:
-    what minimises the loss on `dev` (Guo et al., 2017, section 4.2), which the model folder keeps."""
+    """classify: number, from 0.05 to 20, by which logits are divided before they become probabilities. It changes no
+    label. best: the one that minimises the loss on `dev` (Guo et al., 2017, section 4.2), which the model folder
+    stores."""
     threshold: float = 0.5
     """multilabel: probability from which a text has a label. 0: the threshold with the best f1_micro on `dev`, which
     the model folder keeps."""
@@ -349,7 +350,7 @@ class TaskConfig:
             )
 
     def resolved(self, positions: int = LONGEST) -> Self:
-        """Returns these settings with `max_length` for an encoder of that many positions. Raises UsageError if the
+        """Returns these settings with `max_length` for an encoder with this many positions. Raises UsageError if the
         encoder has too few."""
         if positions < SHORTEST:
             raise UsageError(f"The encoder has {positions} positions, fewer than {SHORTEST}: use one with more.")

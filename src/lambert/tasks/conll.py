@@ -21,7 +21,7 @@ from lambert.tasks.task import Row, keys_found, whole_text
 from lambert.text.rows import kind, lines
 
 _ROWS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv")
-"""Endings of files with a sentence in each row. Every other file that is tagged is CoNLL."""
+"""Suffixes of files with a sentence in each row. Every other tagged file is CoNLL."""
 _TAGS = ("tags", "ner_tags")
 """Columns of tags in rows, unless one is set; data sets of the Hugging Face Hub have the second."""
 _DOCUMENT = "-DOCSTART-"
@@ -29,7 +29,7 @@ _TAGGED = re.compile(r"O|[BIELMSUW](?:-.+)?|.+-[BIELMSUW]")
 _INDEX = re.compile(r"\d+(?:[-.]\d+)?")
 _CONLL_U_COLUMNS, _CONLL_U_TAG = 10, 3
 _SAMPLE = 100
-"""Sentences by which a column of word numbers is recognised."""
+"""Number of sentences by which a column of word numbers is recognised."""
 _FORM = "A CoNLL file has one word and its tag a line, and a blank line between sentences."
 
 
@@ -50,8 +50,8 @@ class Sentence:
     """The text that was divided into the words, at `offsets`; None if the file has words."""
     offsets: Sequence[tuple[int, int]] = ()
     surface: tuple[str, Sequence[tuple[int, int] | None]] | None = None
-    """The text that the sentence is from, and where the words are in it, if the file says so; None for a word that has
-    no characters of its own."""
+    """The original text of the sentence and the places of the words in it, if the file has them; None for a word
+    without characters of its own."""
 
     def joined(self, first: int, size: int) -> bool:
         """Returns whether `size` words from the word `first` on may be written without white space between them."""
@@ -77,9 +77,9 @@ def is_conll(path: Path) -> bool:
 
 
 def read_sentences(path: Path, columns: Columns, labels: Sequence[str] = ()) -> Iterator[Sentence]:
-    """Yields the tagged sentences of a file, as it has them. `labels` are the known tags, if any: only then may tags
-    be numbers in rows, and in CoNLL files they help to recognise the column of the tags. Raises DataError that names
-    the line."""
+    """Yields the tagged sentences of a file, unchanged. `labels` are the known tags, if any: only then may tags be
+    numbers in rows, and in CoNLL files they help to recognise the column of the tags. Raises DataError that names the
+    line."""
     if not is_conll(path):
         word = word_column(columns)
         for place, row in read_rows(path, columns):
@@ -254,8 +254,8 @@ def _number(path: Path, columns: Columns, setting: str, size: int) -> int | None
 
 
 def _are_tags(sample: Sequence[_Line], labels: Collection[str], first: int, last: int) -> bool:
-    """Returns whether the first of two columns has the tags: known labels, else tags of a scheme, else fewer different
-    values."""
+    """Returns whether the first of two columns has the tags: known labels, or else tags of a scheme, or else fewer
+    different values."""
     cells = [[line.cells[column] for line in sample] for column in (first, last)]
     if labels:
         known = [sum(cell in labels for cell in column) for column in cells]

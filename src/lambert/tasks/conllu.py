@@ -1,4 +1,4 @@
-"""Where the words of a sentence of CoNLL-U are in its text (universaldependencies.org/format.html)."""
+"""Finds the words of a sentence of CoNLL-U in its text (universaldependencies.org/format.html)."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,9 @@ Surface = tuple[str, list[tuple[int, int] | None]]
 
 
 def surface(lines: Sequence[Sequence[str]]) -> Surface | None:
-    """Returns the text of a sentence, that of its comment `# text` or else of its words and `SpaceAfter`, and the first
+    """Returns the text of a sentence, from its comment `# text` or else from its words and `SpaceAfter`, and the first
     character and end of each word in it. Words of a range such as 1-2 have places of their own only if together they
-    are the written word. None if the text does not have the words in this order.
+    form the written word. None if the text does not have the words in this order.
 
     Args:
         lines: The cells of the lines of the sentence, with its comments.

@@ -1,7 +1,7 @@
 """Divides labelled data into training rows and dev rows, by the hash of each row.
 
-The side of a row depends on its text alone: not on its place, its label, the other rows or the seed. So equal texts are
-on one side, and rows that are added later move none.
+The part of a row depends only on its text, not on its place, its label, the other rows or the seed. So equal texts are
+in the same part, and rows that are added later move no other row.
 """
 
 import hashlib
@@ -35,8 +35,8 @@ def is_dev(text: str, share: float) -> bool:
 
 def divided(path: Path, share: float, config: TaskConfig, folder: Path) -> tuple[Path, Path, str]:
     """Writes the rows of a labelled file to two files of JSON lines in `folder`. Returns the file of the training rows,
-    that of the dev rows, and a line with their numbers. The same call writes the same files. `config` is complete, so
-    the file has been read before.
+    the file of the dev rows, and a line with their numbers. The same call writes the same files. `config` is complete,
+    so the file has been read before.
 
     Raises:
         UsageError: The data cannot be divided.
@@ -64,8 +64,8 @@ def divided(path: Path, share: float, config: TaskConfig, folder: Path) -> tuple
 
 
 def _rows(path: Path, config: TaskConfig) -> Iterator[tuple[str, Row]]:
-    """Yields the text of each row, which decides its side, and the row. The text of questions is their paragraph; that
-    of pairs of texts the first one, so that no query is on both sides; that of rows with a group the group."""
+    """Yields the text of each row, which decides its part, and the row. The text of questions is their paragraph; that
+    of pairs of texts the first one, so that no query is in both parts; that of rows with a group the group."""
     if config.name == "squad":
         yield from _questions(path)
     elif config.name == "tag":

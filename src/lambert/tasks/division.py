@@ -29,14 +29,14 @@ _WORDS = pre_tokenizers.Sequence(
 """Divides text at white space, punctuation and Chinese characters, as BERT's tokenizer does (Devlin et al.,
 google-research/bert, tokenization.py, BasicTokenizer)."""
 _MOST = 50_000
-"""Words that are kept; ours, about 1 MB in config.json."""
+"""Maximum number of words that are kept; ours, about 1 MB in config.json."""
 _LONGEST = 32
-"""Parts that a kept word may have; ours."""
+"""Maximum number of parts of a kept word; ours."""
 _EXAMPLES = 3
-"""Different words from which a form with one run of letters or digits is kept, such as a. of Inc.; ours. One word is
-enough for others, such as a.a. or 0.0%, whose punctuation is between letters or digits."""
+"""Number of different words from which a form with one run of letters or digits is kept, such as a. of Inc.; ours. One
+word is enough for others, such as a.a. or 0.0%, whose punctuation is between letters or digits."""
 _NAMED = 5
-"""Words that a note lists."""
+"""Maximum number of words that a note lists."""
 _CLITIC = re.compile(r"[^\W\d_]['’]\w+")
 """Words that begin with the last letter of the word before, such as n't in the Penn Treebank."""
 _LETTERS, _DIGITS = re.compile(r"[^\W\d_]+"), re.compile(r"\d+")
@@ -75,8 +75,8 @@ class Division:
         return [_with_marks(text, offsets) for text, offsets in zip(texts, found, strict=True)]
 
     def _joined(self, text: str, offsets: Offsets) -> Iterator[tuple[int, int]]:
-        """Yields the words of a text, given its parts: from each part on, the longest kept word or form, else the
-        part."""
+        """Yields the words of a text, given its parts: at each part, the longest kept word or form that begins there,
+        or else the part."""
         spaced = [at for at in range(1, len(offsets)) if offsets[at - 1][1] != offsets[at][0]]
         for begin, end in pairwise([0, *spaced, len(offsets)]):
             at = begin
@@ -92,7 +92,7 @@ class Division:
                 at = until
 
     def _words_of(self, text: str) -> list[int]:
-        """Returns the lengths of the words of adjacent parts that are kept; else an empty list."""
+        """Returns the lengths of the words of adjacent parts if they are kept, otherwise an empty list."""
         sizes = self._sizes.get(_key(text), [])
         if sum(sizes) == len(text):
             return sizes
@@ -151,7 +151,7 @@ def _is_marked(word: str) -> bool:
 
 
 def _least(word: str) -> int:
-    """Returns from how many different words the form of this word is kept."""
+    """Returns the number of different words from which the form of this word is kept."""
     return _EXAMPLES if form(word).count("a") + form(word).count("0") < 2 else 1
 
 
@@ -182,7 +182,7 @@ def _together(
 
 def _cuts(plain: Division, sentences: Sequence[Sentence], whole: Collection[str]) -> list[str]:
     """Returns pairs of words, with a space between them, that a text may have without one, and between which BERT's
-    rules do not divide it: where the file says that they are joined, else such as do n't. `whole`: words that stay
+    rules do not divide it: where the file says that they are joined, or else as in do n't. `whole`: words that stay
     whole."""
     pairs = Counter(
         pair
@@ -223,8 +223,8 @@ def _notes(
 
 
 def _missed(division: Division, sentences: Sequence[Sentence]) -> list[str]:
-    """Returns the words that are no words of their texts when these are divided, without those that have no character
-    that a tokenizer reads."""
+    """Returns the words that are not words of their divided texts, except those without a character that a tokenizer
+    reads."""
     surfaces = [sentence.surface or spaced(sentence.words) for sentence in sentences]
     missed = []
     for (text, offsets), found in zip(surfaces, division([text for text, _ in surfaces]), strict=True):

@@ -29,7 +29,7 @@ _TRUTH = {"false": 0, "true": 1}
 
 
 def whole(label: str) -> str:
-    """Returns a number with a fraction of 0, such as 1.0, as a whole number; any other label as it is."""
+    """Returns a number with a fraction of 0, such as 1.0, as a whole number; any other label unchanged."""
     if not _FRACTION_OF_0.fullmatch(label):
         return label
     return "0" if label.startswith("-0.") else label.partition(".")[0]
@@ -55,7 +55,7 @@ class Matched:
 
 
 def match(places: Mapping[str, str], labels: Sequence[str], names: Sequence[str], path: Path, column: str) -> Matched:
-    """Returns the labels of a file among those of a task.
+    """Matches the labels of a file with those of a task.
 
     Args:
         places: The first place of each label of the file.
@@ -81,7 +81,7 @@ def _pairs(pairs: Mapping[str, int], labels: Sequence[str]) -> str:
 
 
 class _Reader:
-    """Finds labels one by one, and remembers how."""
+    """Matches labels one by one, and records how."""
 
     def __init__(
         self, own: Mapping[str, int], wholes: Mapping[str, int], declared: Sequence[str], places: Collection[str]
@@ -99,7 +99,7 @@ class _Reader:
         self._by_file: dict[str, int] = {}
 
     def notes(self) -> list[tuple[str, Mapping[str, int], str]]:
-        """Returns (what is said, the labels of the file and their numbers, how the line ends)."""
+        """Returns (beginning of the line, the labels of the file and their numbers, end of the line)."""
         every = {str(number): number for number in range(len(self._own))} if self.ordered else {}
         return [
             (
@@ -162,7 +162,7 @@ class _Reader:
         return number
 
     def _check_order(self, label: str, place: str) -> None:
-        """Raises Mismatch if names of labels have numbers, which may be what a number of the file means."""
+        """Raises Mismatch if names of labels contain numbers, to which a number of the file may refer."""
         numbers = [number for name in self._labels for number in re.findall("[0-9]+", name)]
         if any(len(number) <= _DIGITS and int(number) <= len(self._own) for number in numbers):
             raise Mismatch(

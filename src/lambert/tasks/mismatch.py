@@ -1,4 +1,4 @@
-"""Errors about labelled data that do not fit the task. What to do differs between training and using a model."""
+"""Errors about labelled data that do not fit the task. The advice differs between training and using a model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ class Advice:
     """The parts of an error message that name settings."""
 
     columns: str
-    """What precedes the name of a setting of the columns."""
+    """Prefix of the name of a setting of the columns."""
     other_task: str
     labels: str
     """What to do about unknown labels; "it" or "them" follows."""
@@ -40,7 +40,7 @@ class Mismatch(DataError):
 
 @contextmanager
 def using_a_model() -> Iterator[None]:
-    """A context in which messages say what to do with a model that was trained already."""
+    """A context in which messages give the advice for a model that is already trained."""
     try:
         yield
     except Mismatch as error:

@@ -36,8 +36,8 @@ class Cuts:
 
 
 def remaining(tokenizer: Tokenizer, texts: Texts, lengths_S: Ints) -> Cuts:
-    """Returns the parts of this many tokens that remain of texts: their beginnings, or their ends if the files of the
-    tokenizer say that texts are cut on the left (`truncation_side`)."""
+    """Returns the parts of texts that remain after cutting to this many tokens: their beginnings, or their ends if the
+    tokenizer cuts texts on the left (`truncation_side`)."""
     starts_S = texts.bounds[:-1] if declared(tokenizer).truncation_side == "right" else texts.bounds[1:] - lengths_S
     return Cuts(texts.ids, starts_S, lengths_S)
 
@@ -127,8 +127,8 @@ def text_keys(texts: Iterable[Sequence[str]]) -> Keys:
 
 
 def shared(train: Any, dev: Any) -> tuple[int, int]:
-    """Returns how many examples of the dev data have the texts of a training example, and how many there are; 0 for the
-    data of tasks from outside."""
+    """Returns how many examples of the dev data have the texts of a training example, and the number of dev examples; 0
+    for the data of tasks from outside."""
     if not isinstance(train, Segments) or not isinstance(dev, Segments):
         return 0, 0
     return int(np.isin(dev.keys, train.keys).sum()), len(dev.keys)

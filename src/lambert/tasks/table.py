@@ -1,4 +1,4 @@
-"""The rows of labelled files, and the texts, labels and values in them."""
+"""Reads the rows of labelled files, and the texts, labels and values in them."""
 
 import math
 import unicodedata
@@ -64,7 +64,7 @@ def beginning(path: Path) -> tuple[list[str], Row]:
 
 
 def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> Iterator[tuple[str, Row]]:
-    """Yields what `read_rows` does, and adds a note about labels that are not read as they are written. Raises
+    """Yields what `read_rows` yields, and adds a note about labels that are changed when they are read. Raises
     DataError with all columns that the file lacks."""
     checked = False
     changed, first, rejected, empty = 0, "", 0, 0
@@ -106,7 +106,7 @@ def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) 
 
 
 def _changed(value: Any) -> str:
-    """Returns a label of a cell that is not read as it is written, escaped; "" if there is none."""
+    """Returns the escaped label of a cell if it is changed when it is read; "" otherwise."""
     for label in value if isinstance(value, list | tuple) else (value,):
         if isinstance(label, str) and plain_label(label) != label:
             return label.encode("ascii", "backslashreplace").decode()

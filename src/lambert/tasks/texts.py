@@ -1,4 +1,4 @@
-"""Texts as ids. Many texts are encoded word by word (`corpus.tokens.words`), few by the tokenizers library."""
+"""Encodes texts as ids: many texts word by word (`text.tokenizers.words`), few by the tokenizers library."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ from lambert.text.tokenizers.trial import library_errors
 from lambert.text.tokenizers.words import WordEncoder, scheme
 
 SPACES = " \t\r\n\u202f"
-"""What separates the words of a SQuAD paragraph (google-research/bert, run_squad.py); not all spaces of Unicode."""
+"""Separators of the words of a SQuAD paragraph (google-research/bert, run_squad.py), which are not all spaces of
+Unicode."""
 LONG = 1 << 16  # characters; of a longer text only a beginning is tokenised if only a beginning is used
 _CHUNK = 4096  # texts encoded at once: enough for all threads of the library, few enough to bound the memory
 _MANY = 1 << 18  # characters of texts from which learning their words takes less time than it saves; measured

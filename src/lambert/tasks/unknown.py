@@ -1,4 +1,4 @@
-"""The words of texts that the vocabulary lacks, which the model reads as [UNK]."""
+"""Counts the words of texts that the vocabulary lacks, which the model reads as [UNK]."""
 
 import unicodedata
 from collections import Counter
@@ -21,15 +21,15 @@ _MANY, _MOST, _SEVERAL = 0.05, 0.5, 20
 """A note is printed if more than this share of the words is [UNK] and these are several, or if more than half of the
 words are; ours. In English text that a vocabulary fits the share is below 0.001."""
 _SEEN = 1 << 22
-"""Characters of the texts that are looked at to name those that the vocabulary lacks; ours."""
+"""Number of characters of the texts that are examined to find those that the vocabulary lacks; ours."""
 _LISTED = 8
-"""Characters that a note lists; ours."""
+"""Maximum number of characters that a note lists; ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
     """The number of words of texts, of which `count` are [UNK], and the most frequent characters that the vocabulary
-    lacks, if these words are many. A word is what begins with a piece that continues no other."""
+    lacks, if these words are many. A word begins with a piece that does not continue another."""
 
     words: int = 0
     count: int = 0
@@ -64,7 +64,7 @@ def _is_decomposed(character: str) -> bool:
 
 
 def count_unknown(tokenizer: Tokenizer, ids: Iterable[Numbers], texts: Iterable[str]) -> Unknown:
-    """Returns the words of these texts, whose ids are given, that are [UNK]."""
+    """Returns the words of these texts, given their ids, that are [UNK]."""
     begins_V, unknown = _table(tokenizer, tokenizer.get_vocab_size())
     kept = [*ids]
     words = sum(int(begins_V[some].sum()) for some in kept)
@@ -74,8 +74,8 @@ def count_unknown(tokenizer: Tokenizer, ids: Iterable[Numbers], texts: Iterable[
 
 @lru_cache(maxsize=4)
 def _table(tokenizer: Tokenizer, size: int) -> tuple[npt.NDArray[np.bool_], int | None]:
-    """Returns whether each piece begins a word, bool [V], and the id of [UNK]. The size of the vocabulary tells a
-    tokenizer from itself before pieces were added."""
+    """Returns whether each piece begins a word, bool [V], and the id of [UNK]. The size of the vocabulary distinguishes
+    a tokenizer from its state before pieces were added."""
     return ~roles.boundaries(tokenizer)[0], roles.named(tokenizer, "unk")
 
 

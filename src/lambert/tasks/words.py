@@ -24,10 +24,10 @@ from lambert.tasks.unknown import count_unknown
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers.trial import library_errors
 
-_CHUNK = 4096  # sentences tokenised at once
+_CHUNK = 4096  # number of sentences that are tokenised together
 Kind = TypeVar("Kind", np.int64, np.float64)
 NONE = -1
-"""The class of words without a piece, which have no prediction."""
+"""Class of words without a piece, which have no prediction."""
 
 
 class Words(Segments):
@@ -47,7 +47,7 @@ class Words(Segments):
     loss: LabelLoss | None = None
     """The training loss if it is not plain cross entropy."""
     teacher: Teacher | None = None
-    """Predictions for the words to learn from, in training."""
+    """Predictions of a teacher for the words, in training."""
     texts: Mapping[int, tuple[str, Offsets]] = MappingProxyType({})
 
     def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
@@ -71,8 +71,8 @@ class Words(Segments):
 
 @library_errors()
 def tokenised(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> Words:
-    """Returns the windows of all sentences, of at most `max_length` tokens. `counts` has the numbers of sentences, and
-    of those that are divided."""
+    """Returns the windows of all sentences, of at most `max_length` tokens. `counts` has the number of sentences and of
+    divided sentences."""
     ids, words, tokens = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)], [0]
     bounds_Q = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
     # In byte-level BPE a word without a space before it is the inside of another word. Added tokens are found in any.

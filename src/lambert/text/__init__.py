@@ -1,1 +1,1 @@
-"""Reads what people hold: encodings, compression, tables, JSON, Parquet and Arrow."""
+"""Reads files of text and tables: encodings, compression, CSV, JSON, Parquet and Arrow."""

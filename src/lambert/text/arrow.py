@@ -15,11 +15,12 @@ from lambert.core.files import read_file
 BATCH = 1 << 30
 """Maximum bytes of a record batch (our choice)."""
 _ROWS = 1 << 20
-"""Rows that a record batch may have in any case (our choice); others need at least a bit each in some column."""
+"""Number of rows that a record batch may always have (our choice); more rows need at least a bit each in some
+column."""
 _RATIO = 200
 """Maximum factor of the bytes of a row over those of its record batch, if that is more than BATCH (our choice)."""
 _DIGITS = 76
-"""Most digits of a decimal of Arrow, and here of those behind its point."""
+"""Maximum number of digits of a decimal of Arrow, and here also of the digits after its point."""
 _WRITTEN = 10_000
 """Maximum rows of a record batch that is written (ours)."""
 _FILE = b"ARROW1\0\0"
@@ -34,7 +35,7 @@ def is_dataset(folder: Path) -> bool:
 
 def dataset_files(folder: Path) -> list[Path]:
     """Returns the Arrow files of a data set, or of all its splits, in their order. Other Arrow files in the folder are
-    caches. Raises DataError if what the folder says about itself cannot be used."""
+    caches. Raises DataError if the folder's description of itself cannot be used."""
     if splits := dataset_splits(folder):
         return [file for name in splits for file in dataset_files(folder / name)]
     state = _json(folder / _STATE)
@@ -75,7 +76,7 @@ def _names(value: Any, path: Path) -> list[str]:
 
 
 class NotArrow(Exception):
-    """Why a file cannot be read as Arrow, in one line."""
+    """A file cannot be read as Arrow. The message is the reason, in one line."""
 
 
 class ArrowFile:
@@ -99,7 +100,7 @@ class ArrowFile:
                 raise NotArrow(f"has decimals with more than {_DIGITS} digits behind the point: it is damaged")
 
     def rows(self, columns: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yields the rows as dictionaries, with those of `columns` that exist, or with all."""
+        """Yields the rows as dictionaries, with the existing ones of `columns`, or with all columns."""
         wanted = set(self.names if columns is None else columns)
         chosen = sorted(found for name in wanted if (found := self.schema.get_field_index(name)) >= 0)
         with _explained(self._stream) as (ipc, begin):
@@ -116,7 +117,7 @@ class ArrowFile:
 
 
 def arrow_content(value: Any, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
-    """Returns the Arrow stream of a table of pyarrow, or of what gives an Arrow stream; `metadata` replace those of its
+    """Returns the Arrow stream of a table of pyarrow, or of an object that exports one; `metadata` replaces that of its
     schema. Raises UsageError if pyarrow is not installed, or if the value has no columns."""
     arrow, ipc = _pyarrow()
     try:
@@ -140,11 +141,12 @@ def _pyarrow() -> tuple[Any, Any]:
 
 @contextmanager
 def _explained(stream: BinaryIO) -> Iterator[tuple[Any, int]]:
-    """Gives pyarrow.ipc and the byte at which the Arrow stream begins. Failures of pyarrow are raised as NotArrow."""
+    """A context with pyarrow.ipc and the byte at which the Arrow stream begins. Raises failures of pyarrow as
+    NotArrow."""
     arrow, ipc = _pyarrow()
     try:
         stream.seek(0)
-        yield ipc, 8 if stream.read(8) == _FILE else 0  # the file format is a stream with an index behind it
+        yield ipc, 8 if stream.read(8) == _FILE else 0  # the file format is a stream followed by an index
     except (arrow.ArrowException, OSError, ValueError, OverflowError, LookupError) as error:  # also of dates and zones
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk
@@ -152,8 +154,8 @@ def _explained(stream: BinaryIO) -> Iterator[tuple[Any, int]]:
 
 
 def _digits(kind: Any) -> int:
-    """Returns the most digits behind the point of the decimals in a type. A process ends where pyarrow writes a decimal
-    of millions of digits."""
+    """Returns the maximum number of digits after the point of the decimals in a type. Writing a decimal of millions of
+    digits ends the process in pyarrow."""
     inner = [kind.field(number).type for number in range(kind.num_fields)]
     inner += [getattr(kind, name) for name in ("value_type", "storage_type") if not inner and hasattr(kind, name)]
     return max([abs(int(getattr(kind, "scale", 0))), *map(_digits, inner)])
@@ -169,12 +171,12 @@ def _value_bytes(column: Any) -> int:
 
 
 def _inner(array: Any) -> Any:
-    """Returns the array that the values of another one refer to, or None."""
+    """Returns the array to which the values of another array refer, or None."""
     return next((getattr(array, name) for name in ("dictionary", "storage", "values") if hasattr(array, name)), None)
 
 
 def _all_bytes(array: Any) -> int:
-    """Returns an upper bound of the bytes of all values of an array together, each with all that it refers to."""
+    """Returns an upper bound of the bytes of all values of an array together, including what they refer to."""
     kind, inner = str(array.type), _inner(array)
     if kind.startswith(("struct", "dense_union", "sparse_union")):
         return sum(_all_bytes(array.field(number)) for number in range(array.type.num_fields))

@@ -1,4 +1,4 @@
-"""The names of classes that columns of whole numbers have: `ClassLabel` of Hugging Face's datasets."""
+"""Names of classes for columns of whole numbers: `ClassLabel` of Hugging Face's datasets."""
 
 import json
 from collections.abc import Mapping

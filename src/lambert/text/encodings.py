@@ -1,4 +1,4 @@
-"""Text in other encodings than UTF-8: which one it is in, and streams in UTF-8."""
+"""Recognises encodings other than UTF-8, and converts streams to UTF-8."""
 
 import codecs
 import io
@@ -12,7 +12,8 @@ UTF8 = "utf-8"
 BOM = b"\xef\xbb\xbf"
 SURROGATE = re.compile("[\udc80-\udcff]")
 _HEAD = 1 << 12
-"""Bytes in which a header declares the encoding (our choice; those of Project Gutenberg do in about 600)."""
+"""Number of first bytes that are searched for a declared encoding (our choice; in Project Gutenberg's headers it is
+within about 600)."""
 _DECLARED = re.compile(rb"^[ \t]*Character set encoding:[ \t]*([^\r\n]{1,60})", re.MULTILINE | re.IGNORECASE)
 _LATIN1 = re.compile(r"(iso)?[ _-]?(8859[ _-]1|latin[ _-]?1)\b", re.IGNORECASE)
 _WINDOWS = re.compile(r"(windows|cp|code page|[ _-])*(125\d)\b", re.IGNORECASE)
@@ -20,7 +21,7 @@ _MARKS = {
     codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
 }  # fmt: skip
-"""Byte-order marks. That of UTF-32 begins as that of UTF-16 does, and is tried first."""
+"""Byte-order marks. UTF-32's is tried first, because it begins as UTF-16's does."""
 _CR = "CR"
 """Line ends of classic Mac OS, which `decoded` replaces."""
 
@@ -59,12 +60,13 @@ def declared(beginning: bytes) -> str:
 
 
 def marked(beginning: bytes) -> str:
-    """Returns the encoding that a byte-order mark names, if it is another than UTF-8; else ""."""
+    """Returns the encoding of a byte-order mark; "" if there is none or it is UTF-8's."""
     return next((name for mark, name in _MARKS.items() if beginning.startswith(mark)), "")
 
 
 def unmarked(beginning: bytes) -> str:
-    """Returns, as the end of a sentence, that data with this beginning is UTF-16 without a byte-order mark, or ""."""
+    """Returns the end of a sentence that says that data with this beginning is UTF-16 without a byte-order mark, or
+    ""."""
     head = beginning[:_HEAD]
     even, odd = head[::2].count(0), head[1::2].count(0)
     if not head or max(even, odd) * 4 < len(head) or min(even, odd) * 8 > max(even, odd):
@@ -74,7 +76,7 @@ def unmarked(beginning: bytes) -> str:
 
 
 def other_form(beginning: bytes) -> str:
-    """Returns what `plain` must decode in data with this beginning: "utf-16", the line ends "CR", or "" for nothing."""
+    """Returns what `plain` must convert in data with this beginning: "utf-16", line ends "CR", or "" for nothing."""
     if encoding := marked(beginning):
         return encoding
     alone = b"\r" in beginning.rstrip(b"\r") and b"\n" not in beginning
@@ -82,9 +84,8 @@ def other_form(beginning: bytes) -> str:
 
 
 def plain(stream: Any, beginning: bytes) -> Any:
-    """Returns a stream of lines in UTF-8 that end with LF, from one that stands at its beginning: UTF-16 with a
-    byte-order mark is decoded, and CR is replaced where it alone ends lines. A stream that needs neither is returned as
-    it is."""
+    """Returns a stream of UTF-8 lines that end with LF, from a stream at its beginning: UTF-16 with a byte-order mark
+    is decoded, and CR is replaced if it alone ends lines. A stream that needs neither is returned unchanged."""
     form = other_form(beginning)
     if not form:
         return stream
@@ -102,7 +103,7 @@ def plain_beginning(beginning: bytes) -> bytes:
 
 
 def invalid(data: bytes, begin: int) -> str:
-    """Returns, as the end of a sentence, that the byte at `begin` is not UTF-8, and which encoding is likely."""
+    """Returns the end of a sentence that says that the byte at `begin` is not UTF-8, and which encoding is likely."""
     high = sum(byte >= 0x80 for byte in data)
     letters = high + sum(chr(byte).isalpha() for byte in data if byte < 0x80)
     script = high > 4 and 2 * high > letters
@@ -119,7 +120,7 @@ def invalid(data: bytes, begin: int) -> str:
 
 
 class _Forward(io.RawIOBase):
-    """A stream of changed bytes of another stream, whose positions are its own."""
+    """A stream of converted bytes of another stream, with positions of its own."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._position, self._rest = stream, 0, b""
@@ -138,7 +139,7 @@ class _Forward(io.RawIOBase):
         return count
 
     def _next(self, size: int) -> bytes:
-        """Returns the next bytes, none only at the end."""
+        """Returns the next bytes; none only at the end."""
         raise NotImplementedError
 
     def _restart(self) -> None:
@@ -160,10 +161,9 @@ class _Forward(io.RawIOBase):
 
 
 class Decoded(_Forward):
-    """A stream in UTF-8 of a stream in another encoding; with `perhaps_utf8`, unless all of its first `BLOCK` bytes
-    with a character that is not ASCII are UTF-8: files are converted and keep their header.
-
-    Reading raises Unreadable at a byte that is not of the encoding.
+    """A UTF-8 stream of a stream in another encoding. With `perhaps_utf8`, it is not converted if its first `BLOCK`
+    bytes with a character outside ASCII are valid UTF-8, because converted files keep their header. Reading raises
+    Unreadable at a byte that the encoding lacks.
     """
 
     def __init__(self, stream: Any, encoding: str, perhaps_utf8: bool = False) -> None:

@@ -9,15 +9,15 @@ from lambert.text.read_row import ReadRow, Row
 from lambert.text.streams import BLOCK
 
 LINE = 64 << 20
-"""Maximum bytes of a row, which must be in memory at once (ours)."""
+"""Maximum bytes of a row, which must fit into memory (ours)."""
 _BETWEEN = " \t\r\n,[]\ufeff"
-"""What may stand between the objects of a file."""
+"""Bytes that may separate the objects of a file."""
 _WRAPPERS = ("data", "rows", "examples", "records")
 _DECODER = json.JSONDecoder()
 
 
 def parsed(text: str) -> tuple[Row, str]:
-    """Returns (the object in a text, "") or ({}, why there is none, as the end of a sentence)."""
+    """Returns (object in a text, "") or ({}, reason why there is none, as the end of a sentence)."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -26,7 +26,7 @@ def parsed(text: str) -> tuple[Row, str]:
 
 
 def has_lines(beginning: bytes) -> bool:
-    """Returns whether a file with this beginning has a row in each line. Otherwise brackets divide its rows."""
+    """Returns whether a file with this beginning has a row in each line. Otherwise brackets delimit its rows."""
     text = beginning.removeprefix(BOM).decode(UTF8, "replace").lstrip()
     if text.startswith("["):
         return False
@@ -40,8 +40,8 @@ def has_lines(beginning: bytes) -> bool:
 
 
 def json_rows(stream: Any, lines: bool, offset: int = 0, line: int = 0) -> Iterator[ReadRow]:
-    """Yields the rows of a stream that stands at a position between two rows: a row in each line that is not blank, or
-    each object. `stream` needs `readline(limit)`."""
+    """Yields the rows of a stream from a position between two rows: each line that is not blank, or each object.
+    `stream` needs `readline(limit)`."""
     yield from (_lines if lines else _values)(stream, offset, line)
 
 
@@ -77,9 +77,9 @@ def _decoded(data: bytes) -> tuple[Row, str]:
 
 
 def _values(stream: Any, offset: int, line: int) -> Iterator[ReadRow]:
-    """Yields the objects of a stream, between which white space, commas and the brackets of an array may stand."""
+    """Yields the objects of a stream, which white space, commas and the brackets of an array may separate."""
     held, ended = "", False
-    limit = 1  # characters that must be held before the object is tried again, so that it is not tried for each line
+    limit = 1  # characters to read before the object is parsed again, instead of after each line
     while True:
         if not ended and len(held) < limit:
             data = stream.readline(BLOCK)
@@ -122,7 +122,7 @@ def _values(stream: Any, offset: int, line: int) -> Iterator[ReadRow]:
 
 
 def by_columns(row: Row) -> str:
-    """Returns, as the end of a sentence, that a row is a whole table with an object for each column, or ""."""
+    """Returns the end of a sentence that says that a row is a whole table with an object for each column, or ""."""
     if len(row) > 1 and all(isinstance(column, dict) and "0" in column for column in row.values()):
         return f"has an object for each column, as pandas writes it: {_RECORDS}"
     return f"is a table in a form of pandas: {_RECORDS}" if {*row} in _OTHER_FORMS else ""
@@ -134,7 +134,7 @@ _OTHER_FORMS = ({"columns", "index", "data"}, {"schema", "data"})
 
 
 def wrapped(row: Row) -> str:
-    """Returns, as the end of a sentence, that a row is an object whose rows are in one of its lists, or ""."""
+    """Returns the end of a sentence that says that a row is an object with the rows in one of its lists, or ""."""
     name = next((name for name in _WRAPPERS if isinstance(row.get(name), list)), "")
     items = row[name] if name else []
     if not items or not all(isinstance(item, dict) for item in items) or "paragraphs" in items[0]:  # of SQuAD

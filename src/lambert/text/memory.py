@@ -1,8 +1,7 @@
-"""Rows, columns and texts that a program has in memory: in the one place where they are recognised.
+"""Recognises rows, columns and texts that a program has in memory.
 
-Tables of pandas, polars, pyarrow and Hugging Face's datasets are known by their methods, so that none of these
-libraries is imported to find out. What Arrow holds stays Arrow, with its types and the names of its classes; all else
-becomes rows of JSON.
+Tables of pandas, polars, pyarrow and Hugging Face's datasets are recognised by their methods, without importing these
+libraries. Arrow tables stay Arrow, with their types and names of classes; everything else becomes rows of JSON.
 """
 
 import datetime
@@ -23,9 +22,9 @@ from lambert.text.classes import named_classes, of_features, written
 from lambert.text.read_row import Row
 
 _TEXTS = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, os.PathLike)
-"""Types whose values are read as the text that `str` gives, as a CSV would have it."""
+"""Types whose values are read as the text of `str`, as in a CSV."""
 _EMPTY = ""
-"""What a value of pandas that is missing (NaN, NaT, NA) is read as: an empty cell of a CSV."""
+"""The reading of a missing value of pandas (NaN, NaT, NA): an empty cell of a CSV."""
 _GIVE = 'give a path, a table such as a DataFrame, or a list of dicts such as {"text": "...", "label": "..."}.'
 
 
@@ -35,7 +34,7 @@ def is_path(value: object) -> bool:
 
 
 def is_table(value: object) -> bool:
-    """Returns whether a value is a table of pandas, polars, pyarrow, datasets or another library of Arrow's."""
+    """Returns whether a value is a table of pandas, polars, pyarrow, datasets or another library that uses Arrow."""
     return any(_has(value, *names) for names in (_PANDAS, _POLARS, _ARROW, _DATASET)) or bool(
         _is_stream(value) or _fields(value)
     )
@@ -47,7 +46,7 @@ def _columns(dataset: Any) -> Any:
 
 
 def is_rows(value: object) -> bool:
-    """Returns whether a setting for which a path is expected is something else than a path or a number."""
+    """Returns whether a setting that should be a path is neither a path nor a number."""
     return not (value is None or is_path(value) or isinstance(value, int | float) or _is_scalar(value))
 
 
@@ -56,7 +55,7 @@ def _is_scalar(value: object) -> bool:
 
 
 def _has(value: object, *names: str) -> bool:
-    """Returns whether a value, which is no class, has all members of these names."""
+    """Returns whether a value is not a class and has all members of these names."""
     return not isinstance(value, type) and all(hasattr(value, name) for name in names)
 
 
@@ -66,7 +65,7 @@ _ARROW = ("schema", "columns", "to_pylist")
 _DATASET = ("features", "column_names", "with_format", "__len__")
 _STREAM = "__arrow_c_stream__"
 _LISTS = ("tolist", "to_pylist", "to_list")
-"""Methods by which arrays and columns give their values: of numpy, torch and pandas; of pyarrow; of polars."""
+"""Methods that return the values of arrays and columns: of numpy, torch and pandas; of pyarrow; of polars."""
 
 
 def _is_stream(value: object) -> bool:
@@ -78,7 +77,7 @@ def data_file(value: Any, name: str) -> tuple[str, bytes]:
     `name` is that of the setting, for errors.
 
     Raises:
-        UsageError: It is nothing of these, or a value has a type that no file of rows has.
+        UsageError: It is none of these, or a value has a type that files of rows cannot have.
     """
     refuse_unread(value, name)
     if _has(value, *_DATASET):
@@ -164,8 +163,8 @@ def items_of(value: Any) -> list[Any]:
 
 
 def plain_row(row: Mapping[Any, Any], place: str, *, others: bool = False) -> Row:
-    """Returns a row as values of JSON; with `others`, values that JSON does not have stay as they are. `place` names
-    the row in errors."""
+    """Returns a row as values of JSON; with `others`, values that JSON cannot express stay unchanged. `place` names the
+    row in errors."""
     found: Row = {}
     for key, value in row.items():
         if str(key) in found:
@@ -202,7 +201,7 @@ def _kind(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of JSON. Raises TypeError, which names the type, for what JSON cannot say."""
+    """Returns a value of JSON. Raises TypeError, which names the type, for a value that JSON cannot express."""
     if value is None or isinstance(value, bool | int | float | str):
         return value.value if isinstance(value, enum.Enum) else value
     if isinstance(value, Mapping):
@@ -228,8 +227,8 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def data_path(data: Any, name: str = "data") -> Iterator[Path]:
-    """Gives the path of a labelled file: `data` itself, or a temporary file with its rows (`data_file`). Errors name
-    such a file by `name`."""
+    """A context with the path of a labelled file: `data` itself, or a temporary file with its rows (`data_file`), which
+    errors call `name`."""
     if is_path(data):
         yield Path(data)
         return

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, in memory that the size of the file explains."""
+"""Reads rows of Parquet files, in memory that is bounded by the size of the file."""
 
 import importlib
 import os
@@ -17,7 +17,7 @@ to 10 times."""
 
 
 class NotParquet(Exception):
-    """Why a file cannot be read as Parquet, in one line."""
+    """A file cannot be read as Parquet. The message is the reason, in one line."""
 
 
 def parquet_groups(stream: BinaryIO, size: int) -> list[int]:
@@ -38,8 +38,8 @@ def parquet_groups(stream: BinaryIO, size: int) -> list[int]:
 
 
 def parquet_metadata(stream: BinaryIO) -> dict[bytes, bytes]:
-    """Returns what the writer of a Parquet file noted in its schema, such as the features of a data set. Raises
-    NotParquet, and UsageError if pyarrow is not installed."""
+    """Returns the metadata in the schema of a Parquet file, such as the features of a data set. Raises NotParquet, and
+    UsageError if pyarrow is not installed."""
     with _explained() as parquet:
         return dict(parquet.ParquetFile(stream).schema_arrow.metadata or {})
 
@@ -60,7 +60,7 @@ def parquet_sizes(stream: BinaryIO) -> list[int]:
 
 @contextmanager
 def _explained() -> Iterator[Any]:
-    """Gives pyarrow.parquet. Its failures are raised as NotParquet, except those of the disk."""
+    """A context with pyarrow.parquet. Raises its failures as NotParquet, except those of the disk."""
     arrow, parquet = _pyarrow()
     try:
         yield parquet
@@ -83,9 +83,9 @@ def parquet_rows(
     stream: BinaryIO, column: str = "", groups: tuple[int, int] | None = None, more: Sequence[str] = (),
     only: Sequence[str] | None = None,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Yields the rows of a Parquet file as dictionaries, with all columns, or one and those of `more` that exist, or
-    the columns `only`; of all row groups, or of those from `groups[0]` to `groups[1]` - 1. Raises NotParquet, and
-    UsageError if pyarrow is not installed.
+    """Yields the rows of a Parquet file as dictionaries, with all columns, or one column and the existing ones of
+    `more`, or the columns `only`; of all row groups, or of those from `groups[0]` to `groups[1]` - 1. Raises
+    NotParquet, and UsageError if pyarrow is not installed.
 
     A few kilobytes can hold gigabytes: a page of one repeated letter, or a long text in the dictionary to which every
     row refers. The first is refused. For the second, the number of rows in a batch follows from the longest text.

@@ -1,6 +1,6 @@
 """Rows of files: tables (CSV, TSV), JSON, Parquet and Arrow, compressed or not, in bounded memory.
 
-Every command that reads rows reads them here, so that a file has the same rows, and a fault the same words, in each.
+Every command reads rows here, so a file gives the same rows, and a fault the same message, in each.
 """
 
 import contextlib
@@ -40,10 +40,10 @@ TABLES = (".csv", ".tsv", ".txt")
 JSON = (".jsonl", ".ndjson", ".json")
 KNOWN = "rows are read from .csv, .tsv, .txt, .jsonl, .json, .parquet and .arrow, also .gz, .bz2, .xz and .zst"
 _EMPTY = 10_000
-"""Rows without text at the end of a table that are left out, so that memory is bounded; if more follow one another, all
-are rows; ours."""
+"""Maximum number of consecutive rows without text that are held back, because they are omitted at the end of a table;
+of more, all are rows (ours)."""
 UNPACKED_RATIO = 200
-"""How many times its size a compressed file of rows may expand to. Text has 2 to 10 times."""
+"""Maximum factor by which a compressed file of rows may expand. Text expands 2 to 10 times."""
 
 
 def kind(path: Path) -> str:
@@ -63,8 +63,8 @@ def data_files(path: Path) -> list[Path]:
 
 @contextmanager
 def opened(path: Path, max_ratio: int = UNPACKED_RATIO) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Opens a file: the bytes on the disk, and those to read, decompressed. Raises DataError if it cannot be read, or
-    is damaged where it is read, or expands to more than `max_ratio` times its size."""
+    """A context with two streams of a file: its bytes on the disk, and the decompressed bytes. Raises DataError if it
+    cannot be read, is damaged where it is read, or expands to more than `max_ratio` times its size."""
     refuse_archive(path)
     if path.is_dir():
         raise DataError(f"{path} is a folder: name a file in it.")
@@ -120,7 +120,7 @@ class RowFile:
     Args:
         path: Names the file in messages.
         stream: Its decompressed bytes, which can be sought.
-        suffix: That of its name, without the compression.
+        suffix: Suffix of its name, without that of the compression.
         wanted: The names of the columns that are read. A column whose name differs from one of them only in case, in
             white space at its ends or in the form of its characters is read as that column, if it alone does.
         header: Whether the first line of a table has the names of the columns; None: yes, unless all columns that are
@@ -134,7 +134,7 @@ class RowFile:
     """
 
     names: list[str] | None = None
-    """The columns, by the names that rows have; None for JSON."""
+    """The names of the columns, as the keys of rows; None for JSON."""
 
     def __init__(
         self, path: Path, stream: BinaryIO, suffix: str, wanted: Sequence[str], header: bool | None = None,
@@ -144,7 +144,7 @@ class RowFile:
         numbered = bool(wanted) and all(name.isdecimal() for name in wanted)
         self._notes = [] if notes is None else notes
         self.share: Callable[[], float] | None = None
-        """Returns which share of the rows was read, where the position in the file does not say it."""
+        """Returns the share of the rows that was read, if the position in the file does not show it."""
         self._aliases: dict[str, str] = {}
         if problem := sheet(suffix):
             raise DataError(f"{path} {problem}.")
@@ -178,7 +178,7 @@ class RowFile:
     _read: Callable[..., Iterator[ReadRow]]
 
     def rows(self, offset: int = 0, line: int = 0, only: Sequence[str] | None = None) -> Iterator[ReadRow]:
-        """Yields the rows from a position on, which is that after a row; `only` these columns of Parquet. Raises
+        """Yields the rows from a position on, which must follow a row; `only` these columns of Parquet. Raises
         DataError for a file that is damaged."""
         more = {"only": only} if self._suffix == ".parquet" else {}
         with self._explained():
@@ -264,7 +264,7 @@ class RowFile:
                 yield ReadRow(f"row {number}", self._renamed(row), "", number)
 
     def _json(self, read: ReadRow) -> ReadRow:
-        """Returns a row of JSON with the names that are wanted for keys that differ from them as said above."""
+        """Returns a row of JSON in which the wanted names replace the keys that differ from them only slightly."""
         problem = by_columns(read.row)
         if not problem and all(name in read.row for name in self._wanted):
             return read
@@ -297,7 +297,7 @@ class RowFile:
 
 
 def first_notes(path: Path, wanted: Sequence[str]) -> list[str]:
-    """Returns the notes about a file of rows that its first row shows; none for other files."""
+    """Returns the notes about a file of rows that follow from its first row; none for other files."""
     notes: list[str] = []
     with contextlib.suppress(DataError), opened(path) as (_, stream):
         next(RowFile(path, stream, kind(path), wanted, notes=notes).rows(), None)

@@ -1,7 +1,7 @@
 """Opens files, compressed or not, as streams that return all data before any damage.
 
-The first bytes of a file say how it is compressed, not its name: browsers and download tools often decompress a file
-and keep its name.
+The first bytes of a file, not its name, show how it is compressed: browsers and download tools often decompress a file
+    and keep its name.
 """
 
 import bz2
@@ -18,9 +18,10 @@ from lambert.core.errors import UsageError
 
 BLOCK = 1 << 20
 MAX_RATIO = 100
-"""Text is compressed to a 2nd to a 10th of its bytes, and logs and tables to a 50th at most (our choice)."""
+"""Maximum factor by which a file may expand (our choice). Text expands 2 to 10 times, logs and tables at most 50
+times."""
 ALLOWED = 64 << 20
-"""Decompressed bytes up to which the ratio is not judged, since small files are often repetitive (our choice)."""
+"""Decompressed bytes up to which the factor is not checked, because small files are often repetitive (our choice)."""
 
 
 def zstd() -> Any:
@@ -54,12 +55,14 @@ EXPANSION: Mapping[str, float] = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.5, ".zst": 3
 
 
 def inner_suffix(path: Path) -> str:
-    """Returns the suffix of a file name in lower case, without that of the compression: ".csv" for "rows.CSV.gz"."""
+    """Returns the suffix of a file name in lower case, without the suffix of the compression: ".csv" for
+    "rows.CSV.gz"."""
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
 
 
 def unpacked(path: Path, raw: BinaryIO, max_ratio: int = MAX_RATIO) -> tuple[BinaryIO, str]:
-    """Returns the decompressed stream of an open file, and the suffix of its name without that of the compression.
+    """Returns the decompressed stream of an open file, and the suffix of its name without the suffix of the
+    compression.
 
     Reading raises TooLarge if the file expands to more than `max_ratio` times its bytes, so that a small file can
     neither fill the disk nor take days.
@@ -80,7 +83,7 @@ def packing(path: Path, raw: BinaryIO) -> str:
 
 
 def limited(stream: BinaryIO, raw: BinaryIO, max_ratio: int) -> BinaryIO:
-    """Returns a decompressed stream that raises TooLarge where it has become too large for what was read of `raw`."""
+    """Returns a decompressed stream that raises TooLarge when it becomes too large for the bytes read from `raw`."""
     return cast(BinaryIO, io.BufferedReader(_Limited(stream, raw, max_ratio), BLOCK))
 
 
@@ -88,29 +91,29 @@ _PEEK = 512
 
 
 def compression(begin: bytes) -> str:
-    """Returns the suffix of the compression with which a file begins like this, or ""."""
+    """Returns the suffix of the compression of a file that begins with these bytes, or ""."""
     suffix = next((suffix for magic, suffix in _MAGIC.items() if begin.startswith(magic)), "")
     return "" if suffix == ".bz2" and not begin[4:].startswith(_BZ2_BLOCK) else suffix
 
 
 def twice(begin: bytes) -> str:
-    """Returns, as the end of a sentence, that decompressed data which begins like this is compressed, or ""."""
+    """Returns the end of a sentence that says that decompressed data with this beginning is compressed again, or ""."""
     suffix = compression(begin)
     return suffix and f"is compressed more than once, and is {suffix[1:]} inside: decompress it once"
 
 
 def parquet(begin: bytes) -> str:
-    """Returns, as the end of a sentence, that data which begins like this is a Parquet file, or ""."""
+    """Returns the end of a sentence that says that data with this beginning is a Parquet file, or ""."""
     return "is a Parquet file (it begins with PAR1): name it .parquet" if begin.startswith(b"PAR1") else ""
 
 
 def sheet(suffix: str) -> str:
-    """Returns, as the end of a sentence, that a file with this suffix is a spreadsheet, or ""."""
+    """Returns the end of a sentence that says that a file with this suffix is a spreadsheet, or ""."""
     return f"is a spreadsheet: {_SAVE}" if suffix in _SHEETS else ""
 
 
 def binary(begin: bytes) -> str:
-    """Returns, as the end of a sentence, why (decompressed) data that begins like this is no text, or ""."""
+    """Returns the end of a sentence that says why (decompressed) data with this beginning is not text, or ""."""
     if begin.startswith(b"PK\x03\x04") and (b"xl/" in begin or b"opendocument.spreadsheet" in begin):
         return f"is a spreadsheet: {_SAVE}"
     if begin.startswith(_OFFICE):
@@ -135,15 +138,15 @@ def is_damage(error: Exception) -> bool:
 
 
 class Unreadable(OSError):
-    """Why a file is not read further."""
+    """A file is not read further. The message is the reason."""
 
 
 class TooLarge(Unreadable):
-    """Why a compressed file is not read further."""
+    """A compressed file is not read further, because it expands too much."""
 
 
 class _Limited(io.RawIOBase):
-    """A decompressed file that raises TooLarge where it has become too large for its compressed bytes."""
+    """A decompressed file that raises TooLarge when it becomes too large for its compressed bytes."""
 
     def __init__(self, stream: BinaryIO, raw: BinaryIO, max_ratio: int) -> None:
         self._stream: Any = stream
@@ -221,14 +224,14 @@ class Stream:
         self._peeked, self._at = b"", 0
 
     def peek(self) -> bytes:
-        """Returns the next bytes without reading them: `BLOCK`, fewer only before the end or the damage."""
+        """Returns the next `BLOCK` bytes without consuming them; fewer only before the end or the damage."""
         self._peeked, self._at = self._peeked[self._at :], 0
         if len(self._peeked) < BLOCK:
             self._peeked += self._buffer.read(BLOCK - len(self._peeked))
         return self._peeked
 
     def _again(self, size: int) -> bytes:
-        """Returns at most `size` of the bytes that were peeked at."""
+        """Returns at most `size` of the peeked bytes."""
         data = self._peeked[self._at : self._at + size]
         self._at += len(data)
         return data

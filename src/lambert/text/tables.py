@@ -1,7 +1,7 @@
-"""Tables (CSV, TSV): how one is written, and its rows, in bounded memory.
+"""Recognises how a table (CSV, TSV) is written, and reads its rows, in bounded memory.
 
-The first rows decide: which character separates cells, whether cells are in quotation marks, and whether the first line
-has the names of the columns. So every command reads a table in the same way, whatever its name is.
+The first rows decide which character separates cells, whether cells are in quotation marks, and whether the first line
+    has the names of the columns. So every command reads a table in the same way, whatever its name is.
 """
 
 import csv
@@ -19,15 +19,16 @@ from lambert.text.streams import BLOCK
 FIELD = 16 << 20
 """Maximum bytes of a line and characters of a cell. The module `csv` needs up to 8 bytes for each."""
 _SEPARATORS = ("\t", ";", "|", ",")
-"""Of two that divide the rows equally well, the first is the separator: prose has more commas than tabs."""
+"""In order of preference among separators that divide the rows equally well, because prose has more commas than
+tabs."""
 _NAMES = {"\t": "tab", ";": "semicolon", "|": "vertical bar", ",": "comma"}
 _JUDGED = 500
-"""Rows by which the form of a table is judged (ours)."""
+"""Number of rows by which the form of a table is recognised (ours)."""
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _SEP_LINE = re.compile(rb'"?sep=(.)"?\r?\n?', re.IGNORECASE)
 """The first line with which a file tells Excel the separator."""
 _ODD = "\ufeff\u200b\u200c\u200d\u200e\u200f\u2060\u00ad"
-"""Characters that are not seen: the byte-order mark, spaces and joiners of no width, marks of direction, a hyphen."""
+"""Invisible characters: the byte-order mark, spaces and joiners without width, marks of direction, a hyphen."""
 _COLUMN_NAME = re.compile(r"[^\W\d][\w .#/()-]{0,39}")
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 _LED_QUOTE = re.compile(r' +"')
@@ -37,7 +38,7 @@ _USUAL = frozenset({
     "context", "answer", "answers", "premise", "hypothesis", "score", "target", "tag", "tags", "topic", "sentiment",
     "stars", "rating", "intent", "query", "passage", "description"
 })  # fmt: skip
-"""Names of columns that data sets often have."""
+"""Frequent names of columns of data sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +57,16 @@ class Table:
     second: tuple[int, int] = (0, 0)
     """Bytes and lines before the second row."""
     named: str = ""
-    """Why the first row seems to have the names of the columns though it is not said, or ""."""
+    """Why the first row seems to have the names of the columns although no setting says so, or ""."""
 
     def is_headed(self, header: bool | None, numbered: bool) -> bool:
-        """Returns whether the first row has the names of the columns, if a setting says so (`header`), or if columns
+        """Returns whether the first row has the names of the columns, given the setting `header`, and whether columns
         are `numbered`."""
         return header if header is not None else not numbered or bool(self.named)
 
 
 def visible(name: str) -> str:
-    """Returns a text without white space and characters that are not seen at its ends."""
+    """Returns a text without white space and invisible characters at its ends."""
     before = ""
     while before != name:
         before, name = name, name.strip().strip(_ODD)
@@ -73,8 +74,8 @@ def visible(name: str) -> str:
 
 
 def as_seen(text: str) -> str:
-    """Returns a text without the characters that are not seen, with the usual form of the others (NFKC), and one space
-    for white space between words."""
+    """Returns a text without invisible characters, in the form NFKC, and with one space for white space between
+    words."""
     kept = "".join(character for character in text if character not in _ODD)
     return " ".join(unicodedata.normalize("NFKC", kept).split())
 
@@ -120,11 +121,11 @@ class _Form:
     quoted: bool
     spaced: bool
     rows: list[list[str]]
-    """A row that cannot be divided has no cells. There is at least one."""
+    """The rows, at least one. A row that cannot be divided has no cells."""
     share: float
-    """Share of the rows below the first that have as many cells as the first."""
+    """Share of the other rows that have as many cells as the first."""
     tight: bool
-    """Whether something else than white space follows a separator."""
+    """Whether a character other than white space follows a separator."""
     decimal: bool
     """Whether every separator is between digits, as a decimal comma is."""
 
@@ -157,7 +158,8 @@ def _form(lines: Sequence[str], separator: str, whole: bool) -> _Form:
 def _divided(
     lines: Sequence[str], separator: str, whole: bool, *, quoted: bool = True, spaced: bool = False
 ) -> list[list[str]]:
-    """Returns the cells of the first rows. A row that cannot be divided has none; one that may be cut is left out."""
+    """Returns the cells of the first rows. A row that cannot be divided has none; a row that may be incomplete is
+    omitted."""
     if not quoted:
         return [line.rstrip("\r\n").split(separator) for line in lines[:_JUDGED] if line.strip("\r\n")] or [[]]
     rest = iter(lines)
@@ -182,9 +184,9 @@ def _share(rows: Sequence[Sequence[str]]) -> float:
 
 
 def _are_quotes(rows: Sequence[Sequence[str]], marked: Sequence[Sequence[str]]) -> bool:
-    """Returns whether the quotation marks of a table that tabs divide enclose cells: one of them holds a doubled
-    quotation mark, a tab or a line break, or all cells of a column have them. Otherwise they may be part of the text:
-    TSV mostly has no quoting."""
+    """Returns whether the quotation marks of a table with tabs enclose cells: one of them holds a doubled quotation
+    mark, a tab or a line break, or all cells of a column have them. Otherwise they may be part of the text: TSV mostly
+    has no quoting."""
     if any("\n" in cell or "\t" in cell for row in marked for cell in row):
         return True
     if any(_enclosed(cell) and '""' in cell[1:-1] for row in rows for cell in row):
@@ -220,8 +222,8 @@ def _looks_named(first: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def table_rows(stream: Any, table: Table, names: Sequence[str], offset: int, line: int) -> Iterator[ReadRow]:
-    """Yields the rows of a stream that stands at a position between two rows; blank lines are skipped. `names` are the
-    keys of the columns; of two with the same one, the first is read."""
+    """Yields the rows of a stream from a position between two rows; blank lines are skipped. `names` are the keys of
+    the columns; of two equal keys, the first is read."""
     keys, twice = [*names], len({*names}) < len(names)
     lines = _Lines(stream, offset, line)
     for number, _, cells, problem in _split(lines, table.separator, quoted=table.quoted, spaced=table.spaced):
@@ -254,7 +256,7 @@ def all_cells(content: bytes, suffix: str) -> Iterator[tuple[int, list[str], str
 
 
 def row_starts(stream: Any, table: Table) -> Iterator[int]:
-    """Yields where the rows of a table below the first begin, in bytes. The stream stands at the beginning."""
+    """Yields the position in bytes of each row of a table after the first. The stream must be at its beginning."""
     stream.read(table.second[0])
     lines = _Lines(stream, *table.second)
     for _, position, _, _ in _split(lines, table.separator, quoted=table.quoted, spaced=table.spaced):
@@ -263,7 +265,7 @@ def row_starts(stream: Any, table: Table) -> Iterator[int]:
 
 def _split(lines: "_Lines", separator: str, *, quoted: bool, spaced: bool) -> Iterator[tuple[int, int, list[str], str]]:
     """Yields (number of the first line, position of the first byte, cells, why the row cannot be read or "") of each
-    row that is not blank. `lines` has the number and the position of what was read so far."""
+    row that is not blank. `lines` has the number of lines and the position read so far."""
     while not lines.ended:
         rows: Iterator[list[str]] = (
             csv.reader(lines, delimiter=separator, skipinitialspace=spaced, strict=True)
@@ -277,7 +279,7 @@ def _split(lines: "_Lines", separator: str, *, quoted: bool, spaced: bool) -> It
                 row = _next(rows)
             except (csv.Error, _Unusable) as error:
                 yield line, position, [], lines.problem or _reason(error, lines, line)
-                break  # a new reader goes on with the next line
+                break  # a new reader continues with the next line
             if row is None:
                 break
             if row or lines.problem:
@@ -285,12 +287,12 @@ def _split(lines: "_Lines", separator: str, *, quoted: bool, spaced: bool) -> It
 
 
 class _Unusable(Exception):
-    """Why a line cannot be used. It may be in the middle of a row, which ends with it."""
+    """A line cannot be used; the message is the reason. A row in whose middle it is ends with it."""
 
 
 class _Lines:
     """The lines of a stream as text, in which bytes that are not UTF-8 are surrogates. `number` lines and `position`
-    bytes precede them. `last` is the line read last, and `problem` says which bytes are not UTF-8."""
+    bytes precede them. `last` is the last line, and `problem` says which bytes are not UTF-8."""
 
     def __init__(self, stream: Any, position: int, number: int) -> None:
         self._stream = stream
@@ -323,7 +325,7 @@ class _Lines:
 
 def _next(rows: Iterator[list[str]]) -> list[str] | None:
     """Returns the next row of a `csv.reader`, or None after the last. A cell has at most `FIELD` characters; the limit
-    of `csv` is that of the whole process, and is restored."""
+    of `csv` belongs to the whole process, and is restored."""
     before = csv.field_size_limit(FIELD)
     try:
         return next(rows, None)

@@ -1,7 +1,7 @@
 """Finds the special tokens of a tokenizer by role, and the pieces that continue a word.
 
 Families name them differently: BERT's [CLS] is <s> in RoBERTa and XLM-R. tokenizer.json has everything: the template
-    has the tokens around a text, and the other tokens have recognisable names.
+has the tokens around a text, and the other tokens have recognisable names.
 """
 
 import json

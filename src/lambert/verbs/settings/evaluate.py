@@ -20,8 +20,8 @@ class EvaluateConfig:
     data: Path
     """Labelled file."""
     task: str = ""
-    """classify, multilabel, regress, choice, squad, tag or embed, or the name of a data set such as glue/mnli, whose
-    columns and names of labels the file has. Empty: the task that the model folder describes."""
+    """classify, multilabel, regress, choice, squad, tag or embed, or the name of a data set such as glue/mnli, which
+    determines the columns and the names of labels. Empty: the task that the model folder describes."""
     language: Language | None = None
     """squad: the language of the answers, if it is not that of the training data (task.squad.language)."""
     null_threshold: float | None = None

@@ -43,20 +43,20 @@ class FinetuneConfig:
     """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
     dev: float | Path | None = None
     """Labelled file for evaluation during training and at the end; or a share of the rows of `data`, such as 0.1, which
-    are then not trained on (docs/finetune.md). Unset: the split `validation` of the folder `data`, if it has one."""
+    is then not trained on (docs/finetune.md). Unset: the split `validation` of the folder `data`, if it has one."""
     random_init: bool = False
     """Use only the shape and the vocabulary of `init`, with fresh weights, to measure the value of pre-training."""
     restart_damaged: bool = False
-    """Start anew if all checkpoints in `out` are damaged. Without this flag the run refuses and lists them."""
+    """Start over if all checkpoints in `out` are damaged. Without this flag the run is refused and lists them."""
     seed: int = 42
     """Seed of the weights of the fresh head, the order of the data and dropout."""
     seeds: tuple[int, ...] = ()
     """Run once for each of these seeds, in `out`/seed-N, and write means and deviations of the scores to
-    `out`/seeds.json. Seeds are listed, not counted, so that a later command can add some: it runs only those that are
-    missing. `seed` is then not used."""
+    `out`/seeds.json. Seeds are listed, not counted, so that a later command can add some; it runs only the missing
+    ones. `seed` is then not used."""
     cache: Path | None = None
-    """Folder that keeps the tokenized features of `data` and `dev`, which other runs and ranks then read
-    (docs/finetune.md). Unset: none; of several seeds `out`/features, and in a sweep that of its `out`."""
+    """Folder for the tokenized features of `data` and `dev`, which other runs and ranks then read (docs/finetune.md).
+    Unset: none; for several seeds `out`/features, and in a sweep features in the `out` of the sweep."""
     task: TaskConfig = field(default_factory=TaskConfig)
     distil: DistilConfig = field(default_factory=DistilConfig)
     optim: FinetuneOptimConfig = field(default_factory=FinetuneOptimConfig)

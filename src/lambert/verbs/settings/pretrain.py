@@ -40,16 +40,16 @@ class PretrainConfig:
     """Files, folders and globs of raw text, which `lambert prepare` first converts to `corpus` with the tokenizer of
     `init`. If `corpus` holds them already, nothing is converted."""
     documents: Literal["file", "blank-line", "line"] = "file"
-    """What a document of `text` is, as in `lambert prepare`."""
+    """The documents of `text`, as in `lambert prepare`."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
     keep_moments: bool = False
     """Also take the optimizer moments from the run in `init`. By default a new stage starts with fresh moments."""
     restart_damaged: bool = False
-    """Start anew if all checkpoints in `out` are damaged. Without this flag the run refuses and lists them."""
+    """Start over if all checkpoints in `out` are damaged. Without this flag the run is refused and lists them."""
     verify: bool = False
     """Compare the whole corpus with the hashes in its manifest before the first update. Without this flag 64 MiB are
-    compared, others at each start; a small corpus is always compared whole."""
+    compared, different ones at each start; a small corpus is always compared completely."""
     seed: int = 42
     """Seed of the fresh weights, the order of the data, the masks and dropout."""
     model: FreshEncoderConfig | None = None

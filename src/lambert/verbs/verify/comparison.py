@@ -57,11 +57,11 @@ class Verified:
     rows: Sequence[Row]
     """The bands of the loss and the scores, each with what the run has."""
     utilisation: tuple[float, ...]
-    """Expected share of the device's ceiling, lowest and highest; empty if the recipe does not say."""
+    """Lowest and highest expected share of the device's ceiling; empty if the recipe has none."""
     here: Measured
-    """What the run shows, with its speed and peak memory."""
+    """The results of the run, with its speed and peak memory."""
     differences: Sequence[str]
-    """What is not as in the runs that the numbers come from: likely causes of a difference."""
+    """Differences from the runs that the numbers come from: likely causes."""
     problem: str = ""
     """Why the run diverged; empty if it did not."""
 
@@ -72,11 +72,11 @@ class Verified:
 
     @property
     def off(self) -> list[Row]:
-        """The rows that are outside of their bands."""
+        """The rows that are outside their bands."""
         return [row for row in self.rows if row.on_curve is False]
 
     def lines(self) -> Iterator[str]:
-        """Yields the table, and below it the speed and what differs."""
+        """Yields the lines of the table, the speed and the differences."""
         yield f"{self.recipe}: {self.updates:,} updates"
         yield f"{'':28s}{'expected':>20s}{'here':>10s}"
         for row in self.rows:

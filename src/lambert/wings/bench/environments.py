@@ -12,7 +12,7 @@ from types import MappingProxyType
 from lambert.engine import allocator, process, waiting
 
 Variables = Mapping[str, str]
-"""Variables that a side has beside those of the user's environment."""
+"""Variables that a side has besides those of the user's environment."""
 UNCHANGED: Variables = MappingProxyType({})
 BOUND = {"OMP_PROC_BIND": "close", "OMP_SCHEDULE": "static"}
 """Source: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html, "Utilize OpenMP"."""
@@ -26,16 +26,16 @@ class Trial:
 
     variables: Variables
     tried: Mapping[str, float] = field(default_factory=dict)
-    """By `described`; empty if there was no choice."""
+    """Seconds by `described`; empty if there was no choice."""
 
     def as_json(self) -> dict[str, object]:
-        """Returns the entries that a log has of it."""
+        """Returns its entries in a log."""
         return {"environment": dict(self.variables), "environments_tried": dict(self.tried)}
 
 
 def candidates(device: str = "cpu") -> list[Variables]:
-    """Returns the variables to try for a peer, at first none: the user's environment as it is. On a GPU, only that.
-    Variables that the user has set stay as they are."""
+    """Returns the sets of variables to try for a peer; the first is empty, the user's own environment. On a GPU, only
+    that. Variables that the user has set stay as they are."""
     if not device.startswith("cpu"):
         return [UNCHANGED]
     memory, waits = allocator.settings(), waiting.settings()
@@ -53,7 +53,7 @@ def of(variables: Variables) -> dict[str, str]:
 
 
 def described(variables: Variables) -> str:
-    """Returns the names of the variables, or that there are none."""
+    """Returns the names of the variables, or a text that says that there are none."""
     return " ".join(variables) or "unchanged"
 
 

@@ -1,4 +1,4 @@
-"""A command in a process of its own: when it began, its peak memory, and its processor time."""
+"""Runs a command in a process of its own, and reports when it began, its peak memory and its processor time."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ class Process:
     memory_mb: int
     """Peak of its resident memory."""
     processor_seconds: float
-    """Of all its threads, in user and kernel mode."""
+    """Processor time of all its threads, in user and kernel mode."""
 
 
 def ended(name: str, command: list[str], folder: Path, environment: Mapping[str, str]) -> Process:

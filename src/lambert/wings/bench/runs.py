@@ -1,7 +1,7 @@
 """Whole runs: `lambert pretrain` as a user starts it, beside loops of transformers on the very same sequences.
 
 Each side is a process of its own in every round. Its speed is taken from the end of its first update to the end of its
-last one; before that it starts, reads, compiles and warms up, which is reported apart.
+last one; the time before that, in which it starts, reads, compiles and warms up, is reported separately.
 """
 
 import json
@@ -49,7 +49,7 @@ TRIED = (2048, 4096, 8192)
 """Tokens of a peer's micro-batches, padding included, that are tried before the rounds."""
 TRIAL_UPDATES = 3
 HELDOUT = 8
-"""Held-out sequences that the run scores after its last update, outside of what is measured."""
+"""Number of held-out sequences that the run scores after its last update, which is not measured."""
 SEQUENCES, MODEL = "sequences.npz", "model.json"
 LR = {"lamb": 1e-3, "adamw": 1e-4}
 """Learning rates of the runs, without warm-up."""
@@ -61,12 +61,12 @@ updates."""
 
 @dataclass(frozen=True)
 class Sequences:
-    """The sequences of all updates, U updates of S sequences, and what the model computes of them."""
+    """The sequences of all updates, U updates of S sequences, and the operations of the model on them."""
 
     encoder: EncoderConfig
     lengths_US: Ints
     operations: int
-    """Of the updates after the first one."""
+    """Operations of the updates after the first one."""
 
     @property
     def tokens(self) -> int:
@@ -76,17 +76,17 @@ class Sequences:
 
 @dataclass
 class Side:
-    """What the rounds of a side took."""
+    """The times of the rounds of a side."""
 
     seconds: list[float] = field(default_factory=list)
-    """From the end of the first update to the end of the last one."""
+    """Seconds from the end of the first update to the end of the last one."""
     starts: list[float] = field(default_factory=list)
     """Seconds from the start of the command to the end of the first update."""
     processor_seconds: list[float] = field(default_factory=list)
-    """Of the whole process."""
+    """Processor time of the whole process."""
     memory_mb: int = 0
     losses: tuple[float, float] = (0.0, 0.0)
-    """Of the first and of the last update."""
+    """Losses of the first and of the last update."""
 
 
 def measured(config: BenchConfig, world: World) -> dict[str, Any]:

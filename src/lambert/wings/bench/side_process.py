@@ -38,7 +38,7 @@ _START = "from lambert.wings.bench.side_process import main; main()"
 
 
 class Side:
-    """What the process of a side answers."""
+    """The methods that the process of a side offers."""
 
     def __init__(self, config: BenchConfig, name: str) -> None:
         if config.threads:
@@ -161,7 +161,7 @@ class SideProcess:
 def main() -> None:
     """Reads the settings and the name of a side from standard input, then requests, and answers each."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # output of libraries must not be read as an answer
     side = Side(*pickle.loads(bytes.fromhex(sys.stdin.readline())))
     print(json.dumps({"value": None}), file=answers, flush=True)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""README.md of an exported folder: what the inputs and outputs are, and how to run it."""
+"""Writes README.md of an exported folder: its inputs and outputs, and how to run it."""
 
 from lambert.wings.convert.padded import PaddedModel
 

@@ -1,6 +1,6 @@
-"""Compares a model folder, as Lambert reads it, with the library that made it, on texts of the user.
+"""Compares a model folder, as Lambert reads it, with the library that made it, on the user's texts.
 
-The library computes in a process of its own (`source_library`). Compared are the token ids, the length at which texts
+The library computes in a process of its own (`source_library`). It compares the token ids, the length at which texts
 are cut, the prompts, the labels in their order, and the outputs.
 """
 
@@ -37,7 +37,8 @@ from lambert.wings.convert import source_library
 from lambert.wings.convert.config import Against
 
 MOST = 1000
-"""Rows that are compared of a file (ours): on a CPU, a BERT-Base computes them in about two minutes."""
+"""Maximum number of rows of a file that are compared (ours): on a CPU, a BERT-Base computes them in about two
+minutes."""
 _ROWS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 _SENTENCES = ("classify", "multilabel", "regress")
 """Tasks that compute one sequence for a row."""
@@ -61,24 +62,24 @@ class Comparison:
     what: str
     """token ids, labels, vectors, ..."""
     compared: str
-    """The number of what was compared, with its unit."""
+    """The number of compared items, with their unit."""
     difference: float | None = None
-    """The largest difference of numbers; None for what is equal or not."""
+    """The largest difference of numbers; None for items that are equal or not."""
     bound: float = 0.0
-    """The largest difference that rounding explains."""
+    """The largest difference that rounding can explain."""
     problem: str = ""
     """The first difference, empty if there is none."""
 
 
 @dataclass(slots=True)
 class Check:
-    """What was compared of a folder."""
+    """The result of the comparison of a folder."""
 
     library: str
     """Name and version of the library, or its name if it was not used."""
     table: list[Comparison] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Lines about what was not compared."""
+    """Lines about what could not be compared."""
 
     def lines(self) -> Iterator[str]:
         """Yields the table and the notes for the user."""
@@ -94,7 +95,7 @@ class Check:
         return next((one.problem for one in self.table if one.problem), "")
 
     def equal(self, what: str, compared: str, problem: str) -> None:
-        """Adds a line about what is equal unless there is a `problem`."""
+        """Adds a line about items that are equal unless there is a `problem`."""
         self.table.append(Comparison(what, compared, problem=problem))
 
     def close(
@@ -104,7 +105,7 @@ class Check:
 
         Args:
             compared: The place, the library's numbers and Lambert's for each row.
-            exact: Returns the library's numbers of a row in float64. It is called only if rounding in proportion to the
+            exact: Returns the library's numbers of a row in float64. It is called only if rounding proportional to the
                 outputs does not explain a difference.
         """
         if not compared:
@@ -166,11 +167,11 @@ def _row(place: str, row: Mapping[str, Any]) -> CheckRow:
 
 
 def check(source: Path, folder: Path, texts: Path, against: Against = "", code: Sequence[str] = ()) -> Check:
-    """Compares what Lambert computes from `folder` with what the library computes from `source`, the folder that was
-    imported; both may be the same.
+    """Compares Lambert's results from `folder` with the library's from `source`, the imported folder; both may be the
+    same.
 
     Args:
-        against: The library; empty: sentence-transformers if it wrote `source`, else transformers.
+        against: The library; empty: sentence-transformers if it wrote `source`, otherwise transformers.
         code: Names of code from outside that `folder` may import.
 
     Raises DataError if the library cannot compute `source`.
@@ -328,7 +329,7 @@ class _Comparing:
         self._close("scores", same, arrays["scores"], ours, lambda row: exact("scores")[row])
 
     def _direct(self, facts: Mapping[str, Any], arrays: Mapping[str, Any], exact: Callable[[str], Any]) -> None:
-        """Compares a model whose outputs are those of tokens, on the texts that are not longer than it."""
+        """Compares a model with outputs for tokens, on the texts that fit it."""
         same = self._whole_ids(facts)
         short = [row for row in same if len(facts["whole"][row]) <= facts["limit"]]
         if len(short) < len(same):
@@ -381,7 +382,7 @@ class _Comparing:
         return same
 
     def _cut_ids(self, facts: Mapping[str, Any], source: Source) -> list[int]:
-        """Compares the token ids that are computed, where texts are cut, and returns the rows that have equal ones."""
+        """Compares the token ids after texts are cut, and returns the rows that have equal ones."""
         indices_S = np.arange(source.size(0))
         batch: Batch = source.collate(np.zeros_like(indices_S), indices_S)
         ids_T = batch.ids_T.tolist()

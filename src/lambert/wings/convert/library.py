@@ -20,9 +20,9 @@ def import_model(
     Args:
         source: The folder, or one checkpoint of several.
         out: Model folder to write; it must not exist. None: the folder is only compared (`check`).
-        check: File of texts on which what Lambert computes is compared with what the library computes that made the
-            folder. The result has the table (`checks`). DataError is raised if they differ, and nothing is written.
-        against: transformers or sentence-transformers; empty: that which made the folder.
+        check: File of texts on which Lambert is compared with the library that made the folder. The result has the
+            table (`checks`). If they differ, DataError is raised and nothing is written.
+        against: transformers or sentence-transformers; empty: the library that made the folder.
         lowercase: Whether the vocabulary is uncased; None: as its files say.
         code: Names of the code from outside that the model folder may import.
     """

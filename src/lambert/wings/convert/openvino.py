@@ -22,9 +22,9 @@ from lambert.wings.convert.sample import TEXTS, Arrays, Runtime, cut, padded
 from lambert.wings.convert.written import Format, check_installed, written
 
 FILE = "openvino_model.xml"
-"""The name that Optimum gives it."""
+"""Name of the file, as in Optimum."""
 _FLOAT32 = "f32"
-"""INFERENCE_PRECISION_HINT of the comparison: by default OpenVINO computes in bfloat16 where the processor can."""
+"""INFERENCE_PRECISION_HINT of the comparison: by default OpenVINO computes in bfloat16 if the processor can."""
 _CALIBRATED = 300
 """Number of calibration texts that are read: the default of NNCF."""
 
@@ -83,7 +83,7 @@ def _quantized(model: Any, original: Original, config: ExportConfig) -> Any:
     Source: NNCF, quantize(model_type=TRANSFORMER), with SmoothQuant; OverflowFix.
     """
     nncf = _nncf()
-    logging.getLogger("nncf").setLevel(logging.ERROR)  # nncf.set_log_level would change handlers, maybe another's
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # nncf.set_log_level would change handlers of others
     names = input_names(original.model)
     shape = (1, 1) if "choice" in original.model.labels else (1,)
 

@@ -1,4 +1,4 @@
-"""The model that is exported, in float32, with what its folder has beside the weights."""
+"""Reads the model to export, in float32, and the other files of its folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ class Original:
     vectors: TaskConfig | None
     """The task of a model of vectors."""
     finish: VectorLayers
-    """What maps pooled states to vectors."""
+    """Module that maps pooled states to vectors."""
     limit: int
-    """Number of tokens to which the folder says that a text is cut; 0: the model's positions."""
+    """Number of tokens to which the folder cuts a text; 0: the model's positions."""
 
     @property
     def segments(self) -> bool:
@@ -44,7 +44,7 @@ class Original:
 
     @property
     def longest(self) -> int:
-        """Number of tokens to which other libraries shorten a text."""
+        """Number of tokens to which other libraries truncate a text."""
         positions = self.model.config.positions
         return min((self.vectors.max_length if self.vectors else self.limit) or positions, positions)
 

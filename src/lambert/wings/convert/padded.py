@@ -1,4 +1,4 @@
-"""A model for padded rows, with the inputs and outputs that Hugging Face and Optimum name: what exporters trace."""
+"""A model for padded rows, with the names of inputs and outputs of Hugging Face and Optimum. Exporters trace it."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ _OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "nsp": ("seq_relationship_logits",),
     "span": ("start_logits", "end_logits"),
 }
-"""Names of the outputs of a head; `logits` for the others, but for vectors."""
+"""Names of the outputs of a head; `logits` for other heads, except vectors."""
 NO_HEAD = ("last_hidden_state",)
 
 

@@ -1,4 +1,4 @@
-"""Programs of torch.export, and the same compiled by AOTInductor."""
+"""Exports programs of torch.export, and the same compiled by AOTInductor."""
 
 import shutil
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def _opened_aoti(folder: Path) -> Runtime:
 
 
 def _runtime(call: Any) -> Runtime:
-    """Returns a function that calls the program with tensors; its outputs are named by their places."""
+    """Returns a function that calls the program with tensors; its outputs are named by their position."""
 
     def run(inputs: Arrays) -> Arrays:
         with torch.inference_mode():

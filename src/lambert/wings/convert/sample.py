@@ -1,4 +1,4 @@
-"""Real text on which an export is compared with the model, and the comparison.
+"""Compares an export with the model on real text.
 
 In shape suffixes, B is the number of rows and M their length.
 """
@@ -42,20 +42,20 @@ TEXTS = (
 )
 """Sentences of several lengths in several scripts; ours."""
 LONGEST = 160
-"""Most tokens of a row: more than the window of ModernBERT, and few enough for the logits of all pieces."""
+"""Maximum tokens of a row: more than the window of ModernBERT, and few enough for the logits of all pieces."""
 _ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Padded rows and what the model computes from them."""
+    """Padded rows and the outputs of the model for them."""
 
     inputs: Arrays
     """int64 [B, M], or [B, C, M] for models of choices."""
     lengths: tuple[int, ...]
     """Number of tokens of each row, in the order of the flattened rows."""
     expected: Arrays
-    """float32 outputs by name: [B, ...], or the rows of the T tokens that are no padding [T, ...]."""
+    """float32 outputs by name: [B, ...], or the rows of the T real tokens [T, ...]."""
     texts: tuple[str, ...] = ()
     """The text of each row, if each is a single text."""
 
@@ -187,8 +187,8 @@ class Difference:
 
 
 def real(values: npt.NDArray[Any], rows: Rows, count: int) -> npt.NDArray[Any]:
-    """Returns the values of the tokens that are no padding if `count` is their number and there is a value for each
-    place of the rows; otherwise the values."""
+    """Returns the values of the real tokens, `count` in number, if there is a value for each place of the rows;
+    otherwise all values."""
     mask = rows.inputs["attention_mask"].reshape(len(rows.lengths), -1) > 0
     if count != sum(rows.lengths) or values.shape[:2] != mask.shape:
         return values

@@ -20,13 +20,13 @@ class ImportConfig:
     """Folder with config.json, the weights, and vocab.txt or tokenizer.json; or with bert_config.json, vocab.txt and a
     checkpoint of TensorFlow. Of several checkpoints, name one: FOLDER/model.ckpt-1000."""
     out: Path | None = None
-    """Model folder to write; it must not exist. Unset: only `check` is done."""
+    """Model folder to write; it must not exist. Unset: the folder is only checked."""
     check: Path | None = None
-    """Texts on which what Lambert computes is compared with what the library computes that made the folder, in a
-    process of its own: token ids, lengths, prompts, labels and outputs. If they differ, nothing is written. A text in
-    each line, or rows (JSON lines, CSV, TSV, Parquet) with text and text_b. The first 1,000 are read."""
+    """Texts on which Lambert is compared with the library that made the folder, which runs in a process of its own:
+    token ids, lengths, prompts, labels and outputs. If they differ, nothing is written. A text in each line, or rows
+    (JSON lines, CSV, TSV, Parquet) with text and text_b. The first 1,000 are read."""
     against: Against = ""
-    """Library of `check`: transformers or sentence-transformers. Empty: that which made the folder."""
+    """Library of `check`: transformers or sentence-transformers. Empty: the one that made the folder."""
     lowercase: bool | None = None
     """Whether the vocabulary is uncased. Unset: as the tokenizer settings of the folder say; for a vocab.txt without
     settings, whether its pieces have no capitals."""

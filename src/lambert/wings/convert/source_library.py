@@ -1,8 +1,8 @@
 """Computes a folder with the library that made it, in a process of its own: `python source_library.py JOB.json`.
 
 The job has the folder, the texts and the type of the numbers; the results are written beside it, as result.json and
-result.npz. Nothing here is Lambert's, so that the comparison (`checking`) is one with the library alone. Nothing is
-downloaded, and no code of the folder is run.
+result.npz. Nothing of Lambert is imported here, so that the comparison (`checking`) is with the library alone. Nothing
+is downloaded, and no code of the folder is run.
 """
 
 import importlib.metadata
@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 _FEW = 32
-"""Texts whose vectors are computed with each prompt of the folder."""
+"""Number of texts whose vectors are computed with each prompt of the folder."""
 
 
 def by_transformers(job: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the results of transformers: the token ids whole and cut, and the outputs of the model of each row.
 
-    Of the logits of all pieces, those of the row's own pieces are kept at each token, `logits` [M, M], and the
-    logarithm of the sum of their exponentials, `log_sum` [M].
+    At each token, the logits of the row's own pieces are kept, `logits` [M, M], and the logarithm of the sum of their
+    exponentials, `log_sum` [M].
     """
     import torch
     import transformers

@@ -34,7 +34,7 @@ from lambert.wings.convert.tensorflow.checkpoint import Checkpoint, find
 
 @dataclass(frozen=True, slots=True)
 class Imported(Result):
-    """The outcome of an import. `folder` is the model folder, or the folder that was compared only."""
+    """The outcome of an import. `folder` is the model folder, or the folder that was only compared."""
 
     checks: tuple[Comparison, ...] = ()
     """What was compared with the library that made the folder; empty without `check`, or without the library."""
@@ -52,7 +52,7 @@ def run_import(config: ImportConfig, say: Say = silent) -> Imported:
 
 
 def _compared(config: ImportConfig, checks: list[Comparison]) -> Iterator[str]:
-    """Compares the folder as it is with the library that made it."""
+    """Compares the unconverted folder with the library that made it."""
     if find(config.source) is not None:
         raise UsageError(
             f"{config.source} is a checkpoint of TensorFlow, which no library of --check reads: give --out."
@@ -155,8 +155,8 @@ def _google(checkpoint: Checkpoint, folder: Path, pieces: int) -> tuple[Model, w
 
 
 def _check_case(tokenizer: Any, path: Path) -> None:
-    """Raises UsageError if the name of the folder, such as uncased_L-12_H-768_A-12, contradicts what the pieces of the
-    vocabulary say about capitals."""
+    """Raises UsageError if the name of the folder, such as uncased_L-12_H-768_A-12, contradicts the capitals of the
+    pieces of the vocabulary."""
     named = re.search(r"(?:^|[_-])(un|)cased(?:[_-]|$)", path.resolve().parent.name.lower())
     lowercase = tokenizers.lowercases(tokenizer)
     if named is not None and lowercase is not None and bool(named[1]) != lowercase:

@@ -39,7 +39,7 @@ class Format:
     opened: Callable[[Path], Runtime]
     """Opens the model in the folder with its runtime, computing in float32 where the model does."""
     notes: Callable[[ExportConfig], tuple[str, ...]] = lambda config: ()
-    """Lines to show, which are in the folder's README.md too."""
+    """Lines to show, which the folder's README.md has too."""
 
 
 def check_precision(config: ExportConfig, known: Mapping[str, object]) -> None:
@@ -109,8 +109,8 @@ def check(difference: Difference, config: ExportConfig, tolerance: float, title:
 
 
 def write_surroundings(original: Original, folder: Path, readme: str) -> None:
-    """Writes what a model folder has beside the weights: config.json, the tokenizer, files of sentence-transformers,
-    README.md and the sums."""
+    """Writes the files of a model folder besides the weights: config.json, the tokenizer, files of
+    sentence-transformers, README.md and the hashes."""
     settings = layout.config_of(original.model) | dict(original.extra)
     (folder / layout.CONFIG).write_text(json_text(settings, indent=2) + "\n", encoding="utf-8")
     original.write_tokenizer(folder)

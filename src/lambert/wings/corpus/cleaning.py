@@ -35,7 +35,7 @@ def prose(text: str) -> str | None:
     spaces) that ends with a full stop, question mark or exclamation mark.
 
     Source: the rule on terminal punctuation of C4 (Raffel et al. 2020, section 2.2), applied to a document instead of a
-        line.
+    line.
     """
     return text if any(_is_sentence(line) for line in text.splitlines()) else None
 

@@ -221,7 +221,7 @@ class PrepareConfig:
 
     @property
     def lowers(self) -> bool:
-        """Whether the tokenizer that is learnt lower-cases."""
+        """Whether the learnt tokenizer lower-cases."""
         return self.tokenizer_kind == "wordpiece" if self.lowercase is None else self.lowercase
 
     @property

@@ -1,4 +1,4 @@
-"""The HTTP service: models over texts behind a queue by tokens, and a page to try them on."""
+"""The HTTP service: models of texts behind a queue that counts tokens, and a page for trying them."""
 
 from lambert.verb import Verb
 

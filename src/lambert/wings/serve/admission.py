@@ -1,10 +1,10 @@
-"""Which requests are accepted, and when each begins: overload is refused before anything is parsed or tokenized.
+"""Decides which requests are accepted and when each begins. Overload is refused before anything is parsed or tokenized.
 
 A request that was accepted waits for a turn, is parsed and tokenized, and gives the turn back when its tokens are
-submitted to the scheduler. There are few turns, so what waits is a body of known size and not work that has begun. The
-time that a new request would wait is estimated from the sizes before it, the speed at which turns have been given back,
-and the tokens that wait in the scheduler. A request that would wait too long is refused; one that was accepted is
-answered.
+submitted to the scheduler. There are few turns, so most waiting requests are bodies of known size, whose work has not
+begun. The time that a new request would wait is estimated from the sizes before it, the speed at which turns have been
+given back, and the tokens that wait in the scheduler. A request that would wait too long is refused; one that was
+accepted is answered.
 """
 
 import asyncio
@@ -17,46 +17,46 @@ from dataclasses import dataclass
 from lambert.inference.scheduler import OverloadedError, Scheduler
 
 _REQUEST = 256
-"""Bytes that take as long to parse and tokenize as a request takes besides its bytes (ours)."""
+"""Fixed cost of a request, as the number of bytes that take as long to parse and tokenize (ours)."""
 _WINDOW = 0.1
 """Seconds of full turns after which the speed is estimated again (ours)."""
 _NEW = 0.2
 """Weight of a new estimate, or of the tokens of one request, in its average (ours)."""
 _PLACES = 32
-"""All bodies in memory together have at most the size of this number of largest ones (ours)."""
+"""Maximum size of all bodies in memory, as a number of bodies of the maximum size (ours)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not accepted now."""
+    """The reason why a request is not accepted now."""
 
     reason: str
-    """Its name in the metrics."""
+    """Name of the reason in the metrics."""
     message: str
     seconds: int
-    """When to try again."""
+    """Seconds after which to try again."""
 
 
 class Admission:
     """The requests that a service has accepted.
 
     Args:
-        scheduler: Computes their tokens, and knows how long they wait for that.
-        turns: Most requests that are parsed and tokenized at once.
-        requests: Most requests at once.
-        body_bytes: Largest body.
+        scheduler: Computes their tokens, and estimates how long these wait.
+        turns: Maximum number of requests that are parsed and tokenized at the same time.
+        requests: Maximum number of requests in progress.
+        body_bytes: Maximum bytes of a body.
     """
 
     def __init__(self, scheduler: Scheduler, turns: int, requests: int, body_bytes: int) -> None:
         self.scheduler, self._most_requests, self._most_bytes = scheduler, requests, _PLACES * body_bytes
         self.requests, self.bytes = 0, 0
-        """Requests that have not been answered, and the bytes of their bodies."""
+        """Number of requests that have not been answered, and the bytes of their bodies."""
         self._free_turns = turns
         self._line: deque[asyncio.Future[None]] = deque()
         self._size = 0
-        """Bytes that are waiting for a turn or have one; _REQUEST more for each request."""
+        """Bytes of the requests that wait for a turn or have one, plus _REQUEST for each request."""
         self._speed = 0.0
-        """Such bytes per second, while requests wait for turns; 0 before it is known."""
+        """These bytes per second while requests wait for turns; 0 until it is known."""
         self._tokens_per_byte = 0.0
         self._window, self._window_bytes, self._since = 0.0, 0, 0.0
 
@@ -143,7 +143,7 @@ class Accepted:
         admission.requests += 1
 
     def read(self, count: int) -> None:
-        """So many bytes more of its body are in memory."""
+        """Records that this many more bytes of its body are in memory."""
         self._bytes += count
         self._size += count
         self._admission.bytes += count
@@ -155,12 +155,12 @@ class Accepted:
             self._has_turn = True
 
     def submitted(self, tokens: int) -> None:
-        """Its tokens are in the scheduler: it gives back its turn."""
+        """Gives back its turn, because its tokens are in the scheduler."""
         self._tokens += tokens
         self._end_turn()
 
     def end(self) -> None:
-        """It was answered, or nobody waits for the answer."""
+        """Ends the request, which was answered or whose client has left."""
         self._end_turn()
         if self._tokens:
             self._admission._learn(self._size, self._tokens)

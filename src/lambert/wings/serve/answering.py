@@ -1,7 +1,8 @@
-"""From the texts of a request to its answers: tokenized in threads, computed with those of other requests.
+"""Computes the answers to the texts of a request, which are tokenized in threads and computed together with those of
+other requests.
 
-What is small is done in the event loop itself: to pass it to a thread and its result back takes 0.1 ms of a core,
-longer than the work.
+Small work is done in the event loop, because passing it to a thread and back takes 0.1 ms of a core, longer than the
+work.
 """
 
 import asyncio
@@ -20,11 +21,12 @@ from lambert.wings.serve.admission import CURRENT
 
 R = TypeVar("R")
 _SMALL = 1024
-"""Characters, bytes or numbers that are tokenized, parsed or encoded in the event loop, in about 0.3 ms at most."""
+"""Maximum number of characters, bytes or numbers that are tokenized, parsed or encoded in the event loop, in about 0.3
+ms."""
 _TEXT = 256
-"""Characters that take as long as a text takes besides its characters."""
+"""Fixed cost of a text, as the number of characters that take as long."""
 _RELEASED = 16
-"""Requests that are finished before the event loop serves others."""
+"""Number of requests that are finished before the event loop serves others."""
 
 
 class Answering:
@@ -44,15 +46,15 @@ class Answering:
         self._arrivals = _Arrivals()
 
     async def call(self, function: Callable[[], R], size: int) -> R:
-        """Calls a function, in a thread if `size`, the characters, bytes or numbers that it reads, is not small. In a
-        thread it is not called if the caller is cancelled before."""
+        """Calls a function, in a thread if `size`, the characters, bytes or numbers that it reads, is not small. A
+        function for a thread is not called if the caller is cancelled first."""
         if size <= _SMALL:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
     async def answer(self, make: Callable[[], Request[R]], size: int) -> tuple[R, int]:
-        """Returns the result of a request and the number of its tokens. If the caller is cancelled, sequences that wait
-        are not computed.
+        """Returns the result of a request and the number of its tokens. If the caller is cancelled, its waiting
+        sequences are not computed.
 
         Args:
             make: Makes the request from texts.
@@ -74,7 +76,7 @@ class Answering:
         return [answers[number] for number in range(len(texts))]
 
     async def _in_turn(self, function: Callable[[], R], size: int) -> R:
-        """As `call`, for what is done in the turn of the request that is being answered."""
+        """As `call`, in the turn of the request that is being answered."""
         accepted = CURRENT.get()
         if accepted is not None:
             await accepted.turn()
@@ -92,21 +94,21 @@ class Answering:
         return await self.call(lambda: request.finish(outputs), size)
 
     def close(self, *, now: bool = False) -> None:
-        """Computes what was accepted; `now`: ends after the present batches. Texts that are being tokenized for nobody
-        are not waited for."""
+        """Computes the accepted requests, or with `now` only the present batches, and ends. Does not wait for texts
+        that are tokenized for clients that have left."""
         self.scheduler.close(now=now)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Arrivals:
-    """Tells the event loop which Futures of threads are done. Those of one batch wake it once."""
+    """Reports to the event loop which Futures of threads are done. The Futures of one batch wake it once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._arrived: list[asyncio.Future[None]] = []
 
     async def arrival(self, future: "Future[Any]") -> None:
-        """Waits until the Future is done; if the caller is cancelled, the Future is."""
+        """Waits until the Future is done. Cancels it if the caller is cancelled."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         future.add_done_callback(lambda _: self._add(loop, waiter))
@@ -123,7 +125,7 @@ class _Arrivals:
         if wake:
             try:
                 loop.call_soon_threadsafe(self._release, loop)
-            except RuntimeError:  # the loop has ended, and nobody waits
+            except RuntimeError:  # the loop has ended, and no caller waits
                 with self._lock:
                     self._arrived.clear()
 
@@ -139,7 +141,7 @@ class _Arrivals:
 
 
 def characters(texts: Sequence[Text]) -> int:
-    """Returns the number of characters of texts and rows, and those that stand for the texts themselves."""
+    """Returns the number of characters of texts and rows, plus the fixed cost of each text."""
     return _TEXT * len(texts) + sum(
         sum(len(str(value)) for value in text.values()) if isinstance(text, Mapping) else len(text) for text in texts
     )

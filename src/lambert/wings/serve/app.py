@@ -47,7 +47,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
         return chosen
 
     async def vectors(chosen: Served, texts: Sequence[str], field: str, prompt: str = "") -> tuple[Vectors, int]:
-        """Returns the vectors [texts, D], with the prompt of this name or else the default one, and the number of their
+        """Returns the vectors [texts, D], with the prompt of this name or the default prompt, and the number of their
         tokens."""
         if prompt and prompt not in chosen.prompts:
             raise Refusal(422, "fields", f"The model's prompts are: {', '.join(chosen.prompts)}.", "prompt")
@@ -86,7 +86,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
 
     @app.post("/rerank", responses=OF_TEXTS, tags=["texts"], response_model=bodies.Ranking)
     async def rerank(request: Request, body: bodies.RerankBody) -> Response:
-        """Documents ordered by a model that scores pairs of texts, or else by the cosines of vectors."""
+        """Documents ordered by a model that scores pairs of texts, or by the cosines of vectors."""
         chosen, documents = served(request, body.model), _several(body.documents)
         if chosen.pair_columns:
             first, second = chosen.pair_columns
@@ -131,7 +131,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
 
     @app.get("/models", tags=["service"], responses=documented(400, 401, 429), response_model_exclude_unset=True)
     async def list_models() -> list[bodies.Card]:
-        """What each model is: task, labels, inputs, version."""
+        """Description of each model: task, labels, inputs, version."""
         return [bodies.Card.model_validate(served.card()) for served in models]
 
     @app.get("/healthz", tags=["service"], responses=documented(400))
@@ -171,7 +171,7 @@ def _head(served: Served) -> dict[str, Any]:
 
 
 def _cosines(vectors_ND: Vectors) -> list[float]:
-    """Returns the cosines of all vectors but the last with the last one."""
+    """Returns the cosines of all other vectors with the last one."""
     wide = vectors_ND.astype(np.float64)
     wide /= np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)
     found: list[float] = (wide[:-1] @ wide[-1]).tolist()

@@ -61,7 +61,7 @@ class EmbedBody(Body):
 
 
 class SimilarityBody(Body):
-    """A text and those to compare it with."""
+    """A text, and the texts to compare with it."""
 
     source: Annotated[Text, Field(examples=["How do I reset my password?"])]
     sentences: Annotated[Texts, Field(examples=[["I have forgotten my password.", "The weather is fine."]])]
@@ -101,7 +101,7 @@ class OpenAIEmbeddingsBody(BaseModel):
     @classmethod
     def _texts(cls, value: Any) -> Any:
         if isinstance(value, list) and any(isinstance(item, int | list) for item in value):
-            # Their numbers do not say of which tokenizer they are: LangChain's are of OpenAI's cl100k_base.
+            # Ids do not identify their tokenizer: those of LangChain are of OpenAI's cl100k_base.
             raise PydanticCustomError(
                 "token_ids",
                 "Send texts: token ids are of another model's tokenizer. LangChain sends texts with "
@@ -194,7 +194,7 @@ class OpenAIModels(BaseModel):
 
 
 class Card(BaseModel):
-    """What a model is."""
+    """Description of a model."""
 
     name: str
     version: str
@@ -215,13 +215,13 @@ class Card(BaseModel):
 
 
 class Status(BaseModel):
-    """How the service is."""
+    """Status of the service."""
 
     status: Annotated[str, Field(examples=["ok"])]
 
 
 class Failure(BaseModel):
-    """What was wrong, and with which field of the body."""
+    """The problem, and the field of the body that has it."""
 
     error: str
     field: str | None = None

@@ -21,10 +21,10 @@ from lambert.wings.serve.metrics import Metrics
 from lambert.wings.serve.models import Models
 
 _WAIT = 0.25
-"""Share of the longest time of a request that it may wait for others, by estimate: what was accepted is answered even
-if the service becomes three times slower while it waits."""
+"""Maximum estimated wait for other requests, as a share of the maximum time of a request. So accepted requests are
+answered even if the service becomes three times slower while they wait."""
 _WARM_TEXTS = 16
-"""Enough to measure a speed."""
+"""Number of texts from which the initial speed is measured."""
 WARM_TEXT = "The first batch takes longer, because memory is allocated and kernels are chosen. " * 4
 
 
@@ -60,7 +60,7 @@ def build(config: ServeConfig, key: str, hosts: frozenset[str], say: Callable[[s
     limits = Limits(hosts, key, config.body_bytes, config.seconds)
 
     def report(error: BaseException) -> None:
-        # The message of the error may repeat what a client sent, which is not printed.
+        # The message of the error may contain what a client sent, so it is not printed.
         where = save_traceback("serve", "".join(traceback.format_exception(error)))
         say(f"warning: a request failed because of a bug ({type(error).__name__}). {where}")
 

@@ -16,40 +16,40 @@ _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """An HTTP service of one or several models, with a page to try them on."""
+    """An HTTP service of one or several models, with a page for trying them."""
 
     model: Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
-    """Run folders or model folders, or NAME=FOLDER to name them. The first is the default of requests that name
-    none."""
+    """Run folders or model folders, or NAME=FOLDER to name them. The first is the default for requests that name no
+    model."""
     host: str = "127.0.0.1"
     """Address to listen on. By default only programs on this machine can connect; 0.0.0.0: all machines that reach it,
     which requires an API key."""
     port: int = 8000
     """Port to listen on; 0: a free one, which is printed."""
     hosts: tuple[str, ...] = ()
-    """Names by which clients reach the service, as in their Host header, beside localhost and `host`. "*": any."""
+    """Names by which clients reach the service (the Host header), besides localhost and `host`. "*": any."""
     api_key_file: Path | None = None
     """File with the key that requests must send as `Authorization: Bearer KEY`. The environment variable
     LAMBERT_API_KEY has the same effect."""
     seconds: float = 30.0
-    """Longest time of a request until its answer begins. One that is not answered by then gets 503. It is also the
-    longest time that the service takes to end."""
+    """Maximum seconds of a request until its answer begins; after that it gets 503. It is also the maximum time that
+    the service takes to end."""
     max_body_megabytes: float = 8.0
-    """Largest body of a request."""
+    """Maximum size of the body of a request."""
     max_items: int = 1024
-    """Most texts of a request."""
+    """Maximum number of texts of a request."""
     max_requests: int = 1024
-    """Most requests at once. Requests beyond it are answered with 429."""
+    """Maximum number of requests in progress. Further requests get 429."""
     max_waiting_tokens: int = 262_144
-    """Most tokens that wait to be computed. Requests beyond it, by their bytes, are answered with 429 and Retry-After,
-    as are those that would wait longer than a quarter of `seconds`, by the speed so far."""
+    """Maximum number of tokens that wait to be computed. Requests whose bytes would exceed it get 429 and Retry-After,
+    as do those that would wait longer than a quarter of `seconds` at the present speed."""
     precision: Precisions | Literal["auto"] = "auto"
-    """Precision of the matrix products. auto: bfloat16 on devices with instructions for its products, else float32.
-    int8, on CPUs only, is faster still and changes scores by tenths."""
+    """Precision of the matrix products. auto: bfloat16 on devices with instructions for its products, otherwise
+    float32. int8, on CPUs only, is faster still and changes scores by tenths."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, cuda:N or mps."""
     workers: int = 0
-    """Threads that compute batches, which share the cores. 0: one per core on a CPU, one on a GPU."""
+    """Number of threads that compute batches and share the cores. 0: one per core on a CPU, one on a GPU."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that the model folders may import (docs/security.md)."""
 
@@ -64,7 +64,7 @@ class ServeConfig:
 
     @property
     def body_bytes(self) -> int:
-        """Largest body of a request, in bytes."""
+        """Maximum bytes of the body of a request."""
         return int(self.max_body_megabytes * 1e6)
 
     @property

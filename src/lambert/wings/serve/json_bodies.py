@@ -1,4 +1,4 @@
-"""JSON in and out: large bodies are parsed, and large answers encoded, in threads, while other requests are served."""
+"""Parses large JSON bodies and encodes large answers in threads, while other requests are served."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def route_class(answering: Answering, most_items: int) -> type[APIRoute]:
 def parsed(body: bytes, most_items: int) -> Any:
     """Returns the value of a JSON text in UTF-8.
 
-    Raises Refusal: 400 for what is not strict JSON, 422 for half of a surrogate pair, 413 for a list of a field of more
+    Raises Refusal: 400 if it is not strict JSON, 422 for half of a surrogate pair, 413 if the list of a field has more
     than `most_items` items.
     """
     try:
@@ -109,7 +109,7 @@ def _encodable(text: str) -> bool:
 
 
 def listed(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> Response:
-    """Returns the answer {**head, name: [items]}. Between items, other threads run: a list that is encoded at once
+    """Returns the answer {**head, name: [items]}. Other threads run between items; encoding the whole list at once
     would stop the event loop. Numbers that are not finite become null."""
     rows = b",".join([to_json(item, inf_nan_mode="null") for item in items])
     content = b"".join([to_json(dict(head))[:-1], b"," if head else b"", to_json(name), b":[", rows, b"]}"])

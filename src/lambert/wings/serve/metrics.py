@@ -1,4 +1,4 @@
-"""What a service counts and times, in the text format of Prometheus (GET /metrics)."""
+"""The counts and times of a service, in the text format of Prometheus (GET /metrics)."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -48,16 +48,16 @@ class Metrics(Observer):
         self.registry.register(_ModelInfo(models))
 
     def answered(self, path: str, model: str, status: int, seconds: float) -> None:
-        """A request was answered."""
+        """Counts an answered request."""
         self._requests.labels(path, model, str(status)).inc()
         self._request_seconds.labels(path, model).observe(seconds)
 
     def refused(self, reason: str) -> None:
-        """A request was refused."""
+        """Counts a refused request."""
         self._refusals.labels(reason).inc()
 
     def reloaded(self, result: str) -> None:
-        """The models were loaded again: `changed`, `unchanged` or `failed`."""
+        """Counts a reload of the models: `changed`, `unchanged` or `failed`."""
         self._reloads.labels(result).inc()
 
     def taken(self, seconds: float) -> None:

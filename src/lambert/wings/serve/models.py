@@ -32,7 +32,7 @@ EXAMPLES: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model that is being served. Requests keep theirs until they are answered, also when it is replaced."""
+    """A model that is being served. A request keeps its model until it is answered, even if the model is replaced."""
 
     name: str
     path: Path
@@ -52,8 +52,8 @@ class Served:
 
     @property
     def pair_columns(self) -> tuple[str, str] | None:
-        """The keys of the two texts of a model that scores pairs by one number or by two classes. Of the models that
-        read single texts as well as pairs, those with one number are taken for rerankers."""
+        """The keys of the two texts of a model that scores pairs by one number or by two classes. A model that reads
+        single texts as well as pairs counts as a reranker if it has one number."""
         if self.task not in ("classify", "regress"):
             return None
         columns = self.model.task.config.columns
@@ -70,11 +70,11 @@ class Served:
 
     @property
     def prompts(self) -> dict[str, str]:
-        """What may precede texts before their vectors are computed, by name."""
+        """Prompts that may precede texts before their vectors are computed, by name."""
         return self.model.embed.named_prompts()
 
     def card(self) -> dict[str, Any]:
-        """Returns what clients may know of the model, as plain values."""
+        """Returns the public description of the model, as plain values."""
         config, task = self.model.model.config, self.task
         found: dict[str, Any] = {
             "name": self.name, "version": self.version, "task": task, "family": config.block,
@@ -96,7 +96,7 @@ class Models:
 
     Args:
         named: Names and folders.
-        warm: Computes something with a model before it is served, so that no request waits for what is made once.
+        warm: Computes a batch with a model before it is served, so that no request waits for one-time work.
 
     Raises DataError or UsageError if one cannot be loaded.
     """
@@ -112,7 +112,8 @@ class Models:
         return iter(self._served.values())
 
     def get(self, name: str | None) -> Served:
-        """Returns a model by name; the first one for None. Raises UsageError that names the models there are."""
+        """Returns a model by name; the first one for None. Raises UsageError with the names of the models if there is
+        none."""
         if name is None:
             return next(iter(self._served.values()))
         found = self._served.get(name)
@@ -121,8 +122,8 @@ class Models:
         return found
 
     def reload(self) -> tuple[list[str], list[str]]:
-        """Loads each model again whose files have changed. Requests that have begun keep the old one. A model that
-        cannot be loaded leaves the old one in place, whatever its files make the loader raise.
+        """Loads each model again whose files have changed. Requests that have begun keep the old one. If a model cannot
+        be loaded, whatever the loader raises, the old one stays in place.
 
         Returns:
             The names of the models that were loaded, and a message for each that could not be.
@@ -133,19 +134,20 @@ class Models:
                 if version_of(served.path) != served.version:
                     self._served[name] = self._load(name, served.path)
                     changed.append(name)
-            except BaseException as error:  # a panic of a library in Rust is no Exception
+            except BaseException as error:  # a panic in Rust is not an Exception
                 kind = "" if isinstance(error, LambertError) else f"{type(error).__name__}: "
                 failed.append(f"{name} was not loaded again: {kind}{error}")
         return changed, failed
 
     def _load(self, name: str, path: Path) -> Served:
-        """Loads a model whose files are all of one version: a folder may be replaced at any time."""
+        """Loads a model and checks that all its files are of one version, because a folder may be replaced at any
+        time."""
         for _ in range(_TRIES):
             version = version_of(path)
             try:
                 model = TextModel(path, "", self._code, self._inference, self._world)
                 _own(model)
-            except Exception:  # half of a folder may raise anything
+            except Exception:  # half a folder may raise anything
                 if version_of(path) == version:
                     raise
                 continue
@@ -156,7 +158,7 @@ class Models:
 
 
 def _own(model: TextModel) -> None:
-    """Copies the weights, which are in the mapped file: it may be overwritten while they are served."""
+    """Copies the weights from the mapped file, which may be overwritten while they are served."""
     for tensor in (*model.model.parameters(), *model.model.buffers()):
         tensor.data = tensor.data.clone()
 
@@ -186,13 +188,12 @@ def inputs_of(task: str, columns: Columns) -> list[str]:
 
 
 def optional_inputs_of(task: str, columns: Columns) -> list[str]:
-    """Returns the keys that the objects may have besides: that of the second text of a pair, where a model also reads
-    single texts."""
+    """Returns the optional keys of the objects: that of the second text, if a model reads pairs and single texts."""
     return [columns.text_b] if task in ("classify", "multilabel", "regress") and columns.text_b_optional else []
 
 
 def _example(task: str, columns: Columns) -> Any:
-    """Returns an input of the task: a text if the model reads one as well as an object."""
+    """Returns an example input of the task: a text if the model reads texts as well as objects."""
     names = inputs_of(task, columns)
     if task == "squad" or (len(names) == 1 and not is_template(columns.text)):
         return EXAMPLES.get(task, EXAMPLES[""])

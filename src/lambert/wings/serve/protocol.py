@@ -1,10 +1,11 @@
 """HTTP/1.1 of uvicorn with the limits that it lacks: time of headers and answers, size of headers, connections.
 
-A connection has one timer of its request: from its start, or from the first byte of a request, until the headers are
-complete; then until the answer is written. A second timer runs while the client has not read all that was written.
-Between requests, uvicorn's own timer of idle connections runs.
+A connection has one timer for its request: it runs from the start of the connection, or from the first byte of a
+request, until the headers are complete, and then until the answer is written. A second timer runs until the client has
+read everything that was written. Between requests, uvicorn's own timer of idle connections runs.
 
-Under overload most requests are refused, so that is done here, in 20 microseconds, before a task is made of a request.
+Under overload most requests are refused. That is done here, in 20 microseconds, before a task is created for the
+request.
 """
 
 import asyncio
@@ -22,37 +23,36 @@ from lambert.wings.serve.metrics import Metrics
 
 _CLOSING_SECONDS = 5.0
 _READ_SECONDS = 1.0
-"""Time between looks at how much of an answer a client has read."""
+"""Seconds between checks of how much of an answer a client has read."""
 _SAID_SECONDS = 60.0
-"""Time between two warnings of too many connections."""
+"""Seconds between two warnings about too many connections."""
 _LINGER_SECONDS = 1.0
-"""When the service ends, a new connection may still send its request for this time."""
+"""Seconds in which a new connection may still send its request when the service ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What connections may do."""
+    """Limits on connections."""
 
     header_seconds: float
-    """Longest time from the first byte of a request, or from the start of a connection, to the end of the headers."""
+    """Maximum time from the first byte of a request, or from the start of a connection, to the end of the headers."""
     answer_seconds: float
-    """Longest time from the end of the headers until the answer is written, and as long again until the client has
-    read it."""
+    """Maximum time from the end of the headers until the answer is written, and again until the client has read it."""
     stalled_seconds: float
-    """Longest time in which a client reads nothing of its answer."""
+    """Maximum time in which a client reads nothing of its answer."""
     unread_bytes: int
-    """Most bytes of all answers that clients have not read. Beyond it, the connection whose client has read nothing
-    for the longest time is closed."""
+    """Maximum bytes of all answers that clients have not read. Beyond it, the connection that has been stalled for
+    longest is closed."""
     ending_seconds: float
-    """Longest time of a request when the service ends."""
+    """Maximum time of a request when the service ends."""
     connections: int
-    """Most connections at once."""
+    """Maximum number of open connections."""
     body_bytes: int
-    """Largest body."""
+    """Maximum bytes of a body."""
     header_bytes: int = 32_768
-    """Most bytes of the path and of all headers."""
+    """Maximum bytes of the path and of all headers."""
     headers: int = 100
-    """Most headers."""
+    """Maximum number of headers."""
 
 
 class _TooLarge(Exception):
@@ -64,7 +64,7 @@ def protocol_class(
 ) -> type[HttpToolsProtocol]:
     """Returns the protocol for `uvicorn.Config(http=...)`. `say` gets a line when connections are refused."""
     reading: set[Any] = set()
-    """Connections whose clients have not read all that was written."""
+    """Connections whose clients have not read everything that was written."""
     said = -math.inf
 
     def refuse_connection(now: float) -> None:
@@ -81,7 +81,7 @@ def protocol_class(
         timer: asyncio.TimerHandle | None = None
         look: asyncio.TimerHandle | None = None
         deadline, unread, moved = 0.0, 0, 0.0
-        """When the answer must be read; its bytes that were not read at the last look, and since when they are."""
+        """When the answer must be read; its unread bytes at the last check, and since when that number is unchanged."""
         skipping = False
         """The request is refused, and its body is not kept."""
         running: RequestResponseCycle | None = None
@@ -99,7 +99,7 @@ def protocol_class(
             self._disarm()
             self._end_looks()
             super().connection_lost(exc)
-            if self.running is not None:  # uvicorn tells only the last of several requests in a row
+            if self.running is not None:  # uvicorn reports only the last of several requests in a row
                 self.running.disconnected = self.running.disconnected or not self.running.response_complete
                 self.running.message_event.set()
 
@@ -165,8 +165,8 @@ def protocol_class(
                 super().on_message_complete()
 
         def _refusal(self) -> Refusal | None:
-            """Returns why the request is refused by the load of the service. The gate decides about the requests whose
-            answer is not alone on its connection, or may not be followed by others."""
+            """Returns why the load of the service makes it refuse the request. The gate decides about requests that
+            share their connection with other answers, or whose connection must close."""
             alone = self.cycle is None or self.cycle.response_complete
             if not alone or self.ending or self.expect_100_continue or not self.parser.should_keep_alive():
                 return None
@@ -190,11 +190,11 @@ def protocol_class(
                 self.begun = False
 
         def timeout_keep_alive_handler(self) -> None:
-            """Closes an idle connection, after it was looked whether a request has arrived on it meanwhile."""
+            """Closes an idle connection unless a request has arrived on it meanwhile."""
             self.timeout_keep_alive_task = self.loop.call_later(0.01, super().timeout_keep_alive_handler)
 
         def _read(self) -> None:
-            """Looks at how much the client has read."""
+            """Checks how much the client has read."""
             now, unread = self.loop.time(), self.transport.get_write_buffer_size()
             if not unread:
                 self._end_looks()
@@ -214,7 +214,7 @@ def protocol_class(
                 self.look = None
 
         def shutdown(self) -> None:
-            """The service is ending: a request that has begun is answered, an idle connection is closed."""
+            """Ends the connection: a request that has begun is answered, an idle connection is closed."""
             self.ending = True
             if self.cycle is not None and not self.cycle.response_complete:
                 self.cycle.keep_alive = False
@@ -259,7 +259,7 @@ def protocol_class(
 
 
 def _close_stalled(reading: Iterable[Any], most: int, now: float) -> None:
-    """Closes connections whose clients have read nothing at the last look, the longest waiting first, until the others
+    """Closes connections whose clients had read nothing at the last check, the longest stalled first, until the others
     have at most this many unread bytes."""
     total = sum(connection.unread for connection in reading)
     for connection in sorted(reading, key=lambda one: float(one.moved)):

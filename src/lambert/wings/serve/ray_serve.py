@@ -21,7 +21,8 @@ from lambert.wings.serve.config import ServeConfig
 _LISTS = ("model", "hosts", "code")
 _READ: dict[type, Callable[[str], Any]] = {int: int, float: float, str: str}
 ONGOING = 256
-"""Requests that a replica accepts at once. It computes them together, so many are better than few."""
+"""Maximum number of requests that a replica accepts at the same time. It computes them together, so many are better
+than few."""
 
 
 def application(arguments: Mapping[str, str]) -> Any:
@@ -51,7 +52,7 @@ def application(arguments: Mapping[str, str]) -> Any:
 
 
 def settings(arguments: Mapping[str, str]) -> ServeConfig:
-    """Returns the settings of a replica. Its hosts are any, because Ray's proxies are what listens."""
+    """Returns the settings of a replica. It accepts any host, because Ray's proxies listen."""
     kinds = {field.name: type(field.default) for field in fields(ServeConfig)}
     values: dict[str, Any] = {"hosts": ("*",)}
     if not arguments.get("model"):

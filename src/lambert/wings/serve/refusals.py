@@ -1,4 +1,4 @@
-"""Answers with an error status: what a service refuses, and how it says so."""
+"""Answers with an error status, and their messages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,13 +35,13 @@ _SENT = {
     "string_type": "a text", "dict_type": "an object", "list_type": "a list", "int_type": "a whole number",
     "int_parsing": "a whole number", "int_from_float": "a whole number",
 }  # fmt: skip
-"""What to send instead of a value of another type, by pydantic's names of errors."""
+"""What to send instead of a value of a wrong type, by pydantic's error types."""
 _SAID = {
     "missing": "is missing", "too_short": "is an empty list: send at least {min_length}",
     "string_too_long": "has more than {max_length} characters", "literal_error": "must be {expected}",
     "greater_than_equal": "must be at least {ge}", "less_than_equal": "must be at most {le}",
 }  # fmt: skip
-"""What is wrong with a field, by pydantic's names of errors."""
+"""What is wrong with a field, by pydantic's error types."""
 _FIELDS = {404: "model", 413: "inputs", 422: "inputs"}
 _RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
 
@@ -65,7 +65,8 @@ OF_TEXTS = documented(*_DESCRIBED)
 
 
 class Refusal(HTTPException):
-    """An answer with an error status. An HTTPException, because FastAPI makes 400 of others while it reads a body.
+    """An answer with an error status. It is an HTTPException, because FastAPI turns other exceptions into 400 while it
+    reads a body.
 
     Args:
         status: The status.
@@ -80,13 +81,13 @@ class Refusal(HTTPException):
 
 
 def failure(status: int, message: str, field: str | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Returns the answer. No character of the message or of the field is outside of what UTF-8 can encode."""
+    """Returns the answer. UTF-8 can encode all characters of its message and field."""
     content = {"error": _ascii(message), "field": _ascii(field)} if field else {"error": _ascii(message)}
     return JSONResponse(content, status, headers)
 
 
 def add_handlers(app: FastAPI, metrics: Metrics) -> None:
-    """Makes answers of the errors of the routes."""
+    """Adds handlers that turn the errors of routes into answers."""
 
     @app.exception_handler(Refusal)
     async def refused(request: Request, error: Refusal) -> JSONResponse:
@@ -122,8 +123,8 @@ def add_handlers(app: FastAPI, metrics: Metrics) -> None:
 
 
 def wrong_field(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str]:
-    """Returns what is wrong and what to send, and the field, from the errors of pydantic. No text of the input is
-    repeated, except for the name of an unknown field.
+    """Returns the message and the field for errors of pydantic. The message repeats nothing of the input except the
+    name of an unknown field.
 
     Args:
         known: The fields of the body.

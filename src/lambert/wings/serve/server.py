@@ -26,25 +26,26 @@ from lambert.wings.serve.config import ServeConfig
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 Say = Callable[[str], None]
 _FILES = 65_536
-"""Open files that the process asks for; each connection is one."""
+"""Number of open files that the process requests; each connection is one."""
 _RESERVED_FILES = 128
 _KEY_BYTES = 4096
 _SEND_BYTES = 262_144
-"""Bytes of an answer that the system keeps for a client that does not read; Linux takes twice as many. Without this,
-they are 4 MB on Linux, and a smaller answer would count as read."""
+"""Bytes of an answer that the system buffers for a client that does not read (Linux doubles them). The default on Linux
+is 4 MB, and a smaller answer would count as read."""
 _HEADER_SECONDS = 10.0
 _STALLED_SECONDS = 10.0
 _UNREAD_BODIES = 8
-"""All answers that clients have not read yet have at most the size of this number of largest bodies."""
+"""Maximum size of all unread answers, as a number of bodies of the maximum size."""
 _ACCEPT_SECONDS = 1.0
-"""When the service ends, the longest time in which it accepts the connections that wait in the queue of the socket."""
+"""Maximum time in which an ending service accepts the connections that wait in the queue of the socket."""
 _ACCEPTED = 16
-"""New connections that are accepted between two rounds of the event loop. Of each listening socket libuv accepts one
-(since 1.45, `uv__server_io`), and thousands that are new at once would wait for seconds."""
+"""Number of new connections that are accepted between two rounds of the event loop. libuv accepts one for each
+listening socket (since 1.45, `uv__server_io`), so thousands of new ones would wait for seconds."""
 _SO_ATTACH_FILTER, _BPF_RETURN = 26, 0x06
 """Of Linux: asm-generic/socket.h, linux/bpf_common.h (BPF_RET | BPF_K: return a constant, the bytes to keep)."""
 _NEW_OBJECTS = 50_000
-"""New objects after which Python searches them for garbage; its default is 700. A request leaves a few in cycles."""
+"""Number of new objects after which Python searches them for garbage; its default is 700. A request leaves a few in
+cycles."""
 
 
 class Ended(LambertError):
@@ -57,7 +58,7 @@ class Ended(LambertError):
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A service that no server runs yet."""
+    """A service that is not running yet."""
 
     app: Any
     """The ASGI application."""
@@ -66,11 +67,11 @@ class Built:
     models: Any
     metrics: Any
     close: Callable[..., None]
-    """Computes what was accepted, then ends the threads; `now=True`: only what is being computed."""
+    """Computes the accepted requests, or with `now=True` only the present batches, then ends the threads."""
 
 
 def built(config: ServeConfig, say: Say = lambda line: None) -> Built:
-    """Loads the models, computes something with each, and returns the service. Raises as `serve` does."""
+    """Loads the models, computes a batch with each, and returns the service. Raises as `serve` does."""
     try:
         from lambert.wings.serve.building import build
     except ImportError as error:
@@ -131,8 +132,8 @@ def serve(config: ServeConfig, say: Say) -> None:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Makes Python search only new objects for garbage, and only when there are many: all threads wait for a search.
-    With the usual settings, a quarter of the time of a saturated service went into searches."""
+    """Makes Python search only new objects for garbage, and only when there are many, because all threads wait for a
+    search. With the default settings, searches took a quarter of the time of a saturated service."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS, *before[1:])
@@ -144,7 +145,7 @@ def _rare_collections() -> Iterator[None]:
 
 
 def _end_process(early: Ended | None) -> None:
-    """Ends the process if threads still tokenize texts for requests that were given up: Python would wait for them."""
+    """Ends the process if threads still tokenize texts of abandoned requests, for which Python would wait."""
     deadline = time.monotonic() + 1
     while any(thread.name.startswith("lambert-texts") for thread in threading.enumerate()):
         if time.monotonic() > deadline:
@@ -155,7 +156,7 @@ def _end_process(early: Ended | None) -> None:
 
 
 class _Reload:
-    """Loads changed models again in a thread. A request for it that comes while it runs is kept."""
+    """Reloads changed models in a thread. A request to reload that arrives meanwhile is remembered."""
 
     def __init__(self, service: Built, say: Say) -> None:
         self._service, self._say = service, say
@@ -179,7 +180,7 @@ class _Reload:
 
 
 async def _run(server: Any, listener: socket.socket, service: Built, reload: _Reload, ended: list[int]) -> None:
-    """Runs until a signal ends the service. `ended` gets the first and the second one; the second closes all
+    """Runs until a signal ends the service. `ended` gets the first and the second signal; the second closes all
     connections."""
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
@@ -192,7 +193,7 @@ async def _run(server: Any, listener: socket.socket, service: Built, reload: _Re
         deadline = loop.time() + _ACCEPT_SECONDS
         while queue.poll(0) and loop.time() < deadline:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.01)  # the last ones get their protocol, which `should_exit` tells to end
+        await asyncio.sleep(0.01)  # the last connections get their protocol, which `should_exit` ends
         server.should_exit = True
 
     def end(number: int) -> None:
@@ -220,13 +221,13 @@ async def _run(server: Any, listener: socket.socket, service: Built, reload: _Re
         if not ended[1]:
             raise
     finally:
-        block_hangups()  # the handlers go with the event loop
+        block_hangups()  # the handlers end with the event loop
 
 
 def _drop_new_connections(listener: socket.socket) -> None:
-    """Makes Linux drop handshakes that are not complete; those clients try again and are refused once the socket is
-    closed. Without this, the connections that come between the last `accept` and `close` would be reset after they
-    had been established. Connections that wait to be accepted, and accepted ones, go on."""
+    """Makes Linux drop incomplete handshakes; these clients try again and are refused once the socket is closed.
+    Otherwise connections that arrive between the last `accept` and `close` would be established and then reset.
+    Accepted connections, and those that wait to be accepted, are not affected."""
     if sys.platform != "linux":
         return
     drop_all = ctypes.create_string_buffer(struct.pack("=HBBI", _BPF_RETURN, 0, 0, 0))
@@ -239,8 +240,8 @@ def _missing(error: ImportError) -> UsageError:
 
 
 def api_key(config: ServeConfig) -> str:
-    """Returns the API key, empty if none was given. Raises UsageError for one that no header can have, and for a file
-    that has none or cannot be read."""
+    """Returns the API key, empty if none was given. Raises UsageError for a key that no header can have, and for a file
+    that has no key or cannot be read."""
     path = config.api_key_file
     place = "LAMBERT_API_KEY" if path is None else str(path)
     if path is None:
@@ -248,7 +249,7 @@ def api_key(config: ServeConfig) -> str:
         if not key:
             return ""
     else:
-        if path.exists() and not path.is_file():  # a pipe would be waited for, and a device may have no end
+        if path.exists() and not path.is_file():  # a pipe would block, and a device may have no end
             raise UsageError(f"api_key_file = {path} is not a file: write the key to a file.")
         try:
             with open_regular(path) as file:
@@ -267,7 +268,7 @@ def _hosts(config: ServeConfig) -> frozenset[str]:
 
 
 def _bound(config: ServeConfig) -> socket.socket:
-    """Returns a socket that has the address and does not listen yet."""
+    """Returns a socket that is bound to the address and does not listen yet."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -295,7 +296,7 @@ def _unusable(config: ServeConfig, error: OSError) -> MachineError:
 
 
 def _connections() -> int:
-    """Returns how many connections the limit of open files allows, after raising it if it may be raised."""
+    """Raises the limit of open files if possible. Returns how many connections it allows."""
     try:
         import resource
     except ImportError:

@@ -1,4 +1,4 @@
-"""`lambert serve`: an HTTP service of models, with a page to try them on."""
+"""`lambert serve`: an HTTP service of models, with a page for trying them."""
 
 from lambert.runs.result import Say, silent
 from lambert.wings.serve.config import ServeConfig

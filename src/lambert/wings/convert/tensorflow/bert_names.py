@@ -32,7 +32,7 @@ _FOREIGN = {
     r"model/transformer/": "of XLNet",
     re.escape(OBJECTS): "of the objects of TensorFlow 2",
 }
-"""Variables of other models, and whose they are."""
+"""Variables of other models, and the models."""
 _STATE = ("global_step", "beta1_power", "beta2_power")
 """Variables of optimizers that belong to no other variable."""
 
@@ -55,8 +55,8 @@ def opened(prefix: Path) -> Checkpoint:
 def tensors(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], list[str]]:
     """Returns BERT's tensors by their names in a model folder, and the names of variables that are not BERT's.
 
-    A kernel is transposed, because TensorFlow stores [inputs, outputs]. What the optimizer keeps is left out: the step,
-    and variables named after another one, such as `NAME/adam_m`.
+    A kernel is transposed, because TensorFlow stores [inputs, outputs]. The optimizer's variables are omitted: the
+    step, and variables named after another one, such as `NAME/adam_m`.
     """
     names = {name: _current(name) for name in checkpoint.entries if not _of_optimizer(name, checkpoint.entries)}
     read = {

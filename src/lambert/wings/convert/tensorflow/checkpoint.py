@@ -27,7 +27,7 @@ OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """Entry that only checkpoints of the objects of TensorFlow 2 have."""
 _FLOAT, _BFLOAT16, _HALF = 1, 14, 19
 _STORED = {_FLOAT: "<f4", _BFLOAT16: "<u2", _HALF: "<f2"}
-"""Types that are read, and what numpy reads them as."""
+"""Supported types, and the numpy types that read them."""
 _OTHER_TYPES = {2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: "string", 9: "int64", 10: "bool"}
 _SHARDS, _ENDIANNESS = 1, 2
 """Fields of the header, which has the empty name."""
@@ -54,8 +54,7 @@ class Entry:
 
 
 def find(path: Path) -> Path | None:
-    """Returns the prefix of the checkpoint that a path names, or None if it names none. Raises UsageError for a folder
-    with several."""
+    """Returns the prefix of the checkpoint that a path names, or None. Raises UsageError for a folder with several."""
     found = tensorflow_prefixes(path)
     if len(found) > 1:
         names = ", ".join(prefix.name for prefix in found[:5]) + (" ..." if len(found) > 5 else "")
