@@ -33,7 +33,6 @@ from lambert.core.limits import check_limits
 from lambert.core.other_names import our_setting
 from lambert.core.settings import (
     check_flags,
-    check_names,
     check_numbers,
     dotted,
     read,
@@ -184,7 +183,6 @@ class _Line:
         if self.trains:
             values = with_tables(self.kind, self._without_expectation(values, source))
         if values:
-            check_names(dotted(values), source.capitalize())
             check_numbers(self.kind, values, as_text=True)
             self._add(values, without(values, values), source)
         return values
@@ -203,14 +201,11 @@ class _Line:
             self.beside = parts | self.beside
         if self.trains:
             found = with_tables(self.kind, self._without_expectation(found, str(recipe)))
-        check_names({*self.given, *dotted(found)}, str(recipe))
         check_numbers(self.kind, found)
         self._add(found, without(found, overrides), str(recipe.absolute()))
 
     def check_flags(self) -> None:
         """Raises UsageError for flags in a wrong form, and sets aside those that the parser does not read."""
-        if self.trains:
-            check_names(self._flags(), "The command")
         if self.verb:
             check_flags(self.kind, self.tokens)
         if self.verb and self.verb.split and self.takes != "sweep":

@@ -102,7 +102,6 @@ def changes(config: RunConfig, path: Path, free: tuple[str, ...] = FREE) -> list
     """Returns the dotted names of the settings that `config` has otherwise than the config.toml at `path`, with the
     value there and that of `config`; UNSET for none. Names that begin as one of `free` are left out."""
     before, now = settings.dotted(settings.read(path)), settings.dotted(settings.as_dict(config))
-    before = {settings.RENAMED.get(name, name): value for name, value in before.items()}
     before = settings.dotted(settings.defaults(config)) | before  # of settings that an older version did not have
     names = [name for name in sorted(before | now) if before.get(name) != now.get(name) and not name.startswith(free)]
     return [(name, before.get(name, UNSET), now.get(name, UNSET)) for name in names]
