@@ -28,8 +28,6 @@ from lambert.core import launcher, signals
 from lambert.core.crash import save_traceback
 from lambert.core.errors import EXPLAINED, UsageError, printable_line
 from lambert.core.files import DISK
-from lambert.core.imports import imported
-from lambert.core.limits import check_limits
 from lambert.core.other_names import our_setting
 from lambert.core.settings import (
     check_flags,
@@ -44,6 +42,7 @@ from lambert.core.settings import (
 )
 from lambert.core.urls import public_word
 from lambert.core.version import __version__
+from lambert.engine.process import check_limits, import_quickly
 from lambert.runs.expect import TABLE, expectation
 from lambert.verb import Verb, all_verbs, find, load, settings_of
 
@@ -293,7 +292,7 @@ def _command(
     kind = settings_of(verb)
 
     def run_verb(*given: Any, **named: Any) -> Any:
-        called = run or getattr(imported(f"lambert.{verb.run.partition(':')[0]}"), verb.run.partition(":")[2])
+        called = run or getattr(import_quickly(f"lambert.{verb.run.partition(':')[0]}"), verb.run.partition(":")[2])
         return called(*given, **named)
 
     def with_recipe(recipe: Recipe = None, /, *, config: Any) -> Any:
