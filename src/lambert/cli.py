@@ -25,9 +25,9 @@ from cyclopts.exceptions import (
 
 from lambert.cli_errors import missing, no_recipe, other_verb, place_of, stray
 from lambert.core import launcher, signals
-from lambert.core.crash import save_traceback
 from lambert.core.errors import EXPLAINED, UsageError, printable_line
 from lambert.core.files import DISK
+from lambert.core.launcher import save_traceback
 from lambert.core.other_names import our_setting
 from lambert.core.settings import (
     check_flags,
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except MemoryError:
         _leave(f"Out of memory. {advice}", 4, debug)
     except RuntimeError as error:  # torch's CPU allocator raises no class of its own
-        from lambert.engine.device_memory import ran_out
+        from lambert.engine.device import ran_out
 
         if not ran_out(error):
             _crash(tokens)

@@ -18,8 +18,8 @@ from lambert.distributed import agreement
 from lambert.distributed.stragglers import Stragglers
 from lambert.engine import archive, ceiling, environment
 from lambert.engine.compiler import Compilation, compiled, wanted
-from lambert.engine.device_memory import release
-from lambert.engine.incidents import Incidents
+from lambert.engine.device import release
+from lambert.engine.guard import Incidents
 from lambert.engine.log import SCORED, Monitor, RunLog
 from lambert.engine.loop import OutOfMemory, train
 from lambert.engine.metrics_file import METRICS, last_update
