@@ -20,7 +20,7 @@ OWN = {
     "wings/corpus/remote/store.py": "files of object storage",
     "wings/corpus/tokens/vocabulary.py": "a temporary file",
     "distributed/agreement.py": "the source of the package",
-    "engine/device_memory.py": "/proc and /sys",
+    "engine/device.py": "/proc and /sys",
     "engine/environment.py": "/proc",
     "wings/convert/checking.py": "the result of its own process",
     "wings/convert/source_library.py": "the job of its own process",

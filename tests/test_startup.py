@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lambert.core.imports import imported
+from lambert.engine.process import import_quickly
 from lambert.model import files, weights
 
 HEAVY = ("torch._dynamo", "torch._inductor", "sympy", "torch.distributed.elastic", "pyarrow", "rich", "transformers")
@@ -44,9 +44,9 @@ def test_a_short_command_imports_little_and_searches_no_garbage(verb: str, pretr
 
 
 def test_collecting_stays_off_where_it_was_off() -> None:
-    code = "import gc, json; gc.disable()\nfrom lambert.core.imports import imported\nimported('bisect')\n"
+    code = "import gc, json; gc.disable()\nfrom lambert.engine import process\nprocess.import_quickly('bisect')\n"
     assert run(code + "print(json.dumps(gc.isenabled()))") is False
-    assert imported("json") is json
+    assert import_quickly("json") is json
 
 
 def test_the_process_is_replaced_once_and_before_it_imports_much() -> None:

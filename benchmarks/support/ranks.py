@@ -19,9 +19,9 @@ from lambert.core.world import World
 from lambert.data.stream import GlobalBatch
 from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange import Exchange, build
-from lambert.engine.allocator import TUNABLES
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
+from lambert.engine.process import TUNABLES
 from lambert.engine.step import Step
 from lambert.measure import batches as drawn
 from lambert.model import weights

@@ -4,9 +4,30 @@ The names in `__all__` are the public API. Each is imported when it is first use
 torch.
 """
 
-from lambert.core.path import forget_current_folder
+import os
+import sys
 
-forget_current_folder()  # before anything that a file of that folder could replace is imported
+
+def _forget_current_folder() -> None:
+    """Removes the current folder from the front of `sys.path`, where `python -m lambert...` puts it, because a json.py
+    in that folder would be imported instead of the standard library's. Folders in PYTHONPATH, and the folder of a
+    program that imports Lambert, are not removed.
+
+    This must be called before anything that a file of that folder could replace is imported: `python -m` imports a
+    module's packages first.
+    """
+    if sys.argv[:1] != ["-m"]:  # Python sets this value only while it searches the module of `-m`
+        return
+    module = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
+    try:
+        here = os.getcwd()
+    except OSError:  # the current folder was deleted
+        here = ""
+    if module.partition(".")[0] == "lambert" and not sys.flags.safe_path and sys.path[:1] in ([""], [here]):
+        del sys.path[0]
+
+
+_forget_current_folder()
 
 import importlib  # noqa: E402
 from typing import Any  # noqa: E402

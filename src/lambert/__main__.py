@@ -3,7 +3,6 @@
 import sys
 from typing import NoReturn
 
-from lambert.core.imports import imported
 from lambert.core.signals import block_hangups, exit_on_signals, say_that_it_continues
 from lambert.engine import process
 from lambert.verb import find
@@ -20,7 +19,7 @@ def main() -> NoReturn:
         block_hangups()
     if verb and verb.replaces:
         process.replace()
-    imported("lambert.cli").main()
+    process.import_quickly("lambert.cli").main()
     raise AssertionError("the command line exits")
 
 

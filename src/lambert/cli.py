@@ -25,15 +25,12 @@ from cyclopts.exceptions import (
 
 from lambert.cli_errors import missing, no_recipe, other_verb, place_of, stray
 from lambert.core import launcher, signals
-from lambert.core.crash import save_traceback
 from lambert.core.errors import EXPLAINED, UsageError, printable_line
 from lambert.core.files import DISK
-from lambert.core.imports import imported
-from lambert.core.limits import check_limits
+from lambert.core.launcher import save_traceback
 from lambert.core.other_names import our_setting
 from lambert.core.settings import (
     check_flags,
-    check_names,
     check_numbers,
     dotted,
     read,
@@ -45,6 +42,7 @@ from lambert.core.settings import (
 )
 from lambert.core.urls import public_word
 from lambert.core.version import __version__
+from lambert.engine.process import check_limits, import_quickly
 from lambert.runs.expect import TABLE, expectation
 from lambert.verb import LESS_MEMORY, Verb, all_verbs, find, load, settings_of
 
@@ -107,7 +105,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except MemoryError:
         _leave(f"Out of memory. {advice}", 4, debug)
     except RuntimeError as error:  # torch's CPU allocator raises no class of its own
-        from lambert.engine.device_memory import ran_out
+        from lambert.engine.device import ran_out
 
         if not ran_out(error):
             _crash(tokens)
@@ -184,7 +182,6 @@ class _Line:
         if self.trains:
             values = with_tables(self.kind, self._without_expectation(values, source))
         if values:
-            check_names(dotted(values), source.capitalize())
             check_numbers(self.kind, values, as_text=True)
             self._add(values, without(values, values), source)
         return values
@@ -203,14 +200,11 @@ class _Line:
             self.beside = parts | self.beside
         if self.trains:
             found = with_tables(self.kind, self._without_expectation(found, str(recipe)))
-        check_names({*self.given, *dotted(found)}, str(recipe))
         check_numbers(self.kind, found)
         self._add(found, without(found, overrides), str(recipe.absolute()))
 
     def check_flags(self) -> None:
         """Raises UsageError for flags in a wrong form, and sets aside those that the parser does not read."""
-        if self.trains:
-            check_names(self._flags(), "The command")
         if self.verb:
             check_flags(self.kind, self.tokens)
         if self.verb and self.verb.split and self.takes != "sweep":
@@ -298,7 +292,7 @@ def _command(
     kind = settings_of(verb)
 
     def run_verb(*given: Any, **named: Any) -> Any:
-        called = run or getattr(imported(f"lambert.{verb.run.partition(':')[0]}"), verb.run.partition(":")[2])
+        called = run or getattr(import_quickly(f"lambert.{verb.run.partition(':')[0]}"), verb.run.partition(":")[2])
         return called(*given, **named)
 
     def with_recipe(recipe: Recipe = None, /, *, config: Any) -> Any:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from commands import setting_names, stage
 
 from lambert.core import settings
 from lambert.core.errors import UsageError
@@ -97,20 +96,6 @@ def test_a_whole_number_may_be_written_with_a_fraction_of_zero() -> None:
 
 
 # --- names ---
-
-
-def test_former_names_have_current_ones() -> None:
-    current = {name for verb in ("pretrain", "finetune") for name in setting_names(stage(verb)[1])}
-    assert set(settings.RENAMED.values()) <= current
-    assert not settings.RENAMED.keys() & current
-    settings.check_names(current, "r.toml")
-
-
-def test_former_names_are_answered_with_the_current_ones() -> None:
-    with pytest.raises(UsageError, match=r"^r\.toml has .*: optim\.clip is optim\.max_grad_norm now\. Rename it\.$"):
-        settings.check_names(["optim.clip", "optim.lr"], "r.toml")
-    with pytest.raises(UsageError, match=r": scratch is random_init now, train\.keep is .* now\. Rename them\.$"):
-        settings.check_names(["train.keep", "scratch"], "r.toml")
 
 
 @pytest.mark.parametrize(

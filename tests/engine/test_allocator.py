@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lambert.engine.allocator import TUNABLES
+from lambert.engine.process import TUNABLES
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's settings")
 

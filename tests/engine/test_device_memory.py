@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lambert.engine.device_memory import _group_bytes, free_memory, ran_out, release
+from lambert.engine.device import _group_bytes, free_memory, ran_out, release
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -55,7 +55,7 @@ def test_free_memory_is_what_the_system_has_at_most() -> None:
 
 LIMITED = """
 import resource, torch
-from lambert.engine.device_memory import free_memory, ran_out
+from lambert.engine.device import free_memory, ran_out
 
 cpu = torch.device("cpu")
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

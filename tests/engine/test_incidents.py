@@ -9,9 +9,8 @@ import pytest
 
 from lambert.core.batch import Ints
 from lambert.core.world import World
-from lambert.engine import incidents
-from lambert.engine.guard import Incident
-from lambert.engine.incidents import Incidents
+from lambert.engine import guard
+from lambert.engine.guard import Incident, Incidents
 
 
 def samples(update: int) -> tuple[Ints, Ints]:
@@ -51,7 +50,7 @@ def test_a_row_holds_the_samples(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 def test_it_is_bounded_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(incidents, "MAX_ROWS", 4)
+    monkeypatch.setattr(guard, "MAX_ROWS", 4)
     for begun in (1, 4):  # a run, and the same continued
         found = Incidents(tmp_path, samples, World())
         for step in range(begun, begun + 3):

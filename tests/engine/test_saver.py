@@ -16,9 +16,8 @@ from torch import Tensor
 from lambert.core.errors import DataError, MachineError
 from lambert.distributed.detection import detect
 from lambert.engine import archive, checkpoint
-from lambert.engine.checkpoint import Saver
+from lambert.engine.checkpoint import Saver, Snapshot
 from lambert.engine.precision import Precision
-from lambert.engine.snapshot import Snapshot
 
 
 @pytest.fixture(autouse=True)

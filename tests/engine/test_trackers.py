@@ -103,7 +103,7 @@ def test_no_network_connection_is_opened(name: str, home: Path, tmp_path: Path) 
     strace = subprocess.run(["which", "strace"], capture_output=True, check=False).returncode == 0
     log = tmp_path / "strace.txt"
     watch = ["strace", "-f", "-qq", "-e", "trace=connect,sendto", "-o", str(log)] if strace else []
-    command = ["unshare", "-rn", *watch, sys.executable, "-P", "-m", "lambert.engine.tracker_process", name]
+    command = ["unshare", "-rn", *watch, sys.executable, "-P", "-m", "lambert.engine.trackers", name]
     done = subprocess.run(
         [*command, str(tmp_path / "run")], input="".join(json.dumps(row) + "\n" for row in ROWS), text=True,
         capture_output=True, check=False, timeout=120, env=os.environ | trackers.ENVIRONMENT,

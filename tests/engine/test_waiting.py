@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lambert.engine import allocator, process, waiting
+from lambert.engine import process
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="GNU OpenMP")
 
@@ -31,11 +31,11 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_user_chose_stays(chosen: str, value: str, set_here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if chosen:
         monkeypatch.setenv(chosen, value)
-    assert waiting.settings() == ({"GOMP_SPINCOUNT": waiting.SPINS} if set_here else {})
+    assert process.thread_variables() == ({"GOMP_SPINCOUNT": process.SPINS} if set_here else {})
 
 
 def test_a_process_is_replaced_once_for_all_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "settings", lambda: {} if "TUNED" in os.environ else {"TUNED": "1"})
+    monkeypatch.setattr(process, "allocator_variables", lambda: {} if "TUNED" in os.environ else {"TUNED": "1"})
     monkeypatch.setenv("TUNED", "")  # so that the test restores both
     monkeypatch.delenv("TUNED")
     monkeypatch.setenv("GOMP_SPINCOUNT", "")
@@ -46,4 +46,4 @@ def test_a_process_is_replaced_once_for_all_variables(monkeypatch: pytest.Monkey
     process.replace()
     (environment,) = replaced
     assert environment["TUNED"] == "1"
-    assert environment["GOMP_SPINCOUNT"] == waiting.SPINS
+    assert environment["GOMP_SPINCOUNT"] == process.SPINS

@@ -18,7 +18,7 @@ from patience import HANGS, patient
 from tiny import free_port  # type: ignore[import-not-found]
 
 from lambert.core.errors import UsageError
-from lambert.engine.lock import hold
+from lambert.runs.folder import lock_run
 
 STEPS = 24
 FAULTY = """
@@ -276,7 +276,7 @@ def test_workers_do_not_outlive_their_launcher(
 def free(out: Path) -> bool:
     """Whether nobody holds the run folder."""
     try:
-        with hold(out):
+        with lock_run(out):
             return True
     except UsageError:
         return False

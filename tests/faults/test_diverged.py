@@ -19,8 +19,7 @@ from lambert.core.world import World
 from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.detection import detect
 from lambert.distributed.exchange import build
-from lambert.engine.guard import Guard, GuardConfig
-from lambert.engine.incidents import Incidents
+from lambert.engine.guard import Guard, GuardConfig, Incidents
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
 

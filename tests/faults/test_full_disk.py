@@ -18,9 +18,9 @@ from tiny import Tiny, adamw, run, start, steps
 
 from lambert.core.errors import UsageError
 from lambert.engine import checkpoint
-from lambert.engine.lock import hold
 from lambert.engine.precision import Precision
 from lambert.engine.step import Step
+from lambert.runs.folder import lock_run
 
 
 def small_files(folder: Path, size: int, final: bool) -> None:
@@ -152,7 +152,7 @@ def unprivileged(folder: Path) -> None:
     if os.geteuid() == 0:
         os.setegid(65534)
         os.seteuid(65534)
-    with hold(folder):
+    with lock_run(folder):
         pass
 
 

@@ -17,8 +17,8 @@ from patience import HANGS
 from tiny import Tiny, adamw, start, steps
 
 from lambert.engine import archive, checkpoint
-from lambert.engine.lock import hold
 from lambert.engine.precision import Precision
+from lambert.runs.folder import lock_run
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def save_and_die(folder: Path, fatal: int, before: bool) -> None:
     """Saves update 3 in the background, dies at some call of it, or else trains on to the end."""
     net = Tiny()
     optimizer, precision = adamw(net), Precision("float32")
-    with hold(folder), closing(checkpoint.Saver(folder)) as saver:
+    with lock_run(folder), closing(checkpoint.Saver(folder)) as saver:
         found = saver.latest()
         assert found is not None
         found.restore(net, optimizer, precision)
@@ -87,7 +87,7 @@ def test_killed_in_any_phase_of_saving(before: bool, tmp_path: Path) -> None:
         process = start(save_and_die, folder, fatal, before)
         process.join(HANGS)
         exit_code = process.exitcode
-        with hold(folder):
+        with lock_run(folder):
             found = checkpoint.latest(folder)
         assert found is not None
         left = {path.name for path in (folder / "checkpoints").iterdir()}

@@ -15,7 +15,7 @@ from lambert.engine.compiler import Compilation
 from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.heads import Model
 from lambert.native import ops
-from lambert.runs.notes import model_notes
+from lambert.runs.log import model_notes
 from lambert.verbs import doctor
 
 SUPPORTED = native._processor() >= native._NEEDED

@@ -20,7 +20,7 @@ from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
 from lambert.optim.optimizers import build
 from lambert.planning import operations
-from lambert.runs.freezing import freeze, frozen_blocks
+from lambert.runs.run import freeze, frozen_blocks
 
 Lambert = Callable[..., Any]
 SHAPE = EncoderConfig(vocabulary=50, hidden=8, heads=2, layers=3, intermediate=16, dropout=0.0, attention_dropout=0.0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lambert.runs.config import TrainConfig
-from lambert.runs.plateau import BELOW, FEW_UPDATES, beside_unigrams, few_updates
+from lambert.runs.log import BELOW, FEW_UPDATES, beside_unigrams, few_updates
 from lambert.verbs.report.folders import read
 from lambert.verbs.report.ranks import incidents
 from lambert.verbs.report.sections import advice

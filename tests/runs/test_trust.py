@@ -13,7 +13,7 @@ from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.optim.groups import decay_groups
 from lambert.optim.lamb import Lamb
-from lambert.runs.trust import trust_summary
+from lambert.runs.log import trust_summary
 
 Lambert = Callable[..., Any]
 

@@ -21,11 +21,11 @@ from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.detection import detect
 from lambert.distributed.exchange import build
 from lambert.engine import checkpoint, signals
-from lambert.engine.lock import hold
 from lambert.engine.log import RunLog
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
 from lambert.engine.step import Step
+from lambert.runs.folder import lock_run
 
 VOCABULARY = 13
 LENGTH = 6
@@ -171,7 +171,7 @@ def run(folder: Path, *, stop: int = 20, save_every: int = 5, hook: Callable[[St
     with (
         signals.graceful_stop() as request,
         request.deferred(),
-        hold(folder, world),
+        lock_run(folder, world),
         closing(checkpoint.Saver(folder, world=world)) as saver,
     ):
         found = saver.latest()

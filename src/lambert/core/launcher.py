@@ -1,4 +1,7 @@
-"""A worker of `lambert launch`: it ends with its launcher, and reports to it how it ended."""
+"""How a process ends, and who is told: the launcher that started it, or the user; and the traceback of a bug.
+
+A worker of `lambert launch` also ends with its launcher.
+"""
 
 import ctypes
 import json
@@ -15,6 +18,7 @@ from lambert.core.errors import LambertError, printable_line
 from lambert.core.files import write_atomic
 from lambert.core.signals import LAUNCHED
 from lambert.core.urls import without_secrets
+from lambert.core.version import __version__
 
 ENDS = "LAMBERT_ENDS"
 """Name of the variable with the folder in which the workers report how they ended."""
@@ -22,6 +26,7 @@ FINAL = (2, 3, 5, 75, 130)
 """Exit codes after which a restart is useless: wrong settings or data, divergence, saved and stopped."""
 GRACE_SECONDS = 4.0
 """How long a worker may take to save and leave when its launcher is gone; ours."""
+CRASH_FILE = "crash.txt"
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
@@ -86,6 +91,17 @@ def read_ends(folder: Path) -> list[End]:
     """Returns the reports of the workers that have ended, in the order of their ends."""
     found = [End(**json.loads(path.read_bytes())) for path in folder.glob("[0-9]*") if path.name.isdecimal()]
     return sorted(found, key=lambda end: end.moment)
+
+
+def save_traceback(command: str, traceback: str) -> str:
+    """Writes a traceback to `crash.txt` in the current folder, under the version and the command. Returns a sentence
+    that says where it is, or the traceback itself if the file cannot be written."""
+    text = without_secrets(f"lambert {__version__} {command}\n\n{traceback}")
+    try:
+        Path(CRASH_FILE).write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError:
+        return text
+    return f"The traceback is in {CRASH_FILE}: please report it."
 
 
 def _is_first_to_end() -> bool:

@@ -73,29 +73,6 @@ def _written(end: float) -> str:
     return str(int(end) if end.is_integer() else end)
 
 
-RENAMED = {
-    "optim.clip": "optim.max_grad_norm",
-    "optim.warmup_share": "optim.warmup_ratio",
-    "train.keep": "train.keep_checkpoints",
-    "train.shares": "train.deterministic_parts",
-    "exchange.machines": "exchange.nodes",
-    "scratch": "random_init",
-    "from_scratch": "restart_damaged",
-    "log.tensorboard": "log.trackers",
-}
-"""Former names of settings with their current names."""
-
-
-def check_names(names: Iterable[str], where: str) -> None:
-    """Raises UsageError if one of these dotted names is a former name. `where` says where the names were read."""
-    old = sorted(name for name in names if name in RENAMED)
-    if old:
-        renamed = ", ".join(f"{name} is {RENAMED[name]} now" for name in old)
-        raise UsageError(
-            f"{where} has settings by their former names: {renamed}. Rename {'them' if old[1:] else 'it'}."
-        )
-
-
 def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "", *, as_text: bool = False) -> None:
     """Raises UsageError if one of these nested settings of the dataclass `kind` is no table where a table is needed,
     has a fraction where a whole number is needed or, unless `as_text`, is text where a number is needed."""

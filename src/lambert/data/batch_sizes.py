@@ -1,8 +1,11 @@
-"""The number of sequences of each update: constant, or growing."""
+"""The number of sequences of each update, constant or growing, and of the micro-batches into which it is divided."""
 
 from dataclasses import dataclass
 
 import numpy as np
+
+_MULTIPLE = 8
+"""Above this count, the number of micro-batches is a multiple of it: a node has at most 8 ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +47,9 @@ class BatchSizes:
     def _sizes(self) -> int:
         """Number of sizes of the ramp, all below `last`."""
         return self.last // self.first - 1 if self.first else 0
+
+
+def even_count(least: int) -> int:
+    """Returns the number of micro-batches where at least `least` are needed: 1, 2, 4 or a multiple of 8, so that small
+    numbers of ranks get equal shares."""
+    return 1 << (least - 1).bit_length() if least <= _MULTIPLE else -(-least // _MULTIPLE) * _MULTIPLE

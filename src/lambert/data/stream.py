@@ -15,10 +15,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from lambert.core.batch import Batch, Ints, Source
-from lambert.core.division import even_count
 from lambert.core.errors import DataError, UsageError
 from lambert.core.randomness import Stream, key, permuted
-from lambert.data.batch_sizes import BatchSizes
+from lambert.data.batch_sizes import BatchSizes, even_count
 
 Item = TypeVar("Item")
 

@@ -32,8 +32,7 @@ from lambert.distributed.config import TIMEOUT_SECONDS
 from lambert.distributed.failure_detector import FailureDetector, within_deadline
 from lambert.distributed.launch_environment import ProcessInfo
 from lambert.distributed.rendezvous import meet, roll_call
-from lambert.engine.device import device_named, gpu_uuid
-from lambert.engine.device_memory import ran_out
+from lambert.engine.device import device_named, gpu_uuid, ran_out
 
 _JOIN_SECONDS = 50.0
 """How long the ranks wait for each other at the start."""

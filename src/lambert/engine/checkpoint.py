@@ -23,9 +23,8 @@ from lambert.core.files import identity, removed_message
 from lambert.core.world import World
 from lambert.engine import archive, state
 from lambert.engine.archive import FOLDER, clean
-from lambert.engine.device_memory import ran_out
+from lambert.engine.device import ran_out
 from lambert.engine.precision import Precision
-from lambert.engine.snapshot import Snapshot
 
 __all__ = ["FOLDER", "Checkpoint", "Pause", "Saver", "check_disk_space", "clean", "latest"]
 
@@ -298,3 +297,29 @@ def check_disk_space(
 def _warn(failure: str) -> None:
     if failure:
         _log.warning("%s Training continues, and earlier checkpoints are intact.", failure)
+
+
+class Snapshot:
+    """Copies named tensors to host memory that is reused by the next copy.
+
+    The first copy also pays for the pages that it touches; later copies cost only the memory copy. Copies of GPU
+    tensors are in pinned memory.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns contiguous copies of the tensors on the host. The next call overwrites them."""
+        self._kept = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
+        for name, tensor in tensors.items():
+            self._kept[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return self._kept
+
+    def _buffer(self, name: str, tensor: Tensor) -> Tensor:
+        kept = self._kept.get(name)
+        if kept is not None and (kept.shape, kept.dtype) == (tensor.shape, tensor.dtype):
+            return kept
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

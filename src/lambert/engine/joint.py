@@ -18,8 +18,7 @@ from lambert.core.batch import Batch, JointTarget
 from lambert.core.compute import Compute
 from lambert.core.randomness import Stream, key
 from lambert.core.world import World
-from lambert.engine.device import seed_generators
-from lambert.engine.device_memory import ran_out
+from lambert.engine.device import ran_out, seed_generators
 from lambert.engine.precision import Precision
 from lambert.engine.step import Update
 

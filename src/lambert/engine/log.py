@@ -15,7 +15,7 @@ from lambert.core.urls import without_secrets
 from lambert.core.world import World
 from lambert.engine import environment
 from lambert.engine.ceiling import CEILING
-from lambert.engine.device_memory import peak_megabytes
+from lambert.engine.device import peak_megabytes
 from lambert.engine.metrics_file import METRICS, AppendOnlyFile, last_number, truncate
 from lambert.engine.progress import PLAIN_SECONDS, progress, score_text
 from lambert.engine.step import Step

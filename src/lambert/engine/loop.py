@@ -17,8 +17,7 @@ from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
 from lambert.core.randomness import Stream, key
 from lambert.core.world import World
-from lambert.engine.device import Reading, Stopwatch, on_device, seed_generators
-from lambert.engine.device_memory import ran_out
+from lambert.engine.device import Reading, Stopwatch, on_device, ran_out, seed_generators
 from lambert.engine.exchange import Exchange
 from lambert.engine.joint import with_joint_losses
 from lambert.engine.precision import Precision

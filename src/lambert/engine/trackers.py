@@ -1,14 +1,18 @@
 """Trackers: programs that show the rows of metrics.jsonl beside those of other runs.
 
 A tracker takes rows, and writes in the run folder alone. TensorBoard's writer is a part of this process. MLflow and
-Weights & Biases, which change settings of a process, start threads and write to the home folder, are in one of their
-own (`tracker_process`).
+Weights & Biases, which change settings of a process, start threads and write to the home folder, are in processes of
+their own, to which rows come as lines of JSON on standard input: `python -m lambert.engine.trackers NAME RUN`.
 """
 
+import hashlib
+import json
 import logging
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,17 +62,17 @@ class TensorBoard:
 
 
 class SubprocessTracker:
-    """A tracker of `tracker_process`, which gets the rows through a pipe. Its output is in NAME/tracker.txt. It ignores
-    the signals of the run, and ends when the run does, however that ends. It cannot remove rows, so it does not know
-    after which update the run continues. Training never waits for it: rows that the pipe has no room for are kept, up
-    to a limit, until the next one."""
+    """A tracker in a process of its own, which gets the rows through a pipe. Its output is in NAME/tracker.txt. It
+    ignores the signals of the run, and ends when the run does, however that ends. It cannot remove rows, so it does not
+    know after which update the run continues. Training never waits for it: rows that the pipe has no room for are kept,
+    up to a limit, until the next one."""
 
     def __init__(self, name: str, run: Path) -> None:
         if not find_spec(name):
             raise _missing(name)
         self._name, self._output = name, run / name / "tracker.txt"
         self._output.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-P", "-m", "lambert.engine.tracker_process", name, str(run.absolute())]
+        command = [sys.executable, "-P", "-m", "lambert.engine.trackers", name, str(run.absolute())]
         with open_regular(self._output, "ab") as output:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
@@ -142,3 +146,66 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 def _missing(name: str) -> UsageError:
     return UsageError(f"log.trackers names {name}, which is not installed: pip install 'lambert-bert[{name}]'.")
+
+
+class Mlflow:
+    """An MLflow run in the file store mlflow/ of the run folder, which a continued run extends."""
+
+    def __init__(self, run: Path) -> None:
+        from mlflow import entities
+        from mlflow.tracking import MlflowClient
+
+        self._metric, self._client = entities.Metric, MlflowClient((run / "mlflow").as_uri())
+        experiment = self._client.get_experiment_by_name("lambert")
+        place = experiment.experiment_id if experiment else self._client.create_experiment("lambert")
+        found = self._client.search_runs([place])
+        self._run = (found[0] if found else self._client.create_run(place, run_name=run.name)).info.run_id
+        self._client.update_run(self._run, status="RUNNING")
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        at = int(1000 * row.get("time", time.time()))
+        # A metric is a file, so `loss` and `loss/mlm` could not both exist.
+        metrics = [self._metric(key.replace("/", "."), value, at, row["step"]) for key, value in numbers(row).items()]
+        self._client.log_batch(self._run, metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+class Wandb:
+    """An offline run of Weights & Biases in wandb/ of the run folder; `wandb sync` uploads it. Each process of a run
+    that continues makes a folder with the same id."""
+
+    def __init__(self, run: Path) -> None:
+        import wandb
+
+        own = hashlib.sha256(str(run).encode()).hexdigest()[:16]
+        options = wandb.Settings(
+            mode="offline", root_dir=str(run), run_id=own, run_name=run.name, project="lambert", resume="allow",
+            console="off", silent=True, disable_git=True, save_code=False, x_disable_meta=True, x_disable_stats=True,
+        )  # fmt: skip
+        self._run = wandb.init(settings=options)
+        self._run.define_metric("*", step_metric="update")
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        self._run.log({"update": row["step"], **numbers(row)})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+_OF_A_PROCESS: dict[str, Callable[[Path], Tracker]] = {"mlflow": Mlflow, "wandb": Wandb}
+
+
+def main(name: str, run: str) -> None:
+    """Passes the rows of standard input to a tracker until the input ends."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    tracker = _OF_A_PROCESS[name](Path(run))
+    for line in sys.stdin:
+        tracker.row(json.loads(line))
+    tracker.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

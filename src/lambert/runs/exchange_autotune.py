@@ -8,7 +8,7 @@ import torch
 
 from lambert.data.stream import GlobalBatch
 from lambert.distributed.config import WORTH
-from lambert.engine.device_memory import release
+from lambert.engine.device import release
 from lambert.engine.loop import OutOfMemory, train
 from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest

@@ -3,16 +3,17 @@
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from lambert.core import settings
-from lambert.core.errors import UsageError
+from lambert.core.errors import MachineError, UsageError
 from lambert.core.files import is_temporary, parse_json, read_file, write_atomic
+from lambert.core.lock import lock_folder
 from lambert.core.world import World
 from lambert.distributed import agreement
-from lambert.engine import lock
+from lambert.engine import checkpoint
 from lambert.engine.metrics_file import METRICS
 from lambert.model.heads import Model
 from lambert.runs.config import RunConfig
@@ -71,7 +72,7 @@ def open_run(config: RunConfig, world: World, data: Mapping[str, object]) -> Ite
     problem = world.broadcast_text(_foreign(config, data) if world.is_first else "")
     if problem:
         raise UsageError(problem)
-    with lock.hold(config.out, world):
+    with lock_run(config.out, world):
         if world.is_first:
             write_atomic(config.out / CONFIG, text)
             write_atomic(config.out / DATA, json.dumps(dict(data), indent=1) + "\n")
@@ -102,7 +103,6 @@ def changes(config: RunConfig, path: Path, free: tuple[str, ...] = FREE) -> list
     """Returns the dotted names of the settings that `config` has otherwise than the config.toml at `path`, with the
     value there and that of `config`; UNSET for none. Names that begin as one of `free` are left out."""
     before, now = settings.dotted(settings.read(path)), settings.dotted(settings.as_dict(config))
-    before = {settings.RENAMED.get(name, name): value for name, value in before.items()}
     before = settings.dotted(settings.defaults(config)) | before  # of settings that an older version did not have
     names = [name for name in sorted(before | now) if before.get(name) != now.get(name) and not name.startswith(free)]
     return [(name, before.get(name, UNSET), now.get(name, UNSET)) for name in names]
@@ -126,3 +126,28 @@ def _other_data(out: Path, data: Mapping[str, object]) -> str:
         f"{out} holds a run on other data: {listed}. {path} records what the run began with. Restore that data, or "
         "choose another out."
     )
+
+
+@contextmanager
+def lock_run(run: Path, world: World | None = None) -> Iterator[None]:
+    """A context that creates the folder `run`, locks it, and removes files that a killed process left incomplete.
+
+    All ranks must enter the context; rank 0 holds the lock (`core/lock.py`) for all.
+
+    Raises UsageError, which names the holder of the lock, or why the folder cannot be written, and MachineError if its
+    disk is full or broken.
+    """
+    world = world or World()
+    refusal = ""
+    with ExitStack() as held:
+        if world.is_first:
+            try:
+                held.enter_context(lock_folder(run))
+                checkpoint.clean(run)
+            except (MachineError, UsageError) as error:
+                refusal = json.dumps([error.exit_code, str(error)])
+        refusal = world.broadcast_text(refusal)
+        if refusal:
+            code, text = json.loads(refusal)
+            raise (MachineError if code == MachineError.exit_code else UsageError)(text)
+        yield

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from lambert.core.batch import Source
 from lambert.core.errors import DataError, MachineError
 from lambert.core.world import World
-from lambert.engine.device_memory import free_memory
+from lambert.engine.device import free_memory
 from lambert.engine.loop import OutOfMemory
 from lambert.model.config import EncoderConfig
 from lambert.model.costs import compiled

@@ -18,8 +18,8 @@ from lambert.distributed import agreement
 from lambert.distributed.stragglers import Stragglers
 from lambert.engine import archive, ceiling, environment
 from lambert.engine.compiler import Compilation, compiled, wanted
-from lambert.engine.device_memory import release
-from lambert.engine.incidents import Incidents
+from lambert.engine.device import release
+from lambert.engine.guard import Incidents
 from lambert.engine.log import SCORED, Monitor, RunLog
 from lambert.engine.loop import OutOfMemory, train
 from lambert.engine.metrics_file import METRICS, last_update
@@ -32,14 +32,11 @@ from lambert.model.heads import Model
 from lambert.model.relations import RelationStudent, RelationTeacher
 from lambert.optim.schedule import schedule
 from lambert.runs.config import RunConfig
-from lambert.runs.costs import priced
 from lambert.runs.distillation import WithRelations
 from lambert.runs.exchange_autotune import autotune
-from lambert.runs.notes import model_notes, ranks
-from lambert.runs.plateau import plateau
+from lambert.runs.log import count_operations, model_notes, plateau, ranks, trust_summary
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import Run
-from lambert.runs.trust import trust_summary
 
 _TRIED = 4
 """Number of sequences on which compiling is tried."""
@@ -126,7 +123,7 @@ def run_updates(
         )  # fmt: skip
         if best.name and not done:  # a misspelt name is found before the first update
             best.check(_scores(run, score, done, stop))
-        monitor = plateau(unigram_entropy, config, model.config.init_range)
+        monitor = plateau(unigram_entropy, config.optim, model.config.init_range)
         with (
             _compiled(run, source) as compilation,
             stop.deferred(),
@@ -286,7 +283,7 @@ def _attempts(
         batches = _batches(run, source, done, steps)
         try:
             for step in train(
-                net, run.optimizer, priced(batches, run.model, teacher, costs),
+                net, run.optimizer, count_operations(batches, run.model, teacher, costs),
                 schedule=lambda applied: run.guard.lr_scale * rate(applied), max_grad_norm=config.optim.max_grad_norm,
                 precision=run.precision, world=world, seed=config.seed, start=done, steps=steps, exchange=run.exchange,
                 stop=stop,

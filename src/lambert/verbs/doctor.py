@@ -18,8 +18,8 @@ from typing import Literal
 
 from lambert import native
 from lambert.core.errors import printable_line
-from lambert.core.imports import imported
 from lambert.core.version import __version__
+from lambert.engine.process import import_quickly
 from lambert.runs.result import Say, silent
 
 EXTRAS = {
@@ -102,7 +102,7 @@ def examine() -> Iterator[Finding]:
     """Yields all findings. This takes a second or more."""
     with ThreadPoolExecutor(1) as pool:
         compiler = pool.submit(_compiler)  # another process, which runs while torch is imported
-        imported("torch")
+        import_quickly("torch")
         import torch
 
         yield Finding("lambert", __version__)

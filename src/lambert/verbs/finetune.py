@@ -29,10 +29,10 @@ from lambert.model.heads import Model
 from lambert.runs.card import LabelledFile, Trained
 from lambert.runs.distillation import keep_layers, relation_teacher
 from lambert.runs.folder import INITIAL_WEIGHTS, fingerprints, open_run
-from lambert.runs.freezing import freeze
 from lambert.runs.microbatch import check_model
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
+from lambert.runs.run import freeze
 from lambert.runs.updates import run_to_end, run_updates
 from lambert.tasks import (
     Outputs,

@@ -178,7 +178,7 @@ def run(config: LaunchConfig, tokens: list[str], read: Callable[[list[str]], Any
 
         chosen.train.check_ranks(processes, archive.last(chosen.out))
     os.environ |= settings
-    os.environ |= process.settings()
+    os.environ |= process.variables()
     with scratch_folder("lambert-launch") as ends:
         os.environ |= {LAUNCHED: str(os.getpid()), ENDS: str(ends)}
         _supervise(config, processes, rendezvous, command, ends, getattr(chosen, "out", None))

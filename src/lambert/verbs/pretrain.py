@@ -32,8 +32,8 @@ from lambert.runs.config import TrainConfig
 from lambert.runs.defaults import FreshEncoderConfig
 from lambert.runs.distillation import keep_layers, relation_teacher
 from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, fingerprints, open_run
+from lambert.runs.log import beside_unigrams, few_updates
 from lambert.runs.microbatch import check_model
-from lambert.runs.plateau import beside_unigrams, few_updates
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates

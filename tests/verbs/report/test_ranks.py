@@ -14,8 +14,7 @@ from run_folders import Outline, folder, page, row
 
 from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.stragglers import Stragglers
-from lambert.engine.guard import Incident
-from lambert.engine.incidents import Incidents
+from lambert.engine.guard import Incident, Incidents
 from lambert.engine.log import _now
 from lambert.engine.signals import StopRequest
 from lambert.runs import exchange_autotune, updates

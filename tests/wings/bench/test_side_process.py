@@ -107,10 +107,10 @@ def test_peers_of_a_work_inherit_nothing(mine: Path, monkeypatch: pytest.MonkeyP
     assert [*found[peer]["environments_tried"]] == ["unchanged", "MORE"]
     chosen = found[peer]["environment"]
     assert chosen in ({}, {"MORE": "1"})
-    user, own = process.STARTED, {**process.STARTED, **process.settings()}
+    user, own = process.STARTED, {**process.STARTED, **process.variables()}
     trials = [(peer, user), (peer, {**user, "MORE": "1"})]
     assert given == [*trials, ("ceilings", own), ("lambert", own), (peer, {**user, **chosen})]
-    assert found["lambert"]["environment"] == process.settings()
+    assert found["lambert"]["environment"] == process.variables()
 
 
 def test_peers_of_a_run_inherit_nothing(
@@ -153,14 +153,14 @@ def test_peers_of_a_run_inherit_nothing(
 
 
 def test_the_environments_that_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments.allocator, "settings", lambda: {"M": "1"})
-    monkeypatch.setattr(environments.waiting, "settings", lambda: {"W": "2"})
+    monkeypatch.setattr(process, "allocator_variables", lambda: {"M": "1"})
+    monkeypatch.setattr(process, "thread_variables", lambda: {"W": "2"})
     monkeypatch.setattr(process, "STARTED", {"HOME": "/"})
     bound = environments.BOUND
     assert environments.candidates("cpu") == [{}, {"M": "1"}, {"W": "2"}, {"M": "1", "W": "2"}, bound]
     assert environments.candidates("cuda:0") == [{}]
     monkeypatch.setattr(process, "STARTED", {"OMP_PROC_BIND": "spread"})
-    monkeypatch.setattr(environments.waiting, "settings", dict)
+    monkeypatch.setattr(process, "thread_variables", dict)
     assert environments.candidates("cpu") == [{}, {"M": "1"}]
     assert environments.of({"M": "1"}) == {"OMP_PROC_BIND": "spread", "M": "1"}
 

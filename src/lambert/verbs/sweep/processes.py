@@ -57,7 +57,7 @@ def run_processes(config: SweepConfig, stop: StopRequest) -> None:
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // config.jobs)))
     common = (
         os.environ
-        | process.settings()
+        | process.variables()
         | {LAUNCHED: str(os.getpid()), "OMP_NUM_THREADS": threads, STORAGE: config.storage}
     )
     with scratch_folder("lambert-sweep") as ends, stop.deferred():

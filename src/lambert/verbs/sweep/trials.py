@@ -14,7 +14,7 @@ from optuna.trial import Trial, TrialState
 
 from lambert.core.errors import DivergedError, LambertError, MachineError, SavedAndStopped
 from lambert.engine import archive
-from lambert.engine.device_memory import ran_out
+from lambert.engine.device import ran_out
 from lambert.engine.signals import StopRequest
 from lambert.runs.result import SCORES, Result, Say
 from lambert.verb import all_verbs, load

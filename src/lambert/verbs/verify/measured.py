@@ -11,7 +11,7 @@ from typing import Any
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import parse_json, read_file
 from lambert.core.settings import dotted
-from lambert.engine.incidents import INCIDENTS
+from lambert.engine.guard import INCIDENTS
 from lambert.runs.folder import CONFIG, DATA, FREE
 from lambert.runs.result import Result
 

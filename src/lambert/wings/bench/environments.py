@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from lambert.engine import allocator, process, waiting
+from lambert.engine import process
 
 Variables = Mapping[str, str]
 """Variables that a side has besides those of the user's environment."""
@@ -38,7 +38,7 @@ def candidates(device: str = "cpu") -> list[Variables]:
     that. Variables that the user has set stay as they are."""
     if not device.startswith("cpu"):
         return [UNCHANGED]
-    memory, waits = allocator.settings(), waiting.settings()
+    memory, waits = process.allocator_variables(), process.thread_variables()
     chosen = any(name.startswith(_BINDING) for name in process.STARTED)
     made: list[Variables] = []
     for variables in (UNCHANGED, memory, waits, memory | waits, UNCHANGED if chosen else BOUND):

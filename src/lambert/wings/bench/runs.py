@@ -106,8 +106,8 @@ def measured(config: BenchConfig, world: World) -> dict[str, Any]:
         sides = {name: Side() for name in (OWN, *commands)}
         chosen = {name: fastest(config, name, command, folder) for name, command in commands.items()}
         trials = {name: _trial(config, name, command, chosen[name], folder) for name, command in commands.items()}
-        trials[OWN] = Trial(process.settings())  # `lambert pretrain` gives them to itself
-        with SideProcess(config, CEILINGS, environments.of(process.settings())) as measuring:
+        trials[OWN] = Trial(process.variables())  # `lambert pretrain` gives them to itself
+        with SideProcess(config, CEILINGS, environments.of(process.variables())) as measuring:
             rates = measuring.ceilings()
             for _ in range(config.rounds):
                 _lambert(config, sides[OWN], folder, data)

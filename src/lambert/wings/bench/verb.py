@@ -43,7 +43,7 @@ def run(config: BenchConfig, say: Say = silent) -> None:
     world = detect(config.device)
     config = replace(config, precision=cast(BenchPrecision, resolved(config.precision, world)))
     if config.profile:
-        with SideProcess(config, OWN, environments.of(process.settings())) as side:
+        with SideProcess(config, OWN, environments.of(process.variables())) as side:
             costs = side.ask("profile")
         for line in [json_text(costs)] if config.json else costs_table(costs):
             say(line)
@@ -61,7 +61,7 @@ def run(config: BenchConfig, say: Say = silent) -> None:
 def measured(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
     """Returns everything that is measured, as plain values."""
     alike = replace(config, device=str(world.device), threads=torch.get_num_threads())
-    own = process.settings()
+    own = process.variables()
     trials = {OWN: Trial(own)} | {name: _trial(alike, name) for name in work.sides if name != OWN}
     with ExitStack() as stack:
         measuring = stack.enter_context(SideProcess(alike, CEILINGS, environments.of(own)))

@@ -10,7 +10,7 @@ import torch
 
 from lambert.core.world import World
 from lambert.distributed.detection import detect
-from lambert.engine.device_memory import free_memory
+from lambert.engine.device import free_memory
 from lambert.engine.precision import has_bfloat16
 from lambert.measure.batches import counts, drawn_batch
 from lambert.measure.ceilings import Ceilings

@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from lambert.core.crash import save_traceback
+from lambert.core.launcher import save_traceback
 from lambert.core.world import World
 from lambert.engine.device import device_named
 from lambert.engine.precision import resolved

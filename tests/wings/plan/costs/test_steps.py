@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lambert.core.division import even_count
+from lambert.data.batch_sizes import even_count
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.planning import operations
 from lambert.wings.plan.costs.communication import exchange, exposed

@@ -18,7 +18,7 @@ from math import ceil, prod
 
 import torch
 
-from lambert.core.division import even_count
+from lambert.data.batch_sizes import even_count
 from lambert.planning import memory, micro_batches, operations, traffic
 from lambert.wings.plan.costs.communication import exchange, exposed
 from lambert.wings.plan.costs.devices import Cluster, Device

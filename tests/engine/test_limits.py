@@ -9,7 +9,7 @@ import pytest
 from commands import Called, one_line
 
 from lambert.core.errors import MachineError
-from lambert.core.limits import LEAST_ADDRESS_SPACE, LEAST_FILES, check_limits
+from lambert.engine.process import LEAST_ADDRESS_SPACE, LEAST_FILES, check_limits
 
 ANY = resource.RLIM_INFINITY
 
