@@ -16,7 +16,7 @@ import lambert as library
 from lambert.core.errors import DataError, UsageError
 from lambert.model import weights
 from lambert.tasks import TaskConfig
-from lambert.tasks.squad import Squad
+from lambert.tasks.squad.squad import Squad
 
 TEXTS = ["the king found a river near the old road", "a bird", "under the bright house the window walked slowly"]
 Tuned = Callable[[str], Path]

@@ -22,9 +22,9 @@ from lambert.model.objectives import Choice as ChoiceHead
 from lambert.model.objectives import Label, Span
 from lambert.runs.config import DistilConfig
 from lambert.tasks import Columns, TaskConfig
-from lambert.tasks.choice import Choice
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
-from lambert.tasks.tag import Tag
+from lambert.tasks.sentences.choice import Choice
+from lambert.tasks.tag.tag import Tag
 
 Lambert = Callable[..., Any]
 SHARE, WARM = 0.7, 3.0

@@ -12,9 +12,9 @@ from lambert.core.registry import nearest
 from lambert.core.unsupported import CONLL, refuse_archive
 from lambert.inference.input_rows import START, InputRow, Position, input_row
 from lambert.tasks import TaskConfig
-from lambert.tasks.conll import word_column
-from lambert.tasks.table import named
-from lambert.tasks.templates import columns_of
+from lambert.tasks.reading.table import named
+from lambert.tasks.reading.templates import columns_of
+from lambert.tasks.tag.conll import word_column
 from lambert.text.read_row import placed
 from lambert.text.rows import JSON, KNOWN, TABLES, RowFile, kind, opened
 from lambert.text.streams import sheet

@@ -31,11 +31,12 @@ from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.model.initial_head import PREDICTED
-from lambert.tasks import Task, TaskConfig, create, needed_roles, sentence_transformers
+from lambert.tasks import Task, TaskConfig, create, needed_roles
 from lambert.tasks.config import Columns, OtherColumns
-from lambert.tasks.embed import Embed
-from lambert.tasks.files import digest
 from lambert.tasks.model_folder import task_of
+from lambert.tasks.reading.files import digest
+from lambert.tasks.vectors import sentence_transformers
+from lambert.tasks.vectors.embed import Embed
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 

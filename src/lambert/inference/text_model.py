@@ -31,22 +31,13 @@ from lambert.model.folder import model_folder, read_config
 from lambert.model.heads import Model
 from lambert.model.pooling import modes_of, pooled, pooling_of
 from lambert.model.publish import publish
-from lambert.tasks import (
-    Outputs,
-    Row,
-    Task,
-    TaskConfig,
-    asked,
-    model_files,
-    scored,
-    sentence_transformers,
-    with_top,
-)
-from lambert.tasks.bad_rows import readable
+from lambert.tasks import Outputs, Row, Task, TaskConfig, asked, model_files, scored, with_top
 from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, OtherColumns
-from lambert.tasks.embed import Embed
-from lambert.tasks.mismatch import using_a_model
-from lambert.tasks.templates import columns_of, is_template
+from lambert.tasks.reading.bad_rows import readable
+from lambert.tasks.reading.mismatch import using_a_model
+from lambert.tasks.reading.templates import columns_of, is_template
+from lambert.tasks.vectors import sentence_transformers
+from lambert.tasks.vectors.embed import Embed
 from lambert.text.memory import data_path, is_path, is_table, items_of, plain_row, rows_of
 from lambert.text.tokenizers import tokenizer as tokenizers
 

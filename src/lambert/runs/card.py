@@ -16,7 +16,7 @@ from lambert.model.folder import architecture, unknown_to_transformers
 from lambert.model.heads import Model
 from lambert.runs.config import RunConfig
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.templates import columns_of, is_template
+from lambert.tasks.reading.templates import columns_of, is_template
 
 PIPELINES = {
     "classify": "text-classification", "multilabel": "text-classification", "regress": "text-classification",

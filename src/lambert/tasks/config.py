@@ -7,7 +7,7 @@ from lambert.core.errors import UsageError
 from lambert.core.other_names import our_task
 from lambert.core.registry import nearest
 from lambert.core.settings import check
-from lambert.tasks.templates import is_template
+from lambert.tasks.reading.templates import is_template
 
 LongText = Literal["cut", "mean", "max"]
 Language = Literal["en", "ar", "de", "es", "hi", "vi", "zh"]
@@ -34,13 +34,13 @@ _ONLY = {
 
 
 TASKS: dict[str, str] = {
-    "classify": "lambert.tasks.classify:Classify",
-    "multilabel": "lambert.tasks.multilabel:MultiLabel",
-    "regress": "lambert.tasks.classify:Regress",
-    "choice": "lambert.tasks.choice:Choice",
-    "squad": "lambert.tasks.squad:Squad",
-    "tag": "lambert.tasks.tag:Tag",
-    "embed": "lambert.tasks.embed:Embed",
+    "classify": "lambert.tasks.sentences.classify:Classify",
+    "multilabel": "lambert.tasks.sentences.multilabel:MultiLabel",
+    "regress": "lambert.tasks.sentences.classify:Regress",
+    "choice": "lambert.tasks.sentences.choice:Choice",
+    "squad": "lambert.tasks.squad.squad:Squad",
+    "tag": "lambert.tasks.tag.tag:Tag",
+    "embed": "lambert.tasks.vectors.embed:Embed",
     "mask": "lambert.tasks.mask:Mask",
 }
 """Where each task is, as module:class. Others may add their own."""

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.examples import Examples
-from lambert.tasks.metrics import softmax
-from lambert.tasks.segments import Cuts, Segments
-from lambert.tasks.sentences import tokenised
+from lambert.tasks.reading.segments import Cuts, Segments
+from lambert.tasks.scores.examples import Examples
+from lambert.tasks.scores.metrics import softmax
+from lambert.tasks.sentences.sentences import tokenised
 from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers.tokenizer import with_mask

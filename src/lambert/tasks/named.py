@@ -15,11 +15,11 @@ from typing import Any
 
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks.config import Columns, OtherColumns, TaskConfig
-from lambert.tasks.conll import tag_column
-from lambert.tasks.files import class_names
-from lambert.tasks.label_names import is_number
-from lambert.tasks.table import beginning
-from lambert.tasks.templates import columns_of
+from lambert.tasks.reading.files import class_names
+from lambert.tasks.reading.label_names import is_number
+from lambert.tasks.reading.table import beginning
+from lambert.tasks.reading.templates import columns_of
+from lambert.tasks.tag.conll import tag_column
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,15 @@ from lambert.core.registry import nearest
 from lambert.core.settings import as_dict, typed
 from lambert.model.labels import label_names
 from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig, check_task_name
-from lambert.tasks.examples import Examples
-from lambert.tasks.mismatch import using_a_model
+from lambert.tasks.reading.mismatch import using_a_model
+from lambert.tasks.scores.examples import Examples
 from lambert.text import read_row
 from lambert.text.json_rows import parsed
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from lambert.tasks.segments import Segments
+    from lambert.tasks.reading.segments import Segments
 
 Row = read_row.Row
 Outputs = Iterable[Mapping[str, Any]]

@@ -13,9 +13,9 @@ from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Result, Say, silent
 from lambert.tasks import Outputs, named, scored
-from lambert.tasks.examples import examples_of, is_examples, write
+from lambert.tasks.reading.unknown import unknown_notes, unknown_of
+from lambert.tasks.scores.examples import examples_of, is_examples, write
 from lambert.tasks.task import is_predictions
-from lambert.tasks.unknown import unknown_notes, unknown_of
 from lambert.verbs.settings.evaluate import EvaluateConfig
 from lambert.verbs.training_data import counted
 

@@ -43,15 +43,15 @@ from lambert.tasks import (
     needed_roles,
     resolved,
     scored,
-    sentence_transformers,
     tuned,
-)  # fmt: skip
-from lambert.tasks.cache import FeatureCache
-from lambert.tasks.dev_split import divided
+)
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
-from lambert.tasks.examples import EXAMPLES, examples_of, write
-from lambert.tasks.files import digest, training_and_dev
-from lambert.tasks.unknown import unknown_notes
+from lambert.tasks.reading.cache import FeatureCache
+from lambert.tasks.reading.dev_split import divided
+from lambert.tasks.reading.files import digest, training_and_dev
+from lambert.tasks.reading.unknown import unknown_notes
+from lambert.tasks.scores.examples import EXAMPLES, examples_of, write
+from lambert.tasks.vectors import sentence_transformers
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs.seeds import run_seeds

@@ -31,8 +31,8 @@ from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
 from lambert.tasks import Outputs, Row, Task, asked, with_top
-from lambert.tasks.bad_rows import readable
-from lambert.tasks.unknown import Unknown, unknown_of
+from lambert.tasks.reading.bad_rows import readable
+from lambert.tasks.reading.unknown import Unknown, unknown_of
 from lambert.verbs.settings.predict import PredictConfig
 
 OutputsOf = Callable[[Source], Outputs]

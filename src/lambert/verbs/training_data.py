@@ -7,9 +7,9 @@ from lambert.core.errors import DataError, UsageError
 from lambert.model.config import EncoderConfig
 from lambert.model.labels import listed
 from lambert.tasks import TaskConfig
-from lambert.tasks.segments import shared
-from lambert.tasks.sentences import Sentences
-from lambert.tasks.unknown import unknown_of
+from lambert.tasks.reading.segments import shared
+from lambert.tasks.reading.unknown import unknown_of
+from lambert.tasks.sentences.sentences import Sentences
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 

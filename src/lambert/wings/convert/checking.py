@@ -29,8 +29,8 @@ from lambert.model import folder as layout
 from lambert.model.families import reads_segments
 from lambert.model.publish import NOISE, TOLERANCE, scaled
 from lambert.tasks.config import Columns
-from lambert.tasks.sentence_transformers import MODULES, activation_of, root
-from lambert.tasks.table import read_rows
+from lambert.tasks.reading.table import read_rows
+from lambert.tasks.vectors.sentence_transformers import MODULES, activation_of, root
 from lambert.text.rows import lines
 from lambert.text.tokenizers import roles
 from lambert.wings.convert import source_library

@@ -16,8 +16,8 @@ from lambert.model import folder as layout
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.model.folder import model_folder
 from lambert.tasks import TASKS, resolved
-from lambert.tasks.cache import FeatureCache
-from lambert.tasks.files import training_and_dev
+from lambert.tasks.reading.cache import FeatureCache
+from lambert.tasks.reading.files import training_and_dev
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs import pretrain

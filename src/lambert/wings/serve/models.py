@@ -15,7 +15,7 @@ from lambert.inference.config import InferenceConfig
 from lambert.inference.text_model import TextModel
 from lambert.model.folder import model_folder
 from lambert.tasks.config import Columns
-from lambert.tasks.templates import columns_of, is_template
+from lambert.tasks.reading.templates import columns_of, is_template
 
 _TRIES = 3
 EXAMPLES: dict[str, Any] = {
