@@ -131,8 +131,7 @@ def check_padding(tokenizer: Any, config: EncoderConfig, folder: Path) -> None:
 
 def check_widths(task: Task[Any, Any], model: Model) -> None:
     """Raises UsageError if vectors are to be cut at a width that exceeds the model's."""
-    widths, hidden = task.config.embed.widths, model.config.hidden
-    most = task.width(hidden) if isinstance(task, Embed) else hidden
+    widths, most = task.config.embed.widths, task.width(model.config.hidden)
     if too_wide := [width for width in widths if width > most]:
         raise UsageError(f"task.embed.widths has {max(too_wide)}, and vectors of the model have {most} components.")
 

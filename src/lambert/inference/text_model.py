@@ -31,7 +31,7 @@ from lambert.model.folder import model_folder, read_config
 from lambert.model.heads import Model
 from lambert.model.pooling import modes_of, pooled, pooling_of
 from lambert.model.publish import publish
-from lambert.tasks import Outputs, Row, Task, TaskConfig, asked, model_files, scored, with_top
+from lambert.tasks import Outputs, Row, Task, TaskConfig, asked, scored
 from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, OtherColumns
 from lambert.tasks.reading.bad_rows import readable
 from lambert.tasks.reading.mismatch import using_a_model
@@ -189,7 +189,7 @@ class TextModel:
         """
         places = places or [f"text {number}" for number in range(1, len(texts) + 1)]
         rows = [self._row(text, place) for text, place in zip(texts, places, strict=True)]
-        data, finish = asked(with_top(self.task, top), rows, places)
+        data, finish = asked(self.task.with_top(top), rows, places)
         return Request(self._work, data, finish)
 
     def readable(
@@ -205,7 +205,7 @@ class TextModel:
             except UsageError as error:
                 errors[number] = error
         kept = [*rows]
-        found = readable(with_top(self.task, top), [*rows.values()], [places[number] for number in kept])
+        found = readable(self.task.with_top(top), [*rows.values()], [places[number] for number in kept])
         errors |= {kept[at]: error for at, error in found[2].items()}
         request = Request(self._work, *found[1]) if found[1] is not None else None
         return [kept[at] for at in found[0]], request, errors
@@ -343,8 +343,7 @@ class TextModel:
     @property
     def dimensions(self) -> int:
         """Number of components of its vectors."""
-        hidden = self._model.config.hidden
-        return self._task.width(hidden) if isinstance(self._task, Embed) else hidden
+        return self._task.width(self._model.config.hidden)
 
     def evaluate(self, data: Any) -> dict[str, float]:
         """Returns the scores on a labelled file or on labelled rows: a table of pandas, polars, pyarrow or datasets, a
@@ -369,7 +368,7 @@ class TextModel:
         if Path(folder).exists() and (not Path(folder).is_dir() or any(Path(folder).iterdir())):
             raise UsageError(f"{folder} exists: name another folder.")
         extra = {} if self._task.config.name == "mask" else self._task.model_config()
-        files = {} if self._task.config.name == "mask" else model_files(self._task, self._model.config.hidden)
+        files = {} if self._task.config.name == "mask" else self._task.model_files(self._model.config.hidden)
         write = partial(
             tokenizers.save, self.tokenizer, longest=self._model.config.positions,
             segments=reads_segments(self._model.config),

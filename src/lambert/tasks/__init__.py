@@ -8,41 +8,26 @@ scores = task.score(data, predictions)
 """
 
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lambert.core.registry import Kind, choose, lookup
 from lambert.tasks import named
 from lambert.tasks.config import TASKS, Columns, EmbedConfig, SquadConfig, TaskConfig
-from lambert.tasks.task import (
-    Outputs,
-    Row,
-    Task,
-    answers,
-    asked,
-    check_metrics,
-    described,
-    model_files,
-    predict,
-    scored,
-    with_top,
-)  # fmt: skip
+from lambert.tasks.task import Outputs, Row, Task, answers, asked, check_metrics, described, predict, scored
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 KIND = Kind(
-    (TaskConfig, object),
-    methods={
-        "learn": 3, "read": 1, "parse": 2, "predictions": 2, "score": 2, "rows": 2, "write": 3, "model_config": 0,
-    },
+    (TaskConfig, object), Task,
+    {"learn": 3, "read": 1, "parse": 2, "predictions": 2, "score": 2, "rows": 2, "write": 3, "model_config": 0},
 )  # fmt: skip
 
 __all__ = [
     "TASKS", "Columns", "EmbedConfig", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
-    "answers", "asked", "check_metrics", "create", "described", "learn", "model_files", "needed_roles", "predict",
-    "resolved", "scored", "tuned", "with_top",
+    "answers", "asked", "check_metrics", "create", "described", "learn", "needed_roles", "predict", "resolved",
+    "scored",
 ]  # fmt: skip
 
 
@@ -78,10 +63,3 @@ def learn(config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Task[
     targets."""
     learnt: tuple[Task[Any, Any], Any] = _class(config).learn(config.resolved(), tokenizer, path)
     return learnt
-
-
-def tuned(task: Task[Any, Any], data: Any, predictions: Sequence[Any]) -> Task[Any, Any]:
-    """Returns the task with the settings that are chosen by its predictions for the dev data: the thresholds of
-    multilabel and squad, and the temperature of classify. A task may have a method `tuned(data, predictions)`."""
-    found: Task[Any, Any] = task.tuned(data, predictions) if hasattr(task, "tuned") else task
-    return found

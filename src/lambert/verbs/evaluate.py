@@ -51,7 +51,7 @@ def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[st
                 check_replaceable(config.predictions, is_predictions, "evaluate")
             if config.examples is not None:
                 check_replaceable(config.examples, is_examples, "evaluate")
-                if not hasattr(task, "examples"):
+                if not task.has_examples:
                     raise UsageError(f"The task {task.config.name!r} has no method `examples`: leave examples out.")
             data = model.read(config.data)
         compare_ranks(world, config.model, config.data)

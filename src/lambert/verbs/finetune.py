@@ -34,17 +34,7 @@ from lambert.runs.microbatch import check_model
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
-from lambert.tasks import (
-    Outputs,
-    TaskConfig,
-    check_metrics,
-    described,
-    model_files,
-    needed_roles,
-    resolved,
-    scored,
-    tuned,
-)
+from lambert.tasks import Outputs, TaskConfig, check_metrics, described, needed_roles, resolved, scored
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
 from lambert.tasks.reading.cache import FeatureCache
 from lambert.tasks.reading.dev_split import divided
@@ -148,14 +138,14 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 name = precisions.resolved(config.train.precision, world)  # the predictions of the best weights
                 predict(model, Precision(name, world.device), config.train.micro_tokens or _TOKENS)
             if scores is not None and world.is_first:
-                task_found = task if dev is None else tuned(task, dev, kept)
+                task_found = task if dev is None else task.tuned(dev, kept)
                 if dev_path is not None and (examples := examples_of(task_found, dev, kept, dev_path)):
                     write(config.out / EXAMPLES, examples)
                 dev_file = LabelledFile(dev_path, hashes["the dev data"], dev.counts) if dev_path and dev else None
                 trained = Trained(
                     task.config, LabelledFile(train_path, hashes["the labelled data"], data.counts), dev_file
                 )
-                extra, more = task_found.model_config(), model_files(task, model.config.hidden)
+                extra, more = task_found.model_config(), task_found.model_files(model.config.hidden)
                 say(publish_run(config, model, tokenizer, extra, scores, more, trained))
 
 

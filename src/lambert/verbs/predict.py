@@ -30,7 +30,7 @@ from lambert.inference.input_rows import START, InputRow, Position, plain, rows_
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
-from lambert.tasks import Outputs, Row, Task, asked, with_top
+from lambert.tasks import Outputs, Row, Task, asked
 from lambert.tasks.reading.bad_rows import readable
 from lambert.tasks.reading.unknown import Unknown, unknown_of
 from lambert.verbs.settings.predict import PredictConfig
@@ -81,7 +81,7 @@ def _answer(config: PredictConfig, say: Say, answered: Callable[[], None]) -> No
         with world.together("reading the model"):
             columns = replace(config.columns, label="")  # not needed, and `text` may have its name
             model = TextModel(config.model, config.task, config.code, config.inference, world, columns, config.squad())
-            task = with_top(model.task, config.top)
+            task = model.task.with_top(config.top)
         compare_ranks(world, config.model)
         if world.is_first:
             if model.note and say is not silent:  # standard output has the predictions alone

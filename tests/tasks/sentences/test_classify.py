@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import Columns, TaskConfig, create, described, learn, predict, tuned
+from lambert.tasks import Columns, TaskConfig, create, described, learn, predict
 from lambert.tasks.scores.metrics import softmax
 from lambert.tasks.task import is_predictions
 
@@ -78,10 +78,10 @@ def test_a_temperature_found_on_dev_stays_with_the_model(words: Tokenizer, tmp_p
     data = task.read(path)
     predictions = task.predictions(data, told(data))
     scores = task.score(data, predictions)
-    again = create(described(json.loads(json.dumps(tuned(task, data, predictions).model_config()))), words)
+    again = create(described(json.loads(json.dumps(task.tuned(data, predictions).model_config()))), words)
     assert again.config.temperature == scores["temperature"] > 1.0
     assert again.score(data, predictions) == scores
-    assert tuned(again, data, predictions) is again
+    assert again.tuned(data, predictions) is again
     plain = create(TaskConfig(labels=("neg", "pos")), words)
     raw = plain.score(data, predictions)
     assert raw["loss"] > scores["loss"]
@@ -103,7 +103,7 @@ def test_a_temperature_at_the_end_of_its_range_is_not_taken(words: Tokenizer, tm
     data = task.read(path)
     sure = [np.array([0.8, 0.2] if truth == 0 else [0.2, 0.8]) for truth in data.truth_N.tolist()]
     assert task.score(data, sure)["temperature"] == pytest.approx(0.05)
-    assert tuned(task, data, sure).config.temperature == 1.0
+    assert task.tuned(data, sure).config.temperature == 1.0
 
 
 @pytest.mark.parametrize("value", [0.0, 0.04, 21.0, float("nan"), "hot"])

@@ -14,7 +14,7 @@ from squads import SETTINGS, one, outputs_of, write
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import SquadConfig, TaskConfig, create, described, learn, predict, tuned
+from lambert.tasks import SquadConfig, TaskConfig, create, described, learn, predict
 from lambert.tasks.scores.examples import shortened
 from lambert.tasks.scores.formulas import value
 from lambert.tasks.squad.answers import Answer, Candidate
@@ -144,11 +144,11 @@ def test_a_threshold_found_on_dev_stays_with_the_model(
     data = task.read(path)
     predictions = task.predictions(data, outputs_of(data))
     scores = task.score(data, predictions)
-    again = create(described(json.loads(json.dumps(tuned(task, data, predictions).model_config()))), tokenizer)
+    again = create(described(json.loads(json.dumps(task.tuned(data, predictions).model_config()))), tokenizer)
     assert again.config.squad.null_threshold == scores["best_f1_threshold"] != 0.0
     assert again.score(data, predictions) == scores
     assert scores["f1"] == pytest.approx(scores["best_f1"])
-    assert tuned(again, data, predictions) is again
+    assert again.tuned(data, predictions) is again
     texts = [row["answer"] for row in again.rows(data, predictions)]
     assert [row["prediction"] for row in again.examples(data, predictions).rows] == [shortened(text) for text in texts]
     files = again.write(tmp_path / "out.json", data, predictions)

@@ -42,15 +42,11 @@ class Examples:
 
 
 def examples_of(task: "Task[Any, Any]", data: Any, predictions: Sequence[Any], path: Path) -> Examples | None:
-    """Returns the scored examples of the labelled file `path`, or None if the task, one from outside, has no method
-    `examples`."""
+    """Returns the scored examples of the labelled file `path`, or None if the task, one from outside, keeps none."""
     from lambert.tasks.reading.files import digest
 
-    method = getattr(task, "examples", None)
-    if method is None:
-        return None
-    found: Examples = method(data, predictions)
-    return replace(found, task=task.config.name, data=str(path), data_sha256=digest(path))
+    found = task.examples(data, predictions)
+    return found and replace(found, task=task.config.name, data=str(path), data_sha256=digest(path))
 
 
 def write(path: Path, found: Examples) -> Path:

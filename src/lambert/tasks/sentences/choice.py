@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from lambert.tasks.scores.examples import Examples as ScoredExamples
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats
 from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings, tokenised
-from lambert.tasks.task import Outputs, Row, stored, whole_text
+from lambert.tasks.task import Outputs, Row, whole_text
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 Choices = list[tuple[str, str]]
@@ -170,9 +170,6 @@ class Choice(SentenceTask):
             }
             for chances_C in predictions
         ]
-
-    def model_config(self) -> dict[str, Any]:
-        return stored(self.config)
 
 
 def choice_number(row: Row, columns: Columns, choices: int, place: str) -> int:

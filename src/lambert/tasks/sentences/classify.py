@@ -1,6 +1,5 @@
 """Classification and regression of sentences and sentence pairs, as in GLUE (Wang et al. 2019)."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +36,7 @@ class Classify(SentenceTask):
     all examples are right."""
 
     head = "label"
+    ranks = True
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -161,12 +161,6 @@ class Classify(SentenceTask):
         rest = {"f1_macro": Formula("f1_macro"), "matthews": Formula("matthews")}
         loss = {"loss": Formula("mean", ("loss",), lower_is_better=True)}
         return Examples(rows, {"accuracy": Formula("mean", ("correct",)), **two, **rest, **loss})
-
-    def with_top(self, top: int) -> Self:
-        """Returns the task with rows that list the `top` most probable labels only."""
-        found = copy.copy(self)
-        found.top = top
-        return found
 
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
         """Returns rows with label, its probability, and the probabilities of all labels, or of the `top` labels."""

@@ -1,6 +1,5 @@
 """Classification with several labels: each text or pair of texts has any number of labels, or none."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ class MultiLabel(SentenceTask):
     loss (mean binary cross-entropy over texts and labels, in nats), and the threshold if all labels have the same."""
 
     head = "multilabel"
+    ranks = True
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -154,12 +154,6 @@ class MultiLabel(SentenceTask):
         f1 = Formula("f1_of_sums", ("labels_correct", "labels_true", "labels_predicted"))
         loss = Formula("mean", ("loss",), lower_is_better=True)
         return Examples(rows, {"f1_micro": f1, "exact_match": Formula("mean", ("correct",)), "loss": loss})
-
-    def with_top(self, top: int) -> Self:
-        """Returns the task with rows that list the `top` most probable labels only."""
-        found = copy.copy(self)
-        found.top = top
-        return found
 
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
         """Returns rows with the labels from their thresholds on, and the probabilities of all labels, or of the `top`

@@ -1,6 +1,5 @@
 """Sentences and sentence pairs with one prediction each: what classify, multilabel, regress and choice share."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -22,7 +21,7 @@ from lambert.tasks.reading.templates import is_template
 from lambert.tasks.reading.texts import Texts, encode
 from lambert.tasks.reading.unknown import count_unknown
 from lambert.tasks.scores.metrics import Floats
-from lambert.tasks.task import Outputs, Row, text_of, write_rows
+from lambert.tasks.task import Outputs, Row, Task, text_of, write_rows
 from lambert.text.tokenizers.roles import template
 
 _MOST_WINDOWS = 10_000_000  # about 50 bytes each
@@ -154,15 +153,8 @@ def beginnings(tokenizer: Tokenizer, data: Sentences) -> list[Row]:
     return [dict(zip(names, row, strict=True)) for row in zip(*texts, tokens_N.tolist(), strict=True)]
 
 
-class SentenceTask(ABC):
+class SentenceTask(Task[Sentences, Any]):
     """The common part of the tasks: rows with one or two columns of text."""
-
-    head = ""
-    top = 0
-    """Number of labels whose probabilities `rows` lists; 0: all."""
-
-    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
-        self.config, self.tokenizer = config, tokenizer
 
     def _tokenised(self, texts: Sequence[str], texts_b: Sequence[str | None]) -> Sentences:
         data = tokenised(self.tokenizer, self.config, texts, texts_b)
@@ -206,10 +198,6 @@ class SentenceTask(ABC):
         sums_NL = np.add.reduceat(logits_SL, data.bounds_N[:-1])
         return np.asarray(sums_NL / np.diff(data.bounds_N)[:, None], dtype=np.float64)
 
-    @abstractmethod
-    def predictions(self, data: Sentences, outputs: Outputs) -> list[Any]:
-        """Returns one prediction for each example."""
-
     def soft(self, data: Sentences, outputs: Outputs) -> Floats:
         """Returns what a student learns from: the probabilities of the labels of each example [N, L], or values [N]."""
         return np.array(self.predictions(data, outputs), dtype=np.float64)
@@ -224,7 +212,3 @@ class SentenceTask(ABC):
     def _cell(self, row: Row) -> Any:
         """Returns the prediction of a row as one cell of a table."""
         return row[self.head]
-
-    @abstractmethod
-    def rows(self, data: Sentences, predictions: Sequence[Any]) -> list[Row]:
-        """Returns one row for each prediction."""

@@ -1,10 +1,9 @@
 """Question answering over paragraphs: SQuAD v1.1 and v2.0 (Devlin et al. 2019, sections 4.2 and 4.3)."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,12 +18,12 @@ from lambert.tasks.squad.answers import Answer, answers
 from lambert.tasks.squad.score import answer_examples, best_threshold, pairs_v2, score_v1, score_v2
 from lambert.tasks.squad.text import Question, Questions, read_squad
 from lambert.tasks.squad.windows import Windows, windows
-from lambert.tasks.task import Outputs, Row, stored, text_of
+from lambert.tasks.task import Outputs, Row, Task, text_of
 
 _NEVER_SEARCHED = 0.0  # the threshold of a model whose threshold was to be searched and was not
 
 
-class Squad:
+class Squad(Task[Windows, Answer]):
     """The answer is a span of the paragraph. In version 2.0 a question may have no answer.
 
     Scores are those of the file's version, in per cent. Version 2.0 adds the scores with the best threshold of "no
@@ -33,11 +32,7 @@ class Squad:
 
     head = "span"
     labels = 2
-    top = 0
-    """Number of candidates that `rows` lists."""
-
-    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
-        self.config, self.tokenizer = config, tokenizer
+    ranks = True
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Windows]:
@@ -146,16 +141,10 @@ class Squad:
 
     def rows(self, data: Windows, predictions: Sequence[Answer]) -> list[Row]:
         """Returns rows with answer, its probability among the candidates, start and end in the context (characters),
-        and for version 2.0 null_odds; with `top`, also the candidates."""
+        and for version 2.0 null_odds; with `top`, also that many candidates, of at most `squad.best`."""
         if not self.top:
             return [_row(answer, self._threshold) for answer in predictions]
         return [_row(answer, self._threshold) | {"candidates": _candidates(answer, self.top)} for answer in predictions]
-
-    def with_top(self, top: int) -> Self:
-        """Returns the task with rows that list the `top` most probable candidates, of at most `squad.best`."""
-        found = copy.copy(self)
-        found.top = top
-        return found
 
     def write(self, path: Path, data: Windows, predictions: Sequence[Answer]) -> list[Path]:
         """Writes the official predictions file {id: text}, NAME.nbest.json and, for 2.0, NAME.null_odds.json."""
@@ -167,9 +156,6 @@ class Squad:
             _write_json(path.with_suffix(".nbest.json"), nbest),
         ]
         return [*written, _write_json(path.with_suffix(".null_odds.json"), odds)] if odds else written
-
-    def model_config(self) -> dict[str, Any]:
-        return stored(self.config)
 
 
 def _golds(data: Windows) -> dict[str, list[str]]:

@@ -42,22 +42,22 @@ from lambert.tasks.tag.spans import (
     tag_examples,
 )
 from lambert.tasks.tag.words import NONE, Words, tokenised
-from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
+from lambert.tasks.task import Outputs, Row, Task, stored, text_of, write_rows
 
 _LISTED = 100
 """Unknown tags that an error lists; ours. More are mostly words of a wrong column."""
 
 
-class Tag:
+class Tag(Task[Words, list[int | None]]):
     """One label for each word. Scores: f1, micro-averaged over all labels except "O", and accuracy; if the labels mark
-    spans, before them those of `tasks.spans.span_scores`."""
+    spans, before them those of `spans.span_scores`."""
 
     head = "tag"
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         if len(config.labels) < 2:
             raise UsageError("task.labels: tagging needs at least two labels, given or found in a training file.")
-        self.config, self.tokenizer = config, tokenizer
+        super().__init__(config, tokenizer)
         check_class_weights(config)
         self.labels = len(config.labels)
         self.division = Division(tokenizer, config.tag)

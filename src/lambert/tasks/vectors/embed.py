@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from lambert.tasks.scores import metrics
 from lambert.tasks.scores.examples import Examples as ScoredExamples
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats
-from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
+from lambert.tasks.task import Outputs, Row, Task, text_of
 from lambert.tasks.vectors import contrastive, retrieval, sentence_transformers
 from lambert.tasks.vectors.pairs import SCORED, Layout, find_layout, read_examples
 from lambert.tasks.vectors.retrieval import Search
@@ -87,7 +87,7 @@ class Examples(TextVectors):
         return _loss(self.embed)(rows_SD.view(len(labels), -1, rows_SD.shape[1]), labels)
 
 
-class Embed:
+class Embed(Task[TextVectors, Floats]):
     """A vector for each text. Scores: pearson and spearman of cosines and scores for scored pairs; else those of
     `retrieval.scores`, ndcg_10 first."""
 
@@ -96,7 +96,8 @@ class Embed:
     """Layers between the pooling and the division by length, those of a folder of sentence-transformers."""
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
-        self.config, self.tokenizer, self.embed = config, tokenizer, config.embed
+        super().__init__(config, tokenizer)
+        self.embed = config.embed
         self.head = head_of(config.embed.pooling)
 
     @classmethod
@@ -201,12 +202,6 @@ class Embed:
         if data.texts_NG.shape[1] == 1:
             return [{"vector": found[0].tolist()} for found in predictions]
         return [{"similarity": _cosine(found)} for found in predictions]
-
-    def write(self, path: Path, data: TextVectors, predictions: Sequence[Floats]) -> list[Path]:
-        return [write_rows(path, self.rows(data, predictions))]
-
-    def model_config(self) -> dict[str, Any]:
-        return stored(self.config)
 
     def model_files(self, width: int) -> dict[str, str | bytes]:
         """Returns the files that sentence-transformers reads."""
