@@ -251,7 +251,7 @@ def test_a_teacher_reads_the_training_file_by_the_columns_of_the_student(
     assert done.code == 0, done.err
     accuracy = load(tuned("classify")).evaluate(str(found["data"]))["accuracy"]
     assert f"teacher  {folder}, accuracy {accuracy:.4f} on the training file" in done.out
-    assert load_task(folder, "", (), Columns())[2].config.columns == Columns()
+    assert load_task(folder, "", (), Columns()).task.config.columns == Columns()
 
 
 def test_answers_need_the_same_tokens(

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -47,13 +47,26 @@ FAST_TOKENS = 1024
 batches there."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedTask:
+    """A model with its tokenizer and its task."""
+
+    model: Model
+    tokenizer: Any
+    task: Task[Any, Any]
+    missing: str
+    """An error message, empty if the folder has a head for the task. Without one the head has fresh weights."""
+    note: str
+    """A line about pieces that the tokenizer may have lost; else empty."""
+
+
 def load_task(
     path: Path,
     name: str,
     code: Collection[str] = (),
     columns: Columns | OtherColumns | None = None,
     squad: Mapping[str, Any] = MappingProxyType({}),
-) -> tuple[Model, Any, Task[Any, Any], str, str]:
+) -> LoadedTask:
     """Loads a model that was fine-tuned for a task, or a Hugging Face folder with a task head.
 
     Args:
@@ -62,10 +75,6 @@ def load_task(
         code: Names of code from outside that the folder may import.
         columns: Columns of the data; OtherColumns: where they differ from those that the model was fine-tuned on.
         squad: Settings of question answering that replace those of the model's task, such as the language.
-
-    Returns:
-        The model, its tokenizer, the task, an error message, empty if the folder has a head for the task (without one
-        the head has fresh weights), and a line about pieces that the tokenizer may have lost, or an empty text.
     """
     folder = model_folder(path)
     settings = layout.read_config(folder)
@@ -89,11 +98,11 @@ def load_task(
     check_segments(task.config, model)
     check_padding(tokenizer, model.config, folder)
     if not report.missing:
-        return model.eval(), tokenizer, task, "", report.lost
+        return LoadedTask(model.eval(), tokenizer, task, "", report.lost)
     own = layout.answering_head(settings, layout.check_family(settings, folder))
     why = f"its head predicts {PREDICTED[own]}" if own in PREDICTED else f"no {report.missing[0]}"
     lacking = f"{folder} has no head for {task.config.name!r} ({why}): fine-tune it."
-    return model.eval(), tokenizer, task, lacking, report.lost
+    return LoadedTask(model.eval(), tokenizer, task, lacking, report.lost)
 
 
 def check_positions(max_length: int, model: Model) -> None:

@@ -19,7 +19,6 @@ from lambert.core.registry import choose
 from lambert.core.world import World
 from lambert.distributed.launch_environment import process_info
 from lambert.engine.device import device_named, keep_current_gpu
-from lambert.engine.precision import Precision
 from lambert.engine.progress import in_notebook, progress
 from lambert.inference.config import InferenceConfig, Precisions
 from lambert.inference.outputs import load_task, outputs, ready
@@ -103,16 +102,16 @@ class TextModel:
         ranks must call every method."""
         self.path, self.folder = path, model_folder(path)
         """The given path, and the model folder that it names or contains."""
-        self.tokenizer: Any
+        loaded = load_task(self.folder, task, code, columns, squad)
+        self.tokenizer = loaded.tokenizer
         """The `tokenizers.Tokenizer` of the model."""
-        self._model: Model
-        self._precision: Precision
-        self.note: str
+        self.note = loaded.note
         """A line about pieces that the tokenizer may have lost; else empty."""
-        model, self.tokenizer, self._task, self._missing, self.note = load_task(self.folder, task, code, columns, squad)
-        self._model, self._precision = ready(model, inference.precision, world.device)
+        self._task, self._missing = loaded.task, loaded.missing
+        self._model, self._precision = ready(loaded.model, inference.precision, world.device)
         limit = 0 if read_config(self.folder).get("lambert") else sentence_transformers.length(self.folder)
-        self._longest = min(max(limit, SHORTEST) if limit else model.config.positions, model.config.positions)
+        positions = loaded.model.config.positions
+        self._longest = min(max(limit, SHORTEST) if limit else positions, positions)
         self._inference, self._world = inference, world
         self._work = Work(self._model, self._precision)
         self._vectors: dict[str, Work] = {}
@@ -136,6 +135,16 @@ class TextModel:
         if self._missing:
             raise DataError(self._missing)
         return self._task
+
+    @property
+    def task_config(self) -> TaskConfig:
+        """The settings of the task, also if the folder has no head for it."""
+        return self._task.config
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the folder has a head for the task."""
+        return not self._missing
 
     @property
     def precision(self) -> str:
@@ -347,12 +356,13 @@ class TextModel:
 
     def evaluate(self, data: Any) -> dict[str, float]:
         """Returns the scores on a labelled file or on labelled rows: a table of pandas, polars, pyarrow or datasets, a
-        list of dicts with the keys of a line of JSON, or a dict of columns. Warns (UserWarning) if labels are read in
-        another way than by their names, such as numbers."""
+        list of dicts with the keys of a line of JSON, or a dict of columns. Warns (UserWarning) of what
+        `lambert evaluate` notes about the data, such as labels that are read as numbers."""
         with data_path(data) as path:
             read = self.read(path)
-        for line in read.label_notes:
-            warnings.warn(line if is_path(data) else line.replace(str(path), "data"), stacklevel=2)
+        for line in read.notes:
+            if line.startswith("note: "):
+                warnings.warn(line if is_path(data) else line.replace(str(path), "data"), stacklevel=2)
         return scored(self.task, read, self.task.predictions(read, self.outputs(read)))
 
     def save(self, folder: str | Path) -> Path:

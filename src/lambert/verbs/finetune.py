@@ -123,7 +123,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 
         for path, rows in ((train_path, data), (dev_path, dev)):
             if path is not None:
-                notes += [counted(path, rows, task.config), *rows.label_notes, *rows.notes]
+                notes += [counted(path, rows, task.config), *rows.notes]
         notes += prepared.features.notes
         if dev_path is None:
             notes.append("nothing is scored, because no dev file is given (--dev)")

@@ -32,7 +32,7 @@ from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
 from lambert.tasks import Outputs, Row, Task, asked
 from lambert.tasks.reading.bad_rows import readable
-from lambert.tasks.reading.unknown import Unknown, unknown_of
+from lambert.tasks.reading.unknown import Unknown
 from lambert.verbs.settings.predict import PredictConfig
 
 OutputsOf = Callable[[Source], Outputs]
@@ -246,7 +246,7 @@ def _answers(
         if world.size > 1:
             world.broadcast_text(sent([[rows[number] for number in good], [places[number] for number in good]]))
         source, finish = request
-        tally.unknown += unknown_of(source)
+        tally.unknown += source.unknown
         answers = iter(finish(outputs_of(source)))
     keep = _kept(config.keep)
     for number, row in enumerate(chunk):

@@ -150,4 +150,3 @@ def test_texts_of_both_files_are_counted_whatever_their_labels(words: Tokenizer,
         (tmp_path / f"{name}.jsonl").write_text(jsonl([{"text": text, "label": label} for text, label in rows]))
     task, train = learn(TaskConfig(), words, tmp_path / "a.jsonl")
     assert shared(train, task.read(tmp_path / "b.jsonl")) == (1, 2)  # "Ann" is another text
-    assert shared(train, object()) == (0, 0)

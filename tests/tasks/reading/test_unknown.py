@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from lambert.tasks import TaskConfig, create
-from lambert.tasks.reading.unknown import Unknown, unknown_notes, unknown_of
+from lambert.tasks.reading.unknown import Unknown, unknown_notes
 
 ROWS = {
     "classify": {"text": "ann жук, rome"},
@@ -41,13 +41,13 @@ def test_the_note(words: Tokenizer) -> None:
         task.parse([{"text": text}], ["line 1"]) for text in ("ann " * 40 + "ж", "ж ann ann ann", "ж ж ж ann")
     )
     assert unknown_notes([("some", some)]) == []
-    assert unknown_notes([("few", few), ("many", many), ("other", object())]) == [
+    assert unknown_notes([("few", few), ("many", many), ("other", None)]) == [
         "note: 75.0% of the words of many (3 of 4) are [UNK], so the model cannot tell them apart: the vocabulary "
         "lacks 'ж'. Take a model whose vocabulary has them."
     ]
     decomposed = task.parse([{"text": "\u1112\u1161\u11ab"}], ["line 1"])
     assert unknown_notes([("it", decomposed)])[0].endswith("in decomposed form (NFD): convert the text to NFC.")
-    assert unknown_of(few) + unknown_of(many) == Unknown(45, 4, ("ж",))
+    assert few.unknown + many.unknown == Unknown(45, 4, ("ж",))
 
 
 def test_words_are_counted_after_the_vocabulary_grew(words: Tokenizer, tmp_path: Path) -> None:

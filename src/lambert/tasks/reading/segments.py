@@ -63,15 +63,19 @@ def _gather(cuts: Cuts, indices_S: Ints, out: npt.NDArray[np.int64], begins_S: I
 class Segments:
     """A `core.batch.Source` over tokenised texts. Every epoch has the same sequences.
 
-    `counts` has the numbers of examples that were dropped or corrected when reading, `notes` lines for the user about
-    the data, `label_notes` lines about how its columns and labels were read, and `by_order` is True if they were
-    numbers that were read in the order of the task's labels although no order was declared. Subclasses add the labels
-    and `targets`.
+    `counts` has the numbers of examples that were dropped or corrected when reading. Subclasses add the labels and
+    `targets`.
     """
 
     notes: Sequence[str] = ()
-    label_notes: Sequence[str] = ()
+    """Lines for the user about the data, and about how its columns and labels were read."""
     by_order: bool = False
+    """Whether the labels were numbers that were read in the order of the task's labels although no order was
+    declared."""
+    least_batch = 1
+    """Number of examples that an update must have, since the loss compares them with each other."""
+    texts_alone = False
+    """Whether each text is paired with itself, so that only dropout makes its two vectors differ."""
     unknown: Unknown = Unknown()
     """The words of the texts that the vocabulary lacks."""
     keys: Keys = np.zeros(0, dtype="<u8")
@@ -126,11 +130,8 @@ def text_keys(texts: Iterable[Sequence[str]]) -> Keys:
     return np.frombuffer(b"".join(hashes), dtype="<u8")
 
 
-def shared(train: Any, dev: Any) -> tuple[int, int]:
-    """Returns how many examples of the dev data have the texts of a training example, and how many there are; 0 for the
-    data of tasks from outside."""
-    if not isinstance(train, Segments) or not isinstance(dev, Segments):
-        return 0, 0
+def shared(train: Segments, dev: Segments) -> tuple[int, int]:
+    """Returns how many examples of the dev data have the texts of a training example, and how many there are."""
     return int(np.isin(dev.keys, train.keys).sum()), len(dev.keys)
 
 

@@ -89,12 +89,6 @@ def _lacking(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
     return [*islice(found, _LISTED)]
 
 
-def unknown_of(data: Any) -> Unknown:
-    """Returns the unknown words of labelled data; none for the data of a task from outside."""
-    found = getattr(data, "unknown", None)
-    return found if isinstance(found, Unknown) else Unknown()
-
-
 def unknown_notes(files: Sequence[tuple[object, Any]]) -> list[str]:
-    """Returns the notes about the unknown words of files: their names and data."""
-    return [note for where, data in files if (note := unknown_of(data).note(where))]
+    """Returns the notes about the unknown words of files: their names and data, None for a file that is not given."""
+    return [note for where, data in files if data is not None and (note := data.unknown.note(where))]

@@ -82,7 +82,7 @@ class Choice(SentenceTask):
             truth.append(choice_number(row, self.config.columns, len(pairs), place))
             examples.append(pairs)
         data = self._examples(examples)
-        data.truth_N, data.label_notes = np.array(truth, dtype=np.int64), notes
+        data.truth_N, data.notes = np.array(truth, dtype=np.int64), notes
         return data
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Examples:

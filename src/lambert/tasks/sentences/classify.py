@@ -80,8 +80,8 @@ class Classify(SentenceTask):
             raise unknown_label(found.unknown[0], self.config.labels, places[found.unknown[0]])
         data = self._tokenised(texts, texts_b)
         data.truth_N = np.array([found.numbers[label] for label in labels], dtype=np.int64)
-        data.notes = absent(np.bincount(data.truth_N, minlength=self.labels), self.config.labels, path)
-        data.by_order, data.label_notes = found.by_order, (*notes, *found.notes)
+        lacking = absent(np.bincount(data.truth_N, minlength=self.labels), self.config.labels, path)
+        data.by_order, data.notes = found.by_order, (*notes, *found.notes, *lacking)
         if self.config.columns.group:
             data.groups_N = np.unique(np.array(groups), return_inverse=True)[1]
             data.counts["groups"] = int(data.groups_N.max()) + 1
@@ -201,7 +201,7 @@ class Regress(SentenceTask):
             texts.append(text)
             texts_b.append(text_b)
         data = self._tokenised(texts, texts_b)
-        data.truth_N, data.label_notes = np.array(values, dtype=np.float64), notes
+        data.truth_N, data.notes = np.array(values, dtype=np.float64), notes
         return data
 
     def predictions(self, data: Sentences, outputs: Outputs) -> list[float]:

@@ -77,9 +77,9 @@ class MultiLabel(SentenceTask):
         for number, labels in enumerate(every):
             data.truth_N[number, [found.numbers[label] for label in labels]] = 1.0
         data.counts["without a label"] = sum(not labels for labels in every)
-        data.notes = absent(data.truth_N.sum(0).astype(np.int64), self.config.labels, path)
+        lacking = absent(data.truth_N.sum(0).astype(np.int64), self.config.labels, path)
         notes += _other_separator(cells, columns.separator, path)
-        data.by_order, data.label_notes = found.by_order, (*notes, *found.notes)
+        data.by_order, data.notes = found.by_order, (*notes, *found.notes, *lacking)
         return data
 
     def predictions(self, data: Sentences, outputs: Outputs) -> list[Floats]:

@@ -100,9 +100,8 @@ class Tag(Task[Words, list[int | None]]):
         if self.reader is not None:
             broken = int((~self.reader.spans(data.truth_W, data.bounds_Q).allowed).sum())
             data.counts[f"spans_that_break_{self.reader.scheme}"] = broken
-        data.label_notes, data.by_order = file.matched.notes, file.matched.by_order
+        data.by_order, data.notes = file.matched.by_order, (*file.matched.notes, *file.notes)
         data.counts |= file.counts
-        data.notes = file.notes
         data.texts = {
             number: (sentence.text, [*sentence.offsets])
             for number, sentence in enumerate(sentences)

@@ -63,9 +63,6 @@ class Examples(TextVectors):
     embed: EmbedConfig
     layers: Sequence[nn.Module] = ()
     """Layers between pooling and loss, which are not trained."""
-    least_batch = 1
-    texts_alone = False
-    """Whether each text is paired with itself, so that only dropout makes its two vectors differ."""
 
     def size(self, epoch: int) -> int:
         return len(self.texts_NG)

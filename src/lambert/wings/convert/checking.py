@@ -205,16 +205,18 @@ class _Comparing:
     ) -> None:  # fmt: skip
         self.found, self.model, self.source, self.settings = found, model, source, settings
         self.tokenizer, self.config = model.tokenizer, model.model.config
-        name = model._task.config.name  # also of a folder without a head
+        name = model.task_config.name
         architecture = str((settings.get("architectures") or [""])[0])
-        if not architecture or name == "embed" or model._missing:  # the folder may name a head that it does not have
-            bare = name == "embed" or bool(model._missing)
+        if (
+            not architecture or name == "embed" or not model.has_head
+        ):  # the folder may name a head that it does not have
+            bare = name == "embed" or not model.has_head
             architecture = layout.architecture(self.config, {} if bare else model.model.labels)[0]
         self.architecture = architecture
         self.by_vectors = found.library == "sentence-transformers" and name == "embed"
         self.crosses = found.library == "sentence-transformers" and not self.by_vectors
         self.task = name if name in _SENTENCES and (self.crosses or found.library == "transformers") else ""
-        columns = model._task.config.columns
+        columns = model.task_config.columns
         pairs = name in ("squad", "choice") or self.crosses or bool(columns.text_b and not columns.text_b_optional)
         self.rows = self._arranged(rows, pairs, texts)
 
@@ -333,7 +335,7 @@ class _Comparing:
         short = [row for row in same if len(facts["whole"][row]) <= facts["limit"]]
         if len(short) < len(same):
             self.found.notes.append(f"outputs of {len(same) - len(short):,} rows were not compared: they are too long.")
-        if self.model._task.config.name == "tag":
+        if self.model.task_config.name == "tag":
             self._labels(facts["labels"], self.model.task.config.labels)
         names = [name.partition("/")[2] for name in arrays if name.startswith("0/")]
         ours = [self._outputs(row, names) if row in set(short) else {} for row in range(len(self.rows))]
