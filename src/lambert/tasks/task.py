@@ -1,7 +1,6 @@
 """The interface of tasks: from labelled text to targets, and from outputs of a head to predictions and scores."""
 
 import copy
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, T
 from lambert.tasks.reading.mismatch import using_a_model
 from lambert.tasks.scores.examples import Examples
 from lambert.text import read_row
-from lambert.text.json_rows import parsed
+from lambert.text.json_rows import decoded, parsed
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -317,8 +316,4 @@ def is_predictions(beginning: bytes) -> bool:
     """Returns whether a file with this beginning is one that `write` of one of Lambert's own tasks has written."""
     if beginning.startswith(_OWN_TABLE) or _OWN_SQUAD.match(beginning):
         return True
-    try:
-        row = json.loads(beginning.partition(b"\n")[0])
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(row, dict) and set(row) in _OWN_KEYS
+    return set(decoded(beginning.partition(b"\n")[0])[0]) in _OWN_KEYS

@@ -9,7 +9,6 @@
 Rows with ids are matched by them, others by their order.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from lambert.tasks.tag.conll import is_conll, read_sentences
 from lambert.tasks.tag.spans import tag_examples
 from lambert.tasks.tag.tag import completed, labelled_sentences, reader_of
 from lambert.tasks.task import Row, keys_found
-from lambert.text.rows import TABLES, content_of, kind, lines
+from lambert.text.rows import TABLES, content_of, json_value, kind, lines
 
 TASKS = ("classify", "multilabel", "regress", "choice", "squad", "tag")
 _IDS = ("id", "idx", "index", "guid")
@@ -294,11 +293,11 @@ def _one_column(path: Path) -> list[tuple[str, Row]]:
 def _json(path: Path, *, by_line: bool = False) -> Any:
     """Returns the content of a JSON file; with `by_line`, None if it has JSON lines."""
     try:
-        found = json.loads(content_of(path))
-    except (ValueError, RecursionError) as error:
+        found = json_value(path, content_of(path))
+    except DataError:
         if by_line:
             return None
-        raise DataError(f"{path} is not a JSON file: {error}.") from error
+        raise
     return found if isinstance(found, dict | list) else None
 
 

@@ -1,6 +1,5 @@
 """SQuAD files (Rajpurkar et al. 2016, 2018) and the words of a paragraph (google-research/bert, run_squad.py)."""
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,9 @@ from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import read_rows
 from lambert.tasks.reading.texts import SPACES
 from lambert.tasks.task import keys_found, whole_text
-from lambert.text.rows import content_of, kind
+from lambert.text.encodings import BOM
+from lambert.text.json_rows import decoded
+from lambert.text.rows import content_of, json_value, kind
 from lambert.text.tokenizers.trial import library_errors
 
 _WORD = re.compile(f"[^{SPACES}]+")
@@ -67,14 +68,9 @@ def read_squad(path: Path) -> Questions:
             )
         )
     content = content_of(path)
-    if kind(path) == ".json" and _is_row(
-        content.partition(b"\n")[0]
-    ):  # JSON lines, which `to_json` of datasets calls .json
-        return _collected(path, _rows(path))
-    try:
-        root = json.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not a JSON file in UTF-8: {error}.") from error
+    if kind(path) == ".json" and _is_row(content[:_LONGEST_ROW].partition(b"\n")[0]):
+        return _collected(path, _rows(path))  # JSON lines, which `to_json` of datasets calls .json
+    root = json_value(path, content)
     if not isinstance(root, dict):
         raise DataError(f'{path} is a JSON {_kind(root)}, a SQuAD file is an object {{"version": ..., "data": [...]}}.')
     two = str(root.get("version", "")).removeprefix("v").startswith("2")
@@ -82,13 +78,7 @@ def read_squad(path: Path) -> Questions:
 
 
 def _is_row(line: bytes) -> bool:
-    if len(line) > _LONGEST_ROW:
-        return False
-    try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(row, dict) and "question" in row
+    return "question" in decoded(line.removeprefix(BOM))[0]
 
 
 def _collected(path: Path, entries: Iterable[tuple[str, Any, str]], *, two: bool = False) -> Questions:

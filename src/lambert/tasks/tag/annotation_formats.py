@@ -5,7 +5,7 @@ Sources: the documentation and exports of doccano, Label Studio, Prodigy, brat (
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -18,9 +18,8 @@ from lambert.tasks.reading.table import read_rows
 from lambert.tasks.tag.annotations import Document, Span
 from lambert.tasks.task import Row, keys_found, whole_text
 from lambert.text.encodings import invalid
-from lambert.text.rows import content_of, kind
+from lambert.text.rows import JSON, content_of, json_values, kind, lines
 
-_JSON = (".jsonl", ".ndjson", ".json")
 _FURTHER, _DIFFER = "further annotations of rows with several annotators ({})", "rows whose annotators differ"
 
 
@@ -316,14 +315,14 @@ def read_annotated(path: Path) -> Annotated | None:
     if pairs := brat_pairs(path):
         return _brat(pairs)
     rows = _rows(path)
-    name = _recognised(rows)
+    name, seen = _recognised(rows)
     if not name:
         return None
     left: Counter[str] = Counter()
     documents: list[Document] = []
     sources: dict[Any, Document] = {}
     read = FORMATS[name].read
-    for place, row in rows:
+    for place, row in chain(seen, rows):
         if not isinstance(row, dict) and read is not _read_tuple:
             raise DataError(f"{place} is {shown(row)}, not a JSON object as the first row with spans ({name}).")
         document = read(row, place, left)
@@ -351,43 +350,45 @@ def row_of(document: Document) -> Row:
     }
 
 
-def _recognised(rows: Collection[tuple[str, Any]]) -> str:
-    """Returns the format of the first row that has spans, or of rows whose lists of spans are empty; an empty text for
-    rows of another kind. Raises DataError if the row is of two formats."""
-    for place, row in rows:
+def _recognised(rows: Iterator[tuple[str, Any]]) -> tuple[str, list[tuple[str, Any]]]:
+    """Returns the format of the first row that has spans, or of rows whose lists of spans are empty, an empty text for
+    rows of another kind; and the rows that were taken to see it. Raises DataError if the row is of two formats."""
+    seen: list[tuple[str, Any]] = []
+    while (found := _next(rows)) is not None:
+        seen.append(found)
+        place, row = found
         if isinstance(row, dict) and isinstance(row.get("tokens"), list) and ("tags" in row or "ner_tags" in row):
-            return ""
+            return "", seen
         if names := [name for name, format in FORMATS.items() if format.recognises(row)]:
             if len(names) > 1:
                 raise DataError(f"{place} has the spans of {' and of '.join(names)}: remove the keys of one of them.")
-            return names[0]
+            return names[0], seen
     empty = {"Prodigy": ("text", "spans"), "GLiNER": ("tokenized_text", "ner")}
-    fits = [name for name, keys in empty.items() if all(isinstance(row, dict) and {*keys} <= {*row} for _, row in rows)]
-    return fits[0] if fits and rows else ""
+    fits = [name for name, keys in empty.items() if all(isinstance(row, dict) and {*keys} <= {*row} for _, row in seen)]
+    return fits[0] if fits and seen else "", seen
 
 
-def _rows(path: Path) -> list[tuple[str, Any]]:
-    """Returns the values of a JSON file, the rows of Parquet and Arrow, or those of a table that Label Studio wrote;
+def _next(rows: Iterator[tuple[str, Any]]) -> tuple[str, Any] | None:
+    """Returns the next row; None after the last, and if it cannot be read: the reader of rows says where and why."""
+    try:
+        return next(rows, None)
+    except DataError:
+        return None
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields the values of a JSON file, the rows of Parquet and Arrow, or those of a table that Label Studio wrote;
     nothing for files of other kinds."""
     if kind(path) in (".parquet", ".arrow"):
-        return [*read_rows(path, Columns())]
-    if kind(path) in (".csv", ".tsv") and _STUDIO_CELL in content_of(path):
-        rows = read_rows(path, Columns())
-        return [(place, {key: _unpacked(cell) for key, cell in row.items()}) for place, row in rows]
-    if kind(path) not in _JSON:
-        return []
-    content = content_of(path)
-    try:
-        text = content.decode("utf-8-sig")
-        if kind(path) == ".json" and (whole := _whole(text)) is not None:
-            return [(f"{path}:row {number}", row) for number, row in enumerate(whole, 1)]
-        lines = enumerate(text.split("\n"), 1)
-        return [(f"{path}:{number}", json.loads(line)) for number, line in lines if line.strip()]
-    except (ValueError, RecursionError):  # the reader of rows says where and why
-        return []
+        yield from read_rows(path, Columns())
+    elif kind(path) in JSON:
+        yield from json_values(path)
+    elif kind(path) in (".csv", ".tsv") and any(_STUDIO_CELL in line for _, line in lines(path)):
+        for place, row in read_rows(path, Columns()):
+            yield place, {key: _unpacked(cell) for key, cell in row.items()}
 
 
-_STUDIO_CELL = b'""labels"":'
+_STUDIO_CELL = '""labels"":'
 """What a table of Label Studio has within a cell with spans, which is JSON."""
 
 
@@ -398,18 +399,6 @@ def _unpacked(cell: Any) -> Any:
     except (ValueError, RecursionError):
         return cell
     return found if _is_list(found, _has_labels) else cell
-
-
-def _whole(text: str) -> list[Any] | None:
-    """Returns the elements of a JSON array, or a JSON object over several lines as the only one; None if each line has
-    a value."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    if isinstance(value, list) and not _is_tuple(value):
-        return value
-    return [value]
 
 
 def _notes(path: Path, left: Counter[str]) -> list[str]:
