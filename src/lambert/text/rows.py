@@ -286,7 +286,7 @@ class RowFile:
         self.share = lambda: number / rows
         back = {name: found for found, name in self._aliases.items()}
         chosen = None if only is None else [back.get(name, name) for name in only]
-        for passed, row in enumerate(parquet_rows(self._stream, groups=(group, len(self._sizes)), only=chosen)):
+        for passed, row in enumerate(parquet_rows(self._stream, chosen, (group, len(self._sizes)))):
             if passed >= before:
                 number += 1
                 yield ReadRow(f"row {number}", self._renamed(row), "", number)

@@ -31,7 +31,7 @@ from lambert.model.publish import NOISE, TOLERANCE, scaled
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.table import read_rows
 from lambert.tasks.vectors.sentence_transformers import MODULES, activation_of, root
-from lambert.text.rows import lines
+from lambert.text.rows import kind, lines
 from lambert.text.tokenizers import roles
 from lambert.wings.convert import source_library
 from lambert.wings.convert.config import Against
@@ -143,7 +143,7 @@ def read_texts(path: Path) -> tuple[list[CheckRow], bool]:
     """Returns the first rows of a file, and whether it has more: a text in each line, or rows (JSON lines, CSV, TSV,
     Parquet) with `text` and perhaps `text_b`, or `question` and `context`."""
     found: Iterable[CheckRow]
-    if any(path.name.endswith((end, f"{end}.gz", f"{end}.bz2", f"{end}.xz")) for end in _ROWS):
+    if kind(path) in _ROWS:
         found = (_row(place, row) for place, row in read_rows(path, Columns("text", label="", header=True)))
     else:
         stripped = ((number, line.strip()) for number, line in lines(path))
