@@ -15,8 +15,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks import Columns, TaskConfig, create, described, learn, predict
-from lambert.tasks.sentences.multilabel import labels_of
-from lambert.tasks.sentences.multilabel_score import Ranking, best_threshold, best_thresholds
+from lambert.tasks.sentences.multilabel import Ranking, best_threshold, best_thresholds, labels_of
 from lambert.tasks.task import is_predictions
 
 Build = Callable[[list[str]], Tokenizer]
