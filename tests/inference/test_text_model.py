@@ -126,6 +126,15 @@ def test_scores_are_those_of_evaluate(tuned: Tuned, labelled: Labelled, lambert:
     assert library.load(tuned("classify")).evaluate(data) == pytest.approx(expected)
 
 
+def test_notes_about_labelled_data_are_warnings(tuned: Tuned) -> None:
+    model = library.load(tuned("classify"))
+    assert model.has_head
+    assert model.task_config == model.task.config
+    first, *others = model.task_config.labels
+    with pytest.warns(UserWarning, match=f"note: no row of data has .*{others[0]}"):
+        model.evaluate([{"text": "a river", "label": first}])
+
+
 def test_an_encoder_trained_on_is_saved(tuned: Tuned, tmp_path: Path) -> None:
     model = library.load(tuned("classify"))
     before = model(TEXTS)

@@ -27,16 +27,19 @@ KIND = Kind(
 __all__ = [
     "TASKS", "Columns", "EmbedConfig", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
     "answers", "asked", "check_metrics", "create", "described", "learn", "needed_roles", "predict", "resolved",
-    "scored",
+    "scored", "task_class",
 ]  # fmt: skip
 
 
-def _class(config: TaskConfig) -> Any:
+def task_class(config: TaskConfig) -> type[Task[Any, Any]]:
+    """Returns the class of a task, one from outside only if it derives from `Task`. Raises UsageError for an unknown
+    name."""
     found: Any = lookup(TASKS, config.name, "task.name", KIND)
     if isinstance(found, str):
         module, _, name = found.partition(":")
-        return getattr(importlib.import_module(module), name)
-    return found
+        found = getattr(importlib.import_module(module), name)
+    kind: type[Task[Any, Any]] = found
+    return kind
 
 
 def needed_roles(name: str) -> tuple[str, ...]:
@@ -54,12 +57,12 @@ def resolved(config: TaskConfig, path: Path) -> TaskConfig:
 
 def create(config: TaskConfig, tokenizer: "Tokenizer") -> Task[Any, Any]:
     """Returns the task of a complete description, with labels, as `described` reads it from a model folder."""
-    task: Task[Any, Any] = _class(config)(config.resolved(), tokenizer)
+    task: Task[Any, Any] = task_class(config)(config.resolved(), tokenizer)
     return task
 
 
 def learn(config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Task[Any, Any], Any]:
     """Returns the task, its description completed from the training file, and the training data: a Source with
     targets."""
-    learnt: tuple[Task[Any, Any], Any] = _class(config).learn(config.resolved(), tokenizer, path)
+    learnt: tuple[Task[Any, Any], Any] = task_class(config).learn(config.resolved(), tokenizer, path)
     return learnt

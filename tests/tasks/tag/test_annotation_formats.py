@@ -318,6 +318,19 @@ def test_rows_that_cannot_be_read(rows: list[Any], message: str, tmp_path: Path)
         read_annotated(write(tmp_path / "x.jsonl", *rows))
 
 
+def test_rows_are_taken_until_one_shows_the_format(tmp_path: Path) -> None:
+    tagged = write(tmp_path / "tags.jsonl", {"tokens": ["Rome"], "tags": ["B-LOC"]})
+    with tagged.open("a") as file:
+        file.write("{")
+    assert read_annotated(tagged) is None
+    annotated = write(tmp_path / "x.jsonl", {"text": "Oslo", "spans": []}, ROWS["Prodigy"], {"text": "a", "spans": []})
+    assert [document.text for document in read_annotated(annotated).documents] == ["Oslo", TEXT, "a"]  # type: ignore[union-attr]
+    with annotated.open("a") as file:
+        file.write("{\n")
+    with pytest.raises(DataError, match=r"x\.jsonl:4 is not JSON"):
+        read_annotated(annotated)
+
+
 def test_binary_files_and_other_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"DocBin.*to_json"):
         read_annotated(tmp_path / "x.spacy")

@@ -52,7 +52,7 @@ _REJECTED = ("reject", "ignore")
 def named(columns: Columns) -> list[str]:
     """Returns the names or numbers of the columns that the settings name."""
     choices = columns.choices if columns.choices != Columns().choices else ()
-    parts = (columns.text, columns.text_b, columns.label, columns.group, *choices)
+    parts = (columns.text, columns.text_b, *choices, columns.label, columns.group)
     return [name for part in parts for name in columns_of(part)]
 
 

@@ -88,6 +88,7 @@ class Embed(Task[TextVectors, Floats]):
     """A vector for each text. Scores: pearson and spearman of cosines and scores for scored pairs; else those of
     `retrieval.scores`, ndcg_10 first."""
 
+    head = head_of("mean")
     labels = 0
     layers: Sequence[nn.Module] = ()
     """Layers between the pooling and the division by length, those of a folder of sentence-transformers."""
