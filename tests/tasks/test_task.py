@@ -33,6 +33,20 @@ def test_descriptions_read_back_equal() -> None:
     assert described(stored(TaskConfig())) == TaskConfig()
 
 
+@pytest.mark.parametrize(
+    ("columns", "keys"),
+    [
+        (Columns(), ("text", "")),
+        (Columns("a", "b"), ("a", "b")),
+        (Columns("1", "2"), ("text", "text_b")),
+        (Columns("", "b"), ("text", "b")),
+        (Columns("{1}: {2}"), ("{1}: {2}", "")),
+    ],
+)
+def test_rows_to_predict_have_the_names_of_columns_as_keys(columns: Columns, keys: tuple[str, str]) -> None:
+    assert columns.row_keys() == keys
+
+
 def test_descriptions_of_other_origin() -> None:
     labels = {"1": "b", "0": "a"}
     assert described({"architectures": ["BertForSequenceClassification"], "id2label": labels}).labels == ("a", "b")

@@ -410,8 +410,7 @@ class TextModel:
 
     @property
     def _text_key(self) -> str:
-        column = self._task.config.columns.text
-        return "text" if not column or column.isdecimal() else column
+        return self._task.config.columns.row_keys()[0]
 
     def _has_columns(self, row: Mapping[str, Any]) -> bool:
         """Returns whether a dict has columns, and is no row: its text is a list. A row to tag may have a list of

@@ -171,8 +171,7 @@ def _call(model: Model, task: TaskConfig | None) -> str:
     if task.name == "squad":
         return 'model({"question": "Who wrote it?", "context": "Jane Austen wrote it."})'
     columns = task.columns
-    given = {"text": columns.text, "text_b": columns.text_b if task.name != "tag" else ""}
-    texts = [key if name.isdecimal() else name for key, name in given.items() if name]
+    texts = columns.row_keys()[: 1 if task.name == "tag" else 2]
     row: dict[str, Any] = {}
     for text, words in zip(texts, ("A text.", "Another text."), strict=False):
         row |= dict.fromkeys(columns_of(text), words)

@@ -89,6 +89,12 @@ class Columns:
         if not self.choices:
             raise UsageError("task.columns.choices is empty: name the column of the choices, or a column for each.")
 
+    def row_keys(self) -> tuple[str, str]:
+        """Returns the keys of the two texts in rows to predict: the names of the columns, and "text" and "text_b" for
+        columns with numbers, which such rows do not have. Without a column the first is "text", the second empty."""
+        text = "text" if not self.text or self.text.isdecimal() else self.text
+        return text, "text_b" if self.text_b.isdecimal() else self.text_b
+
     def over(self, columns: Self) -> Self:
         """Returns these columns: unlike OtherColumns, nothing is taken from `columns`."""
         return self

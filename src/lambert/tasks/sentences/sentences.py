@@ -168,11 +168,8 @@ class SentenceTask(Task[Sentences, Any]):
         return text, text_cell(row, columns.text_b, "text_b", place) if self._is_pair(row) else None
 
     def _given(self, row: Row, place: str) -> tuple[str, str | None]:
-        """Returns the texts of a row to predict. The keys are the names of the columns, or "text" and "text_b" if
-        columns are numbers."""
-        columns = self.config.columns
-        key, key_b = ("text" if not columns.text or columns.text.isdecimal() else columns.text), columns.text_b
-        key_b = "text_b" if key_b.isdecimal() else key_b
+        """Returns the texts of a row to predict, None for the second one of a single sentence."""
+        key, key_b = self.config.columns.row_keys()
         texts = [
             text_cell(row, name, setting, place) if is_template(name) else text_of(row, name, place)
             for setting, name in (("text", key), *([("text_b", key_b)] if self._is_pair(row) else []))

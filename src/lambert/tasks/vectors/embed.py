@@ -125,7 +125,7 @@ class Embed(Task[TextVectors, Floats]):
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> TextVectors:
         """Reads rows {"text": ...} to compute vectors of. The default prompt precedes them, or that of the row's
         "prompt_name", or if the row has "prompt_b": true, that of `text_b`."""
-        key = _key(self.config)
+        key, _ = self.config.columns.row_keys()
         return self.texts(
             (self._prompt(row, place), text_of(row, key, place)) for row, place in zip(rows, places, strict=True)
         )
@@ -283,10 +283,6 @@ class Embed(Task[TextVectors, Floats]):
 def _scored_layout(config: TaskConfig, path: Path) -> Layout:
     """Returns the columns of a file that is scored, including those of scores if it has some, whatever the loss is."""
     return find_layout(path, replace(config, embed=replace(config.embed, loss="")))
-
-
-def _key(config: TaskConfig) -> str:
-    return config.columns.text if config.columns.text and not config.columns.text.isdecimal() else "text"
 
 
 def _loss(config: EmbedConfig) -> contrastive.Loss:

@@ -313,8 +313,7 @@ class _Comparing:
         task = self.model.task
         if "whole" in facts:
             self._whole_ids(facts)
-        columns = task.config.columns
-        keys = (columns.text or "text", columns.text_b or "text_b")
+        keys = task.config.columns.row_keys()
         request = self.model.request([dict(zip(keys, row.texts, strict=False)) for row in self.rows])
         same = self._cut_ids(facts, request.source)
         if task.config.name != "regress":
