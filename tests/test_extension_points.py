@@ -99,7 +99,7 @@ def test_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "mine", TASKS["classify"])
     config = TaskConfig(name="mine")
     assert tasks.resolved(config, Path("rows.csv")).name == "mine"
-    assert tasks._class(config).__name__ == "Classify"
+    assert tasks.task_class(config).__name__ == "Classify"
 
 
 def test_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

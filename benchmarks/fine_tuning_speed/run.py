@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.support.experiment import BENCHMARKS
 from benchmarks.support.fine_tuning import read_training_time, thin
-from lambert.tasks.squad_score import score_v1
+from lambert.tasks.squad.score import score_v1
 from lambert.wings.bench import environments
 from lambert.wings.bench.environments import UNCHANGED, Variables
 

@@ -32,8 +32,8 @@ import tokenizers
 import torch
 
 from benchmarks.support.experiment import BENCHMARKS
-from lambert.tasks.cache import FeatureCache
 from lambert.tasks.config import TaskConfig
+from lambert.tasks.reading.cache import FeatureCache
 from lambert.text.tokenizers import tokenizer as lambert_tokenizer
 
 BATCH = 32

@@ -19,7 +19,7 @@ from lambert.engine.loop import train
 from lambert.engine.precision import Precision
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
-from lambert.tasks import contrastive
+from lambert.tasks.vectors import contrastive
 
 EXAMPLES, TEXTS = 24, 3
 

@@ -24,8 +24,8 @@ READ_ANY, READ_TEXT = READ_TEXT.replace("RATIO", "10**6"), READ_TEXT.replace("RA
 READ_LABELLED = """
 from lambert.core.errors import DataError
 from lambert.tasks.config import Columns
-from lambert.tasks.squad_text import read_squad
-from lambert.tasks.table import read_rows
+from lambert.tasks.squad.text import read_squad
+from lambert.tasks.reading.table import read_rows
 def read_all(path):
     try:
         read_squad(path) if ".json." in path.name else sum(1 for _ in read_rows(path, Columns()))

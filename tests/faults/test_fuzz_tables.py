@@ -17,7 +17,7 @@ from odd_files import EXAMPLES, fuzz
 from lambert.core.errors import DataError
 from lambert.inference.input_files import InputFiles
 from lambert.tasks import Columns, TaskConfig
-from lambert.tasks.table import labelled_rows, plain_label
+from lambert.tasks.reading.table import labelled_rows, plain_label
 from lambert.text.pieces import with_newlines
 from lambert.wings.corpus.reading.readers import Layout, read
 

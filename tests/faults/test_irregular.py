@@ -12,8 +12,9 @@ from lambert.core import contents, files, lock, settings
 from lambert.core.errors import LambertError
 from lambert.engine import metrics_file
 from lambert.inference.answer_file import input_identity
-from lambert.tasks import Columns, examples
-from lambert.tasks.table import labelled_rows
+from lambert.tasks import Columns
+from lambert.tasks.reading.table import labelled_rows
+from lambert.tasks.scores import examples
 from lambert.text import rows
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.wings.convert import openvino

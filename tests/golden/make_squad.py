@@ -1,4 +1,4 @@
-"""Writes squad.json.gz: what transformers 4.57.6 makes of SQuAD paragraphs, for tests/tasks/test_squad_*.py.
+"""Writes squad.json.gz: what transformers 4.57.6 makes of SQuAD paragraphs, for tests/tasks/squad.
 
     python -m venv oracle && oracle/bin/pip install transformers==4.57.6 numpy
     oracle/bin/python tests/golden/make_squad.py VOCAB.txt DEV-1.1.json.gz DEV-2.0.json.gz PREDICTIONS-2.0.json.gz

@@ -84,7 +84,8 @@ def test_another_family_is_refused_before_its_tokenizer_is_missed(tmp_path: Path
 
 
 def test_a_task_is_cut_to_the_models_positions(pretrained: Path) -> None:
-    model, _, task, _, _ = load_task(pretrained, "")
+    loaded = load_task(pretrained, "")
+    model, task = loaded.model, loaded.task
     assert (task.config.name, task.config.max_length, model.training) == ("mask", 64, False)
     check_positions(64, model)
     with pytest.raises(UsageError, match=r"task\.max_length = 65 exceeds the model's 64 positions"):
@@ -108,7 +109,8 @@ def test_outputs_come_in_order_whatever_the_batches(
     precision: str, tuned: Callable[[str], Path], labelled: Callable[[str, str], Path], cores: int
 ) -> None:
     needs_fast(precision)
-    model, _, task, _, _ = load_task(tuned("classify"), "")
+    loaded = load_task(tuned("classify"), "")
+    model, task = loaded.model, loaded.task
     data, world = task.read(labelled("classify", "dev")), detect("cpu")
     with torch.inference_mode():
         epochs = np.zeros(16, dtype=np.int64)
@@ -133,7 +135,8 @@ def test_outputs_come_in_order_whatever_the_batches(
 def test_an_error_in_a_batch_is_raised(
     tuned: Callable[[str], Path], labelled: Callable[[str, str], Path], cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, _, task, _, _ = load_task(tuned("classify"), "")
+    loaded = load_task(tuned("classify"), "")
+    model, task = loaded.model, loaded.task
     data, world = task.read(labelled("classify", "dev")), detect("cpu")
 
     def broken(batch: Batch) -> None:

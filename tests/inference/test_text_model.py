@@ -16,7 +16,7 @@ import lambert as library
 from lambert.core.errors import DataError, UsageError
 from lambert.model import weights
 from lambert.tasks import TaskConfig
-from lambert.tasks.squad import Squad
+from lambert.tasks.squad.squad import Squad
 
 TEXTS = ["the king found a river near the old road", "a bird", "under the bright house the window walked slowly"]
 Tuned = Callable[[str], Path]
@@ -124,6 +124,15 @@ def test_scores_are_those_of_evaluate(tuned: Tuned, labelled: Labelled, lambert:
     data = labelled("classify", "dev")
     expected = json.loads(lambert("evaluate", model=tuned("classify"), data=data, json=True).out)
     assert library.load(tuned("classify")).evaluate(data) == pytest.approx(expected)
+
+
+def test_notes_about_labelled_data_are_warnings(tuned: Tuned) -> None:
+    model = library.load(tuned("classify"))
+    assert model.has_head
+    assert model.task_config == model.task.config
+    first, *others = model.task_config.labels
+    with pytest.warns(UserWarning, match=f"note: no row of data has .*{others[0]}"):
+        model.evaluate([{"text": "a river", "label": first}])
 
 
 def test_an_encoder_trained_on_is_saved(tuned: Tuned, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def run(
     """The command, whose first evaluation is that of update `first`. That of update 0 is the check of the name."""
     scores = Scores(first, stop_at, before)
     with (
-        mock.patch("lambert.tasks.classify.Classify.score", scores.score),
+        mock.patch("lambert.tasks.sentences.classify.Classify.score", scores.score),
         mock.patch.object(finetune, "outputs", scores.outputs),
     ):
         return lambert("finetune", out=out, **flags)

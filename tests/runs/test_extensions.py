@@ -19,7 +19,7 @@ from lambert.model.attention import attention
 from lambert.model.heads import Head as Plain
 from lambert.wings.convert.verb import run_import
 from lambert.wings.convert.settings import ImportConfig
-from lambert.tasks.classify import Classify
+from lambert.tasks.sentences.classify import Classify
 
 
 def read(stream, layout):

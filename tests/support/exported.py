@@ -76,7 +76,7 @@ def saved(kind: str, head: str, folder: Path, *, normalize: bool = True, **shape
     if "vector" in head:
         embed = EmbedConfig(pooling="cls" if head == "first_vector" else "mean", normalize=normalize, loss="ranking")
         task = create(TaskConfig(name="embed", max_length=64, embed=embed), words)
-        extra, files = task.model_config(), task.model_files(config.hidden)  # type: ignore[attr-defined]
+        extra, files = task.model_config(), task.model_files(config.hidden)
     weights.save(model.eval(), folder, extra)
     tokenizers.save(words, folder, longest=config.positions, segments=reads_segments(config))
     for name, text in files.items():

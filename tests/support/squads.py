@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lambert.tasks import SquadConfig, TaskConfig
-from lambert.tasks.squad_windows import Windows
+from lambert.tasks.squad.windows import Windows
 
 SETTINGS = {
     "wide": TaskConfig(name="squad", max_length=384, squad=SquadConfig(null_threshold=-30.0)),

@@ -22,9 +22,9 @@ from lambert.model.objectives import Choice as ChoiceHead
 from lambert.model.objectives import Label, Span
 from lambert.runs.config import DistilConfig
 from lambert.tasks import Columns, TaskConfig
-from lambert.tasks.choice import Choice
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
-from lambert.tasks.tag import Tag
+from lambert.tasks.sentences.choice import Choice
+from lambert.tasks.tag.tag import Tag
 
 Lambert = Callable[..., Any]
 SHARE, WARM = 0.7, 3.0
@@ -251,7 +251,7 @@ def test_a_teacher_reads_the_training_file_by_the_columns_of_the_student(
     assert done.code == 0, done.err
     accuracy = load(tuned("classify")).evaluate(str(found["data"]))["accuracy"]
     assert f"teacher  {folder}, accuracy {accuracy:.4f} on the training file" in done.out
-    assert load_task(folder, "", (), Columns())[2].config.columns == Columns()
+    assert load_task(folder, "", (), Columns()).task.config.columns == Columns()
 
 
 def test_answers_need_the_same_tokens(

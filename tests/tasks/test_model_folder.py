@@ -98,7 +98,8 @@ def test_rows_with_and_without_a_second_text(family: str, make: Make, tmp_path: 
     np.testing.assert_allclose([[*row["probabilities"].values()] for row in found], wanted, atol=2e-6)
     rows = [{"text": a, "text_b": b, "label": "LABEL_1"} for a, b in PAIRS]
     (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    scores = library.load(folder).evaluate(tmp_path / "dev.jsonl")
+    with pytest.warns(UserWarning, match="has the labels 'LABEL_0', 'LABEL_2'"):
+        scores = library.load(folder).evaluate(tmp_path / "dev.jsonl")
     assert scores["loss"] == pytest.approx(-np.log([row[1] for row in wanted[:3]]).mean(), abs=1e-5)
     done = lambert(
         "predict", model=folder, stdin=json.dumps({"text": "a", "text_c": "b"}) + "\n", columns__text_b="text_b"

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks import Columns, TaskConfig, create, described, learn, predict, resolved, scored
-from lambert.tasks.multirc import answer_rows
-from lambert.tasks.table import read_rows
-from lambert.tasks.templates import columns_of, filled, is_template
+from lambert.tasks.reading.multirc import answer_rows
+from lambert.tasks.reading.table import read_rows
+from lambert.tasks.reading.templates import columns_of, filled, is_template
 
 Build = Callable[[list[str]], Tokenizer]
 # In the form of the official files (Roemmele et al. 2011; Pilehvar and Camacho-Collados 2019; Khashabi et al. 2018).

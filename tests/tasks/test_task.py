@@ -33,6 +33,20 @@ def test_descriptions_read_back_equal() -> None:
     assert described(stored(TaskConfig())) == TaskConfig()
 
 
+@pytest.mark.parametrize(
+    ("columns", "keys"),
+    [
+        (Columns(), ("text", "")),
+        (Columns("a", "b"), ("a", "b")),
+        (Columns("1", "2"), ("text", "text_b")),
+        (Columns("", "b"), ("text", "b")),
+        (Columns("{1}: {2}"), ("{1}: {2}", "")),
+    ],
+)
+def test_rows_to_predict_have_the_names_of_columns_as_keys(columns: Columns, keys: tuple[str, str]) -> None:
+    assert columns.row_keys() == keys
+
+
 def test_descriptions_of_other_origin() -> None:
     labels = {"1": "b", "0": "a"}
     assert described({"architectures": ["BertForSequenceClassification"], "id2label": labels}).labels == ("a", "b")
@@ -67,7 +81,7 @@ def test_a_metric_that_the_task_does_not_have_is_named(
     words: Tokenizer, name: str, labels: tuple[str, ...], given: tuple[str, ...], message: str
 ) -> None:
     task = create(TaskConfig(name=name, labels=labels), words)
-    check_metrics(task, task.score_names())
+    check_metrics(task, task.score_names() or ())
     with pytest.raises(UsageError, match=message):
         check_metrics(task, given)
 
@@ -78,6 +92,71 @@ def test_registry(words: Tokenizer) -> None:
     assert outside.head == "mlm"
     with pytest.raises(UsageError, match="Did you mean 'classify'"):
         create(TaskConfig(name="clasify"), words)
+
+
+MINE = """
+from lambert.tasks import Task
+
+class Bare(Task):
+    head, labels = "mine", 1
+    @classmethod
+    def learn(cls, config, tokenizer, path): return cls(config, tokenizer), None
+    def read(self, path, *, training=False): ...
+    def parse(self, rows, places): ...
+    def predictions(self, data, outputs): ...
+    def score(self, data, predictions): ...
+    def rows(self, data, predictions): return [{"n": value} for value in predictions]
+
+class Half(Task):
+    @classmethod
+    def learn(cls, config, tokenizer, path): ...
+    def read(self, path, *, training=False): ...
+
+class Narrow(Bare):
+    def write(self, path): ...
+
+class Other:
+    read = parse = None
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module with tasks."""
+    (tmp_path / "tasks_of_tests.py").write_text(MINE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "tasks_of_tests"
+
+
+def test_a_task_from_outside_has_the_defaults_of_the_base_class(mine: str, words: Tokenizer, tmp_path: Path) -> None:
+    task = create(TaskConfig(name=f"{mine}:Bare"), words)
+    check_metrics(task, ["a score that is not known"])
+    assert task.examples(None, []) is None
+    assert not task.has_examples
+    assert task.tuned(None, []) is task
+    assert task.with_top(0) is task
+    assert (task.model_files(8), task.width(8), task.model_config()) == ({}, 8, stored(task.config))
+    assert task.write(tmp_path / "x.jsonl", None, [1, 2]) == [tmp_path / "x.jsonl"]
+    assert (tmp_path / "x.jsonl").read_text() == '{"n": 1}\n{"n": 2}\n'
+    with pytest.raises(UsageError, match="top is for classify"):
+        task.with_top(2)
+    with pytest.raises(UsageError, match="top = -1"):
+        task.with_top(-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("Half", "has no method parse"), ("Narrow", "no method write of 3"), ("Other", "is of another kind")],
+)
+def test_a_task_from_outside_derives_from_the_base_class(mine: str, words: Tokenizer, name: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=rf"{reason}.* a class derived from lambert\.tasks\.task\.Task"):
+        create(TaskConfig(name=f"{mine}:{name}"), words)
+
+
+def test_the_tasks_say_whether_they_rank_and_keep_examples(words: Tokenizer) -> None:
+    made = {name: create(TaskConfig(name=name, labels=("a", "b") * (name != "mask")), words) for name in TASKS}
+    assert {name for name, task in made.items() if task.ranks} == {"classify", "multilabel", "squad", "mask"}
+    assert all(task.has_examples for task in made.values())
 
 
 def test_settings_that_cannot_be() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from lambert.core.errors import DataError
 from lambert.text.json_rows import has_lines, json_rows
-from lambert.text.rows import RowFile, aliases, content_of, kind, lines, opened
+from lambert.text.rows import RowFile, aliases, content_of, json_value, json_values, kind, lines, opened
 
 ROWS = [{"text": "good\u2028day", "label": 1}, {"text": "bad", "label": 2}]
 
@@ -191,3 +191,31 @@ def test_rows_without_text_are_left_out_up_to_a_number(count: int, tmp_path: Pat
     rows, notes = read(written(tmp_path / "x.csv", "text;label\na;1\n" + ";\n" * count))
     left = count <= 10_000
     assert (len(rows), len(notes)) == (1 if left else 1 + count, int(left))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("x.json", json.dumps([{"a": 1}, ["b"], 3], indent=1), [("row 1", {"a": 1}), ("row 2", ["b"]), ("row 3", 3)]),
+        ("x.json", "\ufeff" + json.dumps({"a": "\u2028"}, indent=1), [("row 1", {"a": "\u2028"})]),
+        ("x.json", '["a", {"b": 1}]', [("row 1", ["a", {"b": 1}])]),
+        ("x.json", '["a", {"b": 1}]\n\n["c", {}]\n', [("1", ["a", {"b": 1}]), ("3", ["c", {}])]),
+        ("x.json", "[]", []),
+        ("x.jsonl", '\ufeff{"a": "\u2028"}\r\n\n[1]', [("1", {"a": "\u2028"}), ("3", [1])]),
+        ("x.jsonl", "\n", []),
+    ],
+)
+def test_values_of_json_have_places(name: str, content: str, found: list[tuple[str, Any]], tmp_path: Path) -> None:
+    path = written(tmp_path / name, content)
+    assert [(place.removeprefix(f"{path}:"), value) for place, value in json_values(path)] == found
+
+
+@pytest.mark.parametrize("line", ["{", "[" * 100_000, '{"a": 1'])
+def test_a_line_that_is_not_json_is_named(line: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", f"[1]\n{line}\n[2]\n")
+    values = json_values(path)
+    assert next(values) == (f"{path}:1", [1])
+    with pytest.raises(DataError, match=r"x\.jsonl:2 is not JSON \("):
+        next(values)
+    with pytest.raises(DataError, match=r"x\.jsonl is not a JSON file in UTF-8"):
+        json_value(path, content_of(path))

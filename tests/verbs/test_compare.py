@@ -11,9 +11,9 @@ import pytest
 from commands import one_line
 
 import lambert as library
-from lambert.tasks import examples
-from lambert.tasks.examples import Examples
-from lambert.tasks.formulas import Formula
+from lambert.tasks.scores import examples
+from lambert.tasks.scores.examples import Examples
+from lambert.tasks.scores.formulas import Formula
 from lambert.verbs.compare import _value
 
 Lambert = Callable[..., Any]

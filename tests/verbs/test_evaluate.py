@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from commands import one_line
 
-from lambert.tasks import examples
+from lambert.tasks.scores import examples
 
 Lambert = Callable[..., Any]
 Labelled = Callable[[str, str], Path]

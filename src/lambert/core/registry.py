@@ -112,6 +112,8 @@ def _unlike(entry: Any, kind: Kind) -> str:
         return "is of another kind"
     if kind.methods and not inspect.isclass(found):
         return "is no class"
+    if lacking := sorted(getattr(found, "__abstractmethods__", ())):
+        return f"has no method {lacking[0]}"
     if not _binds(entry, kind.takes):
         return "takes other arguments"
     for method, count in kind.methods.items():

@@ -18,11 +18,13 @@ import numpy as np
 
 from lambert.core.errors import UsageError
 from lambert.core.files import json_text, open_regular
+from lambert.text import arrow
 
 Row = dict[str, Any]
 State = dict[str, int]
 _ROWS = 8192
 """Rows of a row group of Parquet."""
+_USE = "Writing Parquet"
 ERROR = "error"
 """The key of the error of a row."""
 
@@ -151,17 +153,8 @@ class Parquet(Lines):
     float64 does not represent."""
 
     def __init__(self, path: Path, state: State | None = None, copied: Collection[str] = ()) -> None:
-        self._pyarrow()
+        arrow.pyarrow("parquet", _USE)
         super().__init__(path, state, copied)
-
-    @staticmethod
-    def _pyarrow() -> Any:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as error:
-            raise UsageError("Writing Parquet needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
-        return pyarrow
 
     def add(self, row: Row) -> None:
         if "vector" in row:  # as text of a quarter of the size
@@ -169,7 +162,7 @@ class Parquet(Lines):
         super().add(row)
 
     def write(self, path: Path) -> None:
-        pyarrow = self._pyarrow()
+        pyarrow, _ = arrow.pyarrow("parquet", _USE)
         kinds: dict[str, Any] = dict.fromkeys(_names(self.rows()), pyarrow.null())
         for block in self.blocks():
             for name, kind in kinds.items():

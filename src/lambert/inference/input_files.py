@@ -12,9 +12,9 @@ from lambert.core.registry import nearest
 from lambert.core.unsupported import CONLL, refuse_archive
 from lambert.inference.input_rows import START, InputRow, Position, input_row
 from lambert.tasks import TaskConfig
-from lambert.tasks.conll import word_column
-from lambert.tasks.table import named
-from lambert.tasks.templates import columns_of
+from lambert.tasks.reading.table import named
+from lambert.tasks.reading.templates import columns_of
+from lambert.tasks.tag.conll import word_column
 from lambert.text.read_row import placed
 from lambert.text.rows import JSON, KNOWN, TABLES, RowFile, kind, opened
 from lambert.text.streams import sheet
@@ -24,19 +24,14 @@ def columns_read(config: TaskConfig) -> tuple[list[str], list[str]] | None:
     """Returns the columns that rows to predict must have, and those that they may have; None if the task is from
     outside. A column "a.b" is the key b of the object in the column a."""
     columns = config.columns
-    names = [name for text in (columns.text, columns.text_b) for name in columns_of(text)]
-    if columns.text.isdecimal():
-        names[0] = "text"
-    if columns.text_b.isdecimal():
-        names[-1] = "text_b"
-    text = names[:1] or ["text"]
+    names = [name for text in columns.row_keys() for name in columns_of(text)]
     may = [names.pop()] if columns.text_b_optional else []
     found: dict[str, tuple[list[str], list[str]]] = {
         **dict.fromkeys(("classify", "multilabel", "regress"), (names, may)),
         "choice": ([*names, *columns.choices], []),
         "squad": (["question", "context"], []),
         "tag": ([], [word_column(columns), "text"]),
-        "embed": (text, ["prompt_b", "prompt_name"]),
+        "embed": (names[:1], ["prompt_b", "prompt_name"]),
         "mask": (["text"], []),
     }
     return found.get(config.name)

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -31,11 +31,12 @@ from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.model.initial_head import PREDICTED
-from lambert.tasks import Task, TaskConfig, create, needed_roles, sentence_transformers
+from lambert.tasks import Task, TaskConfig, create, needed_roles
 from lambert.tasks.config import Columns, OtherColumns
-from lambert.tasks.embed import Embed
-from lambert.tasks.files import digest
 from lambert.tasks.model_folder import task_of
+from lambert.tasks.reading.files import digest
+from lambert.tasks.vectors import sentence_transformers
+from lambert.tasks.vectors.embed import Embed
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 
@@ -46,13 +47,26 @@ FAST_TOKENS = 1024
 batches there."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedTask:
+    """A model with its tokenizer and its task."""
+
+    model: Model
+    tokenizer: Any
+    task: Task[Any, Any]
+    missing: str
+    """An error message, empty if the folder has a head for the task. Without one the head has fresh weights."""
+    note: str
+    """A line about pieces that the tokenizer may have lost; else empty."""
+
+
 def load_task(
     path: Path,
     name: str,
     code: Collection[str] = (),
     columns: Columns | OtherColumns | None = None,
     squad: Mapping[str, Any] = MappingProxyType({}),
-) -> tuple[Model, Any, Task[Any, Any], str, str]:
+) -> LoadedTask:
     """Loads a model that was fine-tuned for a task, or a Hugging Face folder with a task head.
 
     Args:
@@ -61,10 +75,6 @@ def load_task(
         code: Names of code from outside that the folder may import.
         columns: Columns of the data; OtherColumns: where they differ from those that the model was fine-tuned on.
         squad: Settings of question answering that replace those of the model's task, such as the language.
-
-    Returns:
-        The model, its tokenizer, the task, an error message, empty if the folder has a head for the task (without one
-        the head has fresh weights), and a line about pieces that the tokenizer may have lost, or an empty text.
     """
     folder = model_folder(path)
     settings = layout.read_config(folder)
@@ -88,11 +98,11 @@ def load_task(
     check_segments(task.config, model)
     check_padding(tokenizer, model.config, folder)
     if not report.missing:
-        return model.eval(), tokenizer, task, "", report.lost
+        return LoadedTask(model.eval(), tokenizer, task, "", report.lost)
     own = layout.answering_head(settings, layout.check_family(settings, folder))
     why = f"its head predicts {PREDICTED[own]}" if own in PREDICTED else f"no {report.missing[0]}"
     lacking = f"{folder} has no head for {task.config.name!r} ({why}): fine-tune it."
-    return model.eval(), tokenizer, task, lacking, report.lost
+    return LoadedTask(model.eval(), tokenizer, task, lacking, report.lost)
 
 
 def check_positions(max_length: int, model: Model) -> None:
@@ -130,8 +140,7 @@ def check_padding(tokenizer: Any, config: EncoderConfig, folder: Path) -> None:
 
 def check_widths(task: Task[Any, Any], model: Model) -> None:
     """Raises UsageError if vectors are to be cut at a width that exceeds the model's."""
-    widths, hidden = task.config.embed.widths, model.config.hidden
-    most = task.width(hidden) if isinstance(task, Embed) else hidden
+    widths, most = task.config.embed.widths, task.width(model.config.hidden)
     if too_wide := [width for width in widths if width > most]:
         raise UsageError(f"task.embed.widths has {max(too_wide)}, and vectors of the model have {most} components.")
 

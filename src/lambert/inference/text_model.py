@@ -19,7 +19,6 @@ from lambert.core.registry import choose
 from lambert.core.world import World
 from lambert.distributed.launch_environment import process_info
 from lambert.engine.device import device_named, keep_current_gpu
-from lambert.engine.precision import Precision
 from lambert.engine.progress import in_notebook, progress
 from lambert.inference.config import InferenceConfig, Precisions
 from lambert.inference.outputs import load_task, outputs, ready
@@ -31,22 +30,13 @@ from lambert.model.folder import model_folder, read_config
 from lambert.model.heads import Model
 from lambert.model.pooling import modes_of, pooled, pooling_of
 from lambert.model.publish import publish
-from lambert.tasks import (
-    Outputs,
-    Row,
-    Task,
-    TaskConfig,
-    asked,
-    model_files,
-    scored,
-    sentence_transformers,
-    with_top,
-)
-from lambert.tasks.bad_rows import readable
+from lambert.tasks import Outputs, Row, Task, TaskConfig, asked, scored
 from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, OtherColumns
-from lambert.tasks.embed import Embed
-from lambert.tasks.mismatch import using_a_model
-from lambert.tasks.templates import columns_of, is_template
+from lambert.tasks.reading.bad_rows import readable
+from lambert.tasks.reading.mismatch import using_a_model
+from lambert.tasks.reading.templates import columns_of, is_template
+from lambert.tasks.vectors import sentence_transformers
+from lambert.tasks.vectors.embed import Embed
 from lambert.text.memory import data_path, is_path, is_table, items_of, plain_row, rows_of
 from lambert.text.tokenizers import tokenizer as tokenizers
 
@@ -112,16 +102,16 @@ class TextModel:
         ranks must call every method."""
         self.path, self.folder = path, model_folder(path)
         """The given path, and the model folder that it names or contains."""
-        self.tokenizer: Any
+        loaded = load_task(self.folder, task, code, columns, squad)
+        self.tokenizer = loaded.tokenizer
         """The `tokenizers.Tokenizer` of the model."""
-        self._model: Model
-        self._precision: Precision
-        self.note: str
+        self.note = loaded.note
         """A line about pieces that the tokenizer may have lost; else empty."""
-        model, self.tokenizer, self._task, self._missing, self.note = load_task(self.folder, task, code, columns, squad)
-        self._model, self._precision = ready(model, inference.precision, world.device)
+        self._task, self._missing = loaded.task, loaded.missing
+        self._model, self._precision = ready(loaded.model, inference.precision, world.device)
         limit = 0 if read_config(self.folder).get("lambert") else sentence_transformers.length(self.folder)
-        self._longest = min(max(limit, SHORTEST) if limit else model.config.positions, model.config.positions)
+        positions = loaded.model.config.positions
+        self._longest = min(max(limit, SHORTEST) if limit else positions, positions)
         self._inference, self._world = inference, world
         self._work = Work(self._model, self._precision)
         self._vectors: dict[str, Work] = {}
@@ -145,6 +135,16 @@ class TextModel:
         if self._missing:
             raise DataError(self._missing)
         return self._task
+
+    @property
+    def task_config(self) -> TaskConfig:
+        """The settings of the task, also if the folder has no head for it."""
+        return self._task.config
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the folder has a head for the task."""
+        return not self._missing
 
     @property
     def precision(self) -> str:
@@ -198,7 +198,7 @@ class TextModel:
         """
         places = places or [f"text {number}" for number in range(1, len(texts) + 1)]
         rows = [self._row(text, place) for text, place in zip(texts, places, strict=True)]
-        data, finish = asked(with_top(self.task, top), rows, places)
+        data, finish = asked(self.task.with_top(top), rows, places)
         return Request(self._work, data, finish)
 
     def readable(
@@ -214,7 +214,7 @@ class TextModel:
             except UsageError as error:
                 errors[number] = error
         kept = [*rows]
-        found = readable(with_top(self.task, top), [*rows.values()], [places[number] for number in kept])
+        found = readable(self.task.with_top(top), [*rows.values()], [places[number] for number in kept])
         errors |= {kept[at]: error for at, error in found[2].items()}
         request = Request(self._work, *found[1]) if found[1] is not None else None
         return [kept[at] for at in found[0]], request, errors
@@ -353,17 +353,17 @@ class TextModel:
     @property
     def dimensions(self) -> int:
         """Number of components of its vectors."""
-        hidden = self._model.config.hidden
-        return self._task.width(hidden) if isinstance(self._task, Embed) else hidden
+        return self._task.width(self._model.config.hidden)
 
     def evaluate(self, data: Any) -> dict[str, float]:
         """Returns the scores on a labelled file or on labelled rows: a table of pandas, polars, pyarrow or datasets, a
-        list of dicts with the keys of a line of JSON, or a dict of columns. Warns (UserWarning) if labels are not read
-        by their names, such as numbers."""
+        list of dicts with the keys of a line of JSON, or a dict of columns. Warns (UserWarning) of what
+        `lambert evaluate` notes about the data, such as labels that are read as numbers."""
         with data_path(data) as path:
             read = self.read(path)
-        for line in read.label_notes:
-            warnings.warn(line if is_path(data) else line.replace(str(path), "data"), stacklevel=2)
+        for line in read.notes:
+            if line.startswith("note: "):
+                warnings.warn(line if is_path(data) else line.replace(str(path), "data"), stacklevel=2)
         return scored(self.task, read, self.task.predictions(read, self.outputs(read)))
 
     def save(self, folder: str | Path) -> Path:
@@ -379,7 +379,7 @@ class TextModel:
         if Path(folder).exists() and (not Path(folder).is_dir() or any(Path(folder).iterdir())):
             raise UsageError(f"{folder} exists: name another folder.")
         extra = {} if self._task.config.name == "mask" else self._task.model_config()
-        files = {} if self._task.config.name == "mask" else model_files(self._task, self._model.config.hidden)
+        files = {} if self._task.config.name == "mask" else self._task.model_files(self._model.config.hidden)
         write = partial(
             tokenizers.save, self.tokenizer, longest=self._model.config.positions,
             segments=reads_segments(self._model.config),
@@ -411,8 +411,7 @@ class TextModel:
 
     @property
     def _text_key(self) -> str:
-        column = self._task.config.columns.text
-        return "text" if not column or column.isdecimal() else column
+        return self._task.config.columns.row_keys()[0]
 
     def _has_columns(self, row: Mapping[str, Any]) -> bool:
         """Returns whether a dict has columns, and is no row: its text is a list. A row to tag may have a list of

@@ -16,7 +16,7 @@ from lambert.model.folder import architecture, unknown_to_transformers
 from lambert.model.heads import Model
 from lambert.runs.config import RunConfig
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.templates import columns_of, is_template
+from lambert.tasks.reading.templates import columns_of, is_template
 
 PIPELINES = {
     "classify": "text-classification", "multilabel": "text-classification", "regress": "text-classification",
@@ -171,8 +171,7 @@ def _call(model: Model, task: TaskConfig | None) -> str:
     if task.name == "squad":
         return 'model({"question": "Who wrote it?", "context": "Jane Austen wrote it."})'
     columns = task.columns
-    given = {"text": columns.text, "text_b": columns.text_b if task.name != "tag" else ""}
-    texts = [key if name.isdecimal() else name for key, name in given.items() if name]
+    texts = columns.row_keys()[: 1 if task.name == "tag" else 2]
     row: dict[str, Any] = {}
     for text, words in zip(texts, ("A text.", "Another text."), strict=False):
         row |= dict.fromkeys(columns_of(text), words)

@@ -8,50 +8,38 @@ scores = task.score(data, predictions)
 """
 
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lambert.core.registry import Kind, choose, lookup
 from lambert.tasks import named
 from lambert.tasks.config import TASKS, Columns, EmbedConfig, SquadConfig, TaskConfig
-from lambert.tasks.task import (
-    Outputs,
-    Row,
-    Task,
-    answers,
-    asked,
-    check_metrics,
-    described,
-    model_files,
-    predict,
-    scored,
-    with_top,
-)  # fmt: skip
+from lambert.tasks.task import Outputs, Row, Task, answers, asked, check_metrics, described, predict, scored
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 KIND = Kind(
-    (TaskConfig, object),
-    methods={
-        "learn": 3, "read": 1, "parse": 2, "predictions": 2, "score": 2, "rows": 2, "write": 3, "model_config": 0,
-    },
+    (TaskConfig, object), Task,
+    {"learn": 3, "read": 1, "parse": 2, "predictions": 2, "score": 2, "rows": 2, "write": 3, "model_config": 0},
 )  # fmt: skip
 
 __all__ = [
     "TASKS", "Columns", "EmbedConfig", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
-    "answers", "asked", "check_metrics", "create", "described", "learn", "model_files", "needed_roles", "predict",
-    "resolved", "scored", "tuned", "with_top",
+    "answers", "asked", "check_metrics", "create", "described", "learn", "needed_roles", "predict", "resolved",
+    "scored", "task_class",
 ]  # fmt: skip
 
 
-def _class(config: TaskConfig) -> Any:
+def task_class(config: TaskConfig) -> type[Task[Any, Any]]:
+    """Returns the class of a task, one from outside only if it derives from `Task`. Raises UsageError for an unknown
+    name."""
     found: Any = lookup(TASKS, config.name, "task.name", KIND)
     if isinstance(found, str):
         module, _, name = found.partition(":")
-        return getattr(importlib.import_module(module), name)
-    return found
+        found = getattr(importlib.import_module(module), name)
+    kind: type[Task[Any, Any]] = found
+    return kind
 
 
 def needed_roles(name: str) -> tuple[str, ...]:
@@ -69,19 +57,12 @@ def resolved(config: TaskConfig, path: Path) -> TaskConfig:
 
 def create(config: TaskConfig, tokenizer: "Tokenizer") -> Task[Any, Any]:
     """Returns the task of a complete description, with labels, as `described` reads it from a model folder."""
-    task: Task[Any, Any] = _class(config)(config.resolved(), tokenizer)
+    task: Task[Any, Any] = task_class(config)(config.resolved(), tokenizer)
     return task
 
 
 def learn(config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Task[Any, Any], Any]:
     """Returns the task, its description completed from the training file, and the training data: a Source with
     targets."""
-    learnt: tuple[Task[Any, Any], Any] = _class(config).learn(config.resolved(), tokenizer, path)
+    learnt: tuple[Task[Any, Any], Any] = task_class(config).learn(config.resolved(), tokenizer, path)
     return learnt
-
-
-def tuned(task: Task[Any, Any], data: Any, predictions: Sequence[Any]) -> Task[Any, Any]:
-    """Returns the task with the settings that are chosen by its predictions for the dev data: the thresholds of
-    multilabel and squad, and the temperature of classify. A task may have a method `tuned(data, predictions)`."""
-    found: Task[Any, Any] = task.tuned(data, predictions) if hasattr(task, "tuned") else task
-    return found

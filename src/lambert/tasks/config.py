@@ -7,7 +7,7 @@ from lambert.core.errors import UsageError
 from lambert.core.other_names import our_task
 from lambert.core.registry import nearest
 from lambert.core.settings import check
-from lambert.tasks.templates import is_template
+from lambert.tasks.reading.templates import is_template
 
 LongText = Literal["cut", "mean", "max"]
 Language = Literal["en", "ar", "de", "es", "hi", "vi", "zh"]
@@ -34,13 +34,13 @@ _ONLY = {
 
 
 TASKS: dict[str, str] = {
-    "classify": "lambert.tasks.classify:Classify",
-    "multilabel": "lambert.tasks.multilabel:MultiLabel",
-    "regress": "lambert.tasks.classify:Regress",
-    "choice": "lambert.tasks.choice:Choice",
-    "squad": "lambert.tasks.squad:Squad",
-    "tag": "lambert.tasks.tag:Tag",
-    "embed": "lambert.tasks.embed:Embed",
+    "classify": "lambert.tasks.sentences.classify:Classify",
+    "multilabel": "lambert.tasks.sentences.multilabel:MultiLabel",
+    "regress": "lambert.tasks.sentences.classify:Regress",
+    "choice": "lambert.tasks.sentences.choice:Choice",
+    "squad": "lambert.tasks.squad.squad:Squad",
+    "tag": "lambert.tasks.tag.tag:Tag",
+    "embed": "lambert.tasks.vectors.embed:Embed",
     "mask": "lambert.tasks.mask:Mask",
 }
 """Where each task is, as module:class. Others may add their own."""
@@ -88,6 +88,12 @@ class Columns:
             raise UsageError("task.columns.separator is empty: give the text between two labels, such as a comma.")
         if not self.choices:
             raise UsageError("task.columns.choices is empty: name the column of the choices, or a column for each.")
+
+    def row_keys(self) -> tuple[str, str]:
+        """Returns the keys of the two texts in rows to predict: the names of the columns, and "text" and "text_b" for
+        columns with numbers, which such rows do not have. Without a column the first is "text", the second empty."""
+        text = "text" if not self.text or self.text.isdecimal() else self.text
+        return text, "text_b" if self.text_b.isdecimal() else self.text_b
 
     def over(self, columns: Self) -> Self:
         """Returns these columns: unlike OtherColumns, nothing is taken from `columns`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from lambert.core.batch import Ints, SoftTarget, Target
 from lambert.core.errors import UsageError
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.metrics import Floats
+from lambert.tasks.scores.metrics import Floats
 
 TASKS = ("classify", "multilabel", "regress", "choice", "tag", "squad")
 _MIXED = ("multilabel", "regress")

@@ -14,9 +14,9 @@ from torch import Tensor
 from lambert.core.batch import Ints, Target, exact_weights
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.label_names import is_number, whole
-from lambert.tasks.metrics import Floats
-from lambert.tasks.table import ordered
+from lambert.tasks.reading.label_names import is_number, whole
+from lambert.tasks.reading.table import ordered
+from lambert.tasks.scores.metrics import Floats
 from lambert.text.tables import as_seen
 
 _FRACTION = re.compile(r"[-+]?\d*\.\d+(e[-+]?\d+)?", re.IGNORECASE)

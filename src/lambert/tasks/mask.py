@@ -1,10 +1,8 @@
 """Predicts the pieces for the mask token with a pre-trained model. No labelled text is needed."""
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Never, Self
+from typing import Never, Self
 
 import numpy as np
 import torch
@@ -13,11 +11,11 @@ from tokenizers import Tokenizer
 from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.examples import Examples
-from lambert.tasks.metrics import softmax
-from lambert.tasks.segments import Cuts, Segments
-from lambert.tasks.sentences import tokenised
-from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
+from lambert.tasks.reading.segments import Cuts, Segments
+from lambert.tasks.scores.examples import Examples
+from lambert.tasks.scores.metrics import softmax
+from lambert.tasks.sentences.sentences import tokenised
+from lambert.tasks.task import Outputs, Row, Task, text_of
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers.tokenizer import with_mask
 from lambert.text.tokenizers.trial import library_errors
@@ -39,15 +37,16 @@ class Masked(Segments):
         }
 
 
-class Mask:
+class Mask(Task[Masked, list[Candidates]]):
     """Returns the most probable pieces for each [MASK] of {"text": "The capital of France is [MASK]."}. It only
     predicts. [MASK] stands for the mask token of any tokenizer; its own name, such as <mask>, does too."""
 
     head = "mlm"
     labels = 0
+    ranks = True
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
-        self.config, self.tokenizer = config, with_mask(tokenizer)
+        super().__init__(config, with_mask(tokenizer))
         self.piece = roles.piece(tokenizer, "mask")
         self.mask, self.pieces = roles.mask_id(tokenizer), roles.size(tokenizer)
 
@@ -91,17 +90,11 @@ class Mask:
             logits_NV = batch[self.head].detach().float().cpu().numpy().astype(np.float64)
             logits_NV[:, self.pieces :] = -np.inf  # rows that pad the table
             chances_NV = softmax(logits_NV)
-            best_NK = np.argsort(-logits_NV, axis=1, kind="stable")[:, : self.config.top]
+            best_NK = np.argsort(-logits_NV, axis=1, kind="stable")[:, : self.top or self.config.top]
             for best_K, chances_V in zip(best_NK, chances_NV, strict=True):
                 found.append([(int(piece), float(chances_V[piece])) for piece in best_K])
         ends = np.cumsum([len(places) for places in data.masks])
         return [found[end - len(places) : end] for end, places in zip(ends, data.masks, strict=True)]
-
-    def with_top(self, top: int) -> Self:
-        """Returns the task with `top` candidates for each [MASK]."""
-        found = copy.copy(self)
-        found.config = replace(self.config, top=top)
-        return found
 
     def rows(self, data: Masked, predictions: Sequence[list[Candidates]]) -> list[Row]:
         """Returns rows with `masks`: for each [MASK], the candidates {"token", "probability"}."""
@@ -120,13 +113,6 @@ class Mask:
             return str(self.tokenizer.id_to_token(token))
         with library_errors("The tokenizer cannot decode a piece"):
             return str(self.tokenizer.decode([token], skip_special_tokens=False)).strip()
-
-    def write(self, path: Path, data: Masked, predictions: Sequence[list[Candidates]]) -> list[Path]:
-        """Writes JSON lines."""
-        return [write_rows(path, self.rows(data, predictions))]
-
-    def model_config(self) -> dict[str, Any]:
-        return stored(self.config)
 
 
 def _places(cuts: Cuts, sequence: int, mask: int) -> list[int]:

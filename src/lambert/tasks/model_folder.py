@@ -9,9 +9,9 @@ from lambert.core.errors import DataError, UsageError
 from lambert.model import folder as layout
 from lambert.model.config import EncoderConfig
 from lambert.model.labels import label_keys, label_names
-from lambert.tasks import sentence_transformers
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.task import described
+from lambert.tasks.vectors import sentence_transformers
 
 CONFIG = "config.json"
 _IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")

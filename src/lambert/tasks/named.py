@@ -15,11 +15,11 @@ from typing import Any
 
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks.config import Columns, OtherColumns, TaskConfig
-from lambert.tasks.conll import tag_column
-from lambert.tasks.files import class_names
-from lambert.tasks.label_names import is_number
-from lambert.tasks.table import beginning
-from lambert.tasks.templates import columns_of
+from lambert.tasks.reading.files import class_names
+from lambert.tasks.reading.label_names import is_number
+from lambert.tasks.reading.table import beginning
+from lambert.tasks.reading.table import named as columns_named
+from lambert.tasks.tag.conll import tag_column
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def _columns(config: TaskConfig, named: Named, path: Path) -> Columns:
     found, first = beginning(path)
     layouts = [replace(layout, **own) for layout in named.layouts]
     for layout in layouts:
-        columns = _names(layout)
+        columns = columns_named(layout)
         if layout.header is False:
             # Such a file shows its layout by the number of its columns and by its first label.
             fits = all(name in first for name in columns) and first[layout.label] in map(str, range(len(named.labels)))
@@ -172,12 +172,6 @@ def _columns(config: TaskConfig, named: Named, path: Path) -> Columns:
     )
 
 
-def _names(layout: Columns) -> list[str]:
-    choices = layout.choices if layout.choices != Columns().choices else ()
-    parts = (layout.text, layout.text_b, *choices, layout.label, layout.group)
-    return [name for part in parts for name in columns_of(part)]
-
-
 def _listed(layout: Columns) -> str:
-    names = ", ".join(dict.fromkeys(_names(layout)))
+    names = ", ".join(dict.fromkeys(columns_named(layout)))
     return f"{names} (numbers of columns, no header)" if layout.header is False else names

@@ -1,11 +1,12 @@
 """The interface of tasks: from labelled text to targets, and from outputs of a head to predictions and scores."""
 
-import json
+import copy
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
@@ -13,15 +14,15 @@ from lambert.core.registry import nearest
 from lambert.core.settings import as_dict, typed
 from lambert.model.labels import label_names
 from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig, check_task_name
-from lambert.tasks.examples import Examples
-from lambert.tasks.mismatch import using_a_model
+from lambert.tasks.reading.mismatch import using_a_model
+from lambert.tasks.scores.examples import Examples
 from lambert.text import read_row
-from lambert.text.json_rows import parsed
+from lambert.text.json_rows import decoded, parsed
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from lambert.tasks.segments import Segments
+    from lambert.tasks.reading.segments import Segments
 
 Row = read_row.Row
 Outputs = Iterable[Mapping[str, Any]]
@@ -32,50 +33,100 @@ D = TypeVar("D", bound="Segments")
 P = TypeVar("P")
 
 
-class Task(Protocol[D, P]):
+class Task(ABC, Generic[D, P]):
     """Connects labelled text (D, a Source), the head that is trained on it, and predictions (P, one per example).
 
-    `head` names the objective (a key of `model.heads.HEADS`, or "package.module:name"), `labels` its number of outputs.
+    A task from outside derives from this class, or from one of Lambert's tasks. It needs the abstract methods; the
+    others have defaults.
     """
 
-    config: TaskConfig
     head: str
+    """Name of the objective: a key of `model.heads.HEADS`, or "package.module:name"."""
     labels: int
+    """Number of outputs of the head."""
+    ranks = False
+    """Whether `rows` can list the most probable labels, answers or pieces alone."""
+    top = 0
+    """How many of them `rows` lists; 0: as the settings say."""
 
-    def __init__(self, config: TaskConfig, tokenizer: "Tokenizer") -> None: ...
+    def __init__(self, config: TaskConfig, tokenizer: "Tokenizer") -> None:
+        """Makes the task of a complete description, with labels."""
+        self.config, self.tokenizer = config, tokenizer
 
     @classmethod
+    @abstractmethod
     def learn(cls, config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Self, D]:
         """Returns the task, completed from the training file (labels, version), and the training data."""
 
+    @abstractmethod
     def read(self, path: Path, *, training: bool = False) -> D:
         """Reads a labelled file. With `training`, examples that cannot be trained on are left out. Raises DataError."""
 
+    @abstractmethod
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> D:
         """Reads rows without labels. `places` names each row in error messages."""
 
+    @abstractmethod
     def predictions(self, data: D, outputs: Outputs) -> list[P]:
         """Returns one prediction per example, from the outputs for all sequences of `data` in order."""
 
-    def score_names(self) -> tuple[str, ...]:
-        """Returns the names of all scores that labelled data may have, without standard errors and counts. A task from
-        outside may lack this method; `task.metrics` is then not checked."""
-
+    @abstractmethod
     def score(self, data: D, predictions: Sequence[P]) -> dict[str, float]:
         """Returns scores by name. NAME_se is the standard error of NAME."""
 
-    def examples(self, data: D, predictions: Sequence[P]) -> Examples:
-        """Returns what is kept of each labelled example for `lambert compare` and for error analysis. A task from
-        outside may lack this method."""
-
+    @abstractmethod
     def rows(self, data: D, predictions: Sequence[P]) -> list[Row]:
         """Returns predictions as plain values, one row per example."""
 
+    def score_names(self) -> tuple[str, ...] | None:
+        """Returns the names of all scores that labelled data may have, without standard errors and counts; None: they
+        are not known, so `task.metrics` is not checked."""
+        return None
+
+    def examples(self, data: D, predictions: Sequence[P]) -> Examples | None:
+        """Returns what is kept of each labelled example for `lambert compare` and for error analysis; None: nothing."""
+        return None
+
+    @property
+    def has_examples(self) -> bool:
+        """Whether `examples` keeps something, which is so if a class defines it."""
+        return type(self).examples is not Task.examples
+
+    def tuned(self, data: D, predictions: Sequence[P]) -> Self:
+        """Returns the task with the settings that are chosen by its predictions for the dev data: the thresholds of
+        multilabel and squad, and the temperature of classify."""
+        return self
+
+    def with_top(self, top: int) -> Self:
+        """Returns the task whose rows list the `top` most probable labels, answers or pieces; 0: the task itself.
+        Raises UsageError if its rows have no such list."""
+        if not top:
+            return self
+        if top < 1:
+            raise UsageError(f"top = {top} must be 1 or more.")
+        if not self.ranks:
+            raise UsageError(f"top is for classify, multilabel, squad and mask, not for {self.config.name!r}.")
+        found = copy.copy(self)
+        found.top = top
+        return found
+
     def write(self, path: Path, data: D, predictions: Sequence[P]) -> list[Path]:
-        """Writes the predictions in the usual format of the task and returns all files that were written."""
+        """Writes the predictions in the usual format of the task, by default with a row of JSON for each example.
+        Returns all files that were written."""
+        return [write_rows(path, self.rows(data, predictions))]
 
     def model_config(self) -> dict[str, Any]:
         """Returns keys for config.json: {"lambert": {"task": ...}} and the keys that Hugging Face reads."""
+        return stored(self.config)
+
+    def model_files(self, width: int) -> dict[str, str | bytes]:
+        """Returns the contents of the files that the task adds to a model folder, by their paths there. `width` is that
+        of the states."""
+        return {}
+
+    def width(self, hidden: int) -> int:
+        """Returns the number of components of the vector of a text, from states of `hidden` components."""
+        return hidden
 
 
 def scored(task: Task[Any, Any], data: Any, predictions: Sequence[Any]) -> dict[str, float]:
@@ -87,26 +138,13 @@ def scored(task: Task[Any, Any], data: Any, predictions: Sequence[Any]) -> dict[
 
 def check_metrics(task: Task[Any, Any], given: Sequence[str]) -> None:
     """Raises UsageError if `given`, the setting task.metrics, names a score that the task does not have."""
-    known = task.score_names() if hasattr(task, "score_names") else given
+    known = task.score_names()
     for name in given:
-        if name not in known:
+        if known is not None and name not in known:
             raise UsageError(
                 f"task.metrics: {name!r} is not a score of the task {task.config.name!r} with these labels."
                 f"{nearest(name, list(known))}"
             )
-
-
-def with_top(task: Task[Any, Any], top: int) -> Task[Any, Any]:
-    """Returns the task whose rows list the `top` most probable labels, answers or pieces; 0: the task itself. A task
-    may have a method `with_top(top)`. Raises UsageError if it has none."""
-    if not top:
-        return task
-    if top < 1:
-        raise UsageError(f"top = {top} must be 1 or more.")
-    if not hasattr(task, "with_top"):
-        raise UsageError(f"top is for classify, multilabel, squad and mask, not for {task.config.name!r}.")
-    found: Task[Any, Any] = task.with_top(top)
-    return found
 
 
 def most_probable(chances: Mapping[str, float], top: int) -> dict[str, float]:
@@ -119,13 +157,6 @@ def most_probable(chances: Mapping[str, float], top: int) -> dict[str, float]:
 def stored(config: TaskConfig) -> dict[str, Any]:
     """Returns {"lambert": {"task": ...}} for config.json. `described` is its inverse."""
     return {"lambert": {"task": as_dict(config)}}
-
-
-def model_files(task: Task[Any, Any], width: int) -> dict[str, str | bytes]:
-    """Returns the contents of the files that the task adds to a model folder, by their paths there. A task may have a
-    method `model_files(width)`, where `width` is that of the states."""
-    found: dict[str, str | bytes] = task.model_files(width) if hasattr(task, "model_files") else {}
-    return found
 
 
 _ARCHITECTURES = {
@@ -285,8 +316,4 @@ def is_predictions(beginning: bytes) -> bool:
     """Returns whether a file with this beginning is one that `write` of one of Lambert's own tasks has written."""
     if beginning.startswith(_OWN_TABLE) or _OWN_SQUAD.match(beginning):
         return True
-    try:
-        row = json.loads(beginning.partition(b"\n")[0])
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(row, dict) and set(row) in _OWN_KEYS
+    return set(decoded(beginning.partition(b"\n")[0])[0]) in _OWN_KEYS

@@ -119,7 +119,7 @@ class ArrowFile:
 def arrow_content(value: Any, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
     """Returns the Arrow stream of a table of pyarrow, or of an object that exports one; `metadata` replaces that of its
     schema. Raises UsageError if pyarrow is not installed, or if the value has no columns."""
-    arrow, ipc = _pyarrow()
+    arrow, ipc = pyarrow("ipc", "Reading Arrow")
     try:
         table = arrow.Table.from_batches([value]) if isinstance(value, arrow.RecordBatch) else arrow.table(value)
     except (TypeError, ValueError, arrow.ArrowException) as error:
@@ -132,18 +132,18 @@ def arrow_content(value: Any, metadata: Mapping[bytes, bytes] | None = None) -> 
     return stream.getvalue()
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def pyarrow(part: str, use: str) -> tuple[Any, Any]:
+    """Returns pyarrow and its module `part`. Raises UsageError that names the `use` if it is not installed."""
     try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.ipc")
+        return importlib.import_module("pyarrow"), importlib.import_module(f"pyarrow.{part}")
     except ImportError as error:
-        raise UsageError("Reading Arrow needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
+        raise UsageError(f"{use} needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
 
 
 @contextmanager
 def _explained(stream: BinaryIO) -> Iterator[tuple[Any, int]]:
-    """A context with pyarrow.ipc and the byte at which the Arrow stream begins. Raises failures of pyarrow as
-    NotArrow."""
-    arrow, ipc = _pyarrow()
+    """A context with pyarrow.ipc and the byte at which the Arrow stream begins. Raises failures of pyarrow as NotArrow."""
+    arrow, ipc = pyarrow("ipc", "Reading Arrow")
     try:
         stream.seek(0)
         yield ipc, 8 if stream.read(8) == _FILE else 0  # the file format is a stream followed by an index

@@ -21,7 +21,7 @@ def parsed(text: str) -> tuple[Row, str]:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return {}, _not_json(error)
+        return {}, not_json(error)
     return (row, "") if isinstance(row, dict) else ({}, _NO_OBJECT)
 
 
@@ -63,13 +63,14 @@ def _lines(stream: Any, offset: int, number: int) -> Iterator[ReadRow]:
             if damage is not None:
                 raise damage
             continue
-        row, error = _decoded(data.removeprefix(BOM) if first else data)
+        row, error = decoded(data.removeprefix(BOM) if first else data)
         if error and not data.endswith(b"\n") and error.startswith("is not JSON"):
             error += ": the file ends within it"
         yield ReadRow(f"line {number}", row, error, offset, number)
 
 
-def _decoded(data: bytes) -> tuple[Row, str]:
+def decoded(data: bytes) -> tuple[Row, str]:
+    """Returns what `parsed` does of a text in UTF-8."""
     try:
         return parsed(data.decode(UTF8))
     except UnicodeDecodeError as error:
@@ -98,7 +99,7 @@ def _values(stream: Any, offset: int, line: int) -> Iterator[ReadRow]:
         try:
             value, end = _DECODER.raw_decode(held)
         except (ValueError, RecursionError) as error:
-            problem = _not_json(error)
+            problem = not_json(error)
             if not ended and len(held) <= LINE and isinstance(error, json.JSONDecodeError):
                 limit = 2 * len(held)
                 continue
@@ -145,7 +146,8 @@ def wrapped(row: Row) -> str:
 _NO_OBJECT = 'is not a JSON object: give one like {"text": "..."} a line'
 
 
-def _not_json(error: Exception) -> str:
+def not_json(error: Exception) -> str:
+    """Returns why a text is not JSON, as the end of a sentence, from the error of the parser."""
     if "int_max_str_digits" in str(error):
         return "has a number of thousands of digits"
     return f"is not JSON ({getattr(error, 'msg', error)})"

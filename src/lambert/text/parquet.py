@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from lambert.core.errors import UsageError
+from lambert.text.arrow import pyarrow
 
 _ROWS = 256
 _MEMORY = 64 << 20
@@ -23,7 +23,7 @@ class NotParquet(Exception):
 def parquet_groups(stream: BinaryIO, size: int) -> list[int]:
     """Returns the numbers of row groups at which the file can be divided in parts of about `size` decompressed bytes, 0
     the first. A file that is not Parquet is not divided. Raises UsageError if pyarrow is not installed."""
-    arrow, parquet = _pyarrow()
+    arrow, parquet = pyarrow("parquet", "Reading Parquet")
     try:
         metadata = parquet.ParquetFile(stream).metadata
     except (arrow.ArrowException, OSError, ValueError):
@@ -61,7 +61,7 @@ def parquet_sizes(stream: BinaryIO) -> list[int]:
 @contextmanager
 def _explained() -> Iterator[Any]:
     """A context with pyarrow.parquet. Raises its failures as NotParquet, except those of the disk."""
-    arrow, parquet = _pyarrow()
+    arrow, parquet = pyarrow("parquet", "Reading Parquet")
     try:
         yield parquet
     except (arrow.ArrowException, OSError) as error:
@@ -72,38 +72,22 @@ def _explained() -> Iterator[Any]:
         raise NotParquet(f"has a name or value that cannot be read ({' '.join(str(error).split())})") from error
 
 
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise UsageError("Reading Parquet needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
-
-
 def parquet_rows(
-    stream: BinaryIO, column: str = "", groups: tuple[int, int] | None = None, more: Sequence[str] = (),
-    only: Sequence[str] | None = None,
-) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Yields the rows of a Parquet file as dictionaries, with all columns, or one column and the existing ones of
-    `more`, or the columns `only`; of all row groups, or of those from `groups[0]` to `groups[1]` - 1. Raises
-    NotParquet, and UsageError if pyarrow is not installed.
+    stream: BinaryIO, columns: Sequence[str] | None = None, groups: tuple[int, int] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a Parquet file as dictionaries, with all columns or these; of all row groups, or of those from
+    `groups[0]` to `groups[1]` - 1. Raises NotParquet, and UsageError if pyarrow is not installed.
 
     A few kilobytes can hold gigabytes: a page of one repeated letter, or a long text in the dictionary to which every
     row refers. The first is refused. For the second, the number of rows in a batch follows from the longest text.
     """
     with _explained() as parquet:
         file = parquet.ParquetFile(stream)
-        names = file.schema_arrow.names
-        if column and column not in names:
-            listed = ", ".join(name[:40] for name in names[:8])
-            raise NotParquet(f"has no column {column!r} (columns: {listed}): name its column of text as text_field")
         _check_sizes(file, stream)
         leaves = [file.schema.column(number) for number in range(len(file.schema))]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and not leaf.max_repetition_level]
         dictionaries = parquet.ParquetFile(stream, metadata=file.metadata, read_dictionary=texts)
-        chosen: dict[str, Any] = {
-            "columns": list(dict.fromkeys([column, *(name for name in more if name in names)])) if column else only,
-            "use_threads": False,
-        }
+        chosen: dict[str, Any] = {"columns": columns, "use_threads": False}
         first_group, last_group = groups or (0, file.num_row_groups)
         for group in range(first_group, min(last_group, file.num_row_groups)):
             first = next(dictionaries.iter_batches(1, row_groups=[group], **chosen), None)

@@ -4,9 +4,10 @@ Every command reads rows here, so a file gives the same rows, and a fault the sa
 """
 
 import contextlib
+import json
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from lambert.core.files import open_regular
 from lambert.core.unsupported import markup, refuse_archive
 from lambert.text.arrow import ArrowFile, NotArrow, dataset_files, dataset_splits, is_dataset
 from lambert.text.encodings import UTF8, invalid, plain, unmarked
-from lambert.text.json_rows import by_columns, has_lines, json_rows, wrapped
+from lambert.text.json_rows import by_columns, has_lines, json_rows, not_json, wrapped
 from lambert.text.parquet import NotParquet, parquet_names, parquet_rows, parquet_sizes
 from lambert.text.read_row import ReadRow, Row
 from lambert.text.streams import (
@@ -106,6 +107,38 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
             except UnicodeDecodeError as error:
                 raise DataError(f"{path}:{number} {invalid(line, error.start)}.") from error
             yield number, text.removeprefix("\ufeff") if number == 1 else text
+
+
+def json_value(path: Path, content: bytes) -> Any:
+    """Returns the value of a file that is one JSON value, whose content is given. Raises DataError if it is none."""
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not a JSON file in UTF-8: {error}.") from error
+
+
+def json_values(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields (place, value) of every value of a JSON file: of every element if a file .json is an array, of its one
+    value if it is another one or an array that begins with a text; else of every line that is not blank. Raises
+    DataError that names the line, and as `opened` does."""
+    numbered: Iterable[tuple[int, str]] = lines(path)
+    whole: Any = None
+    if kind(path) == ".json":
+        numbered = [*numbered]
+        with contextlib.suppress(ValueError, RecursionError):
+            whole = [json.loads("".join(line for _, line in numbered))]
+    if whole is not None:
+        (value,) = whole
+        rows = value if isinstance(value, list) and not isinstance(next(iter(value), None), str) else whole
+        yield from ((f"{path}:row {number}", row) for number, row in enumerate(rows, 1))
+        return
+    for number, line in numbered:
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}:{number} {not_json(error)}.") from error
+            yield f"{path}:{number}", value
 
 
 def _text(stream: BinaryIO) -> Any:
@@ -253,7 +286,7 @@ class RowFile:
         self.share = lambda: number / rows
         back = {name: found for found, name in self._aliases.items()}
         chosen = None if only is None else [back.get(name, name) for name in only]
-        for passed, row in enumerate(parquet_rows(self._stream, groups=(group, len(self._sizes)), only=chosen)):
+        for passed, row in enumerate(parquet_rows(self._stream, chosen, (group, len(self._sizes)))):
             if passed >= before:
                 number += 1
                 yield ReadRow(f"row {number}", self._renamed(row), "", number)

@@ -11,12 +11,12 @@ from lambert.core import settings
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, open_regular
 from lambert.runs.result import Say, silent
-from lambert.tasks import examples
-from lambert.tasks.comparison import POWER, RESAMPLES, Difference, McNemar, holm, mcnemar
-from lambert.tasks.comparison import compare as differences_of
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.examples import EXAMPLES, Examples, is_examples
-from lambert.tasks.formulas import Formula
+from lambert.tasks.scores import examples
+from lambert.tasks.scores.comparison import POWER, RESAMPLES, Difference, McNemar, holm, mcnemar
+from lambert.tasks.scores.comparison import compare as differences_of
+from lambert.tasks.scores.examples import EXAMPLES, Examples, is_examples
+from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.task import described
 
 SEED_FOLDERS = "seed-*"
@@ -96,7 +96,7 @@ def _systems(config: CompareConfig, say: Say) -> list[System]:
     own = [_system(letter, path) for letter, path in named if (letter, path) not in foreign]
     if config.gold is None or not foreign:
         return own
-    from lambert.tasks import predictions  # which needs torch
+    from lambert.tasks.scores import predictions  # which needs torch
 
     like = own[0].seeds[0] if own else None
     task = _task(own[0], like.task) if own and like else predictions.task_of(config.gold)

@@ -34,24 +34,14 @@ from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import freeze
 from lambert.runs.updates import run_to_end, run_updates
-from lambert.tasks import (
-    Outputs,
-    TaskConfig,
-    check_metrics,
-    described,
-    model_files,
-    needed_roles,
-    resolved,
-    scored,
-    sentence_transformers,
-    tuned,
-)  # fmt: skip
-from lambert.tasks.cache import FeatureCache
-from lambert.tasks.dev_split import divided
+from lambert.tasks import Outputs, TaskConfig, check_metrics, described, needed_roles, resolved, scored
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
-from lambert.tasks.examples import EXAMPLES, examples_of, write
-from lambert.tasks.files import digest, training_and_dev
-from lambert.tasks.unknown import unknown_notes
+from lambert.tasks.reading.cache import FeatureCache
+from lambert.tasks.reading.dev_split import divided
+from lambert.tasks.reading.files import digest, training_and_dev
+from lambert.tasks.reading.unknown import unknown_notes
+from lambert.tasks.scores.examples import EXAMPLES, examples_of, write
+from lambert.tasks.vectors import sentence_transformers
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs.seeds import run_seeds
@@ -133,7 +123,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 
         for path, rows in ((train_path, data), (dev_path, dev)):
             if path is not None:
-                notes += [counted(path, rows, task.config), *rows.label_notes, *rows.notes]
+                notes += [counted(path, rows, task.config), *rows.notes]
         notes += prepared.features.notes
         if dev_path is None:
             notes.append("nothing is scored, because no dev file is given (--dev)")
@@ -148,14 +138,14 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 name = precisions.resolved(config.train.precision, world)  # the predictions of the best weights
                 predict(model, Precision(name, world.device), config.train.micro_tokens or _TOKENS)
             if scores is not None and world.is_first:
-                task_found = task if dev is None else tuned(task, dev, kept)
+                task_found = task if dev is None else task.tuned(dev, kept)
                 if dev_path is not None and (examples := examples_of(task_found, dev, kept, dev_path)):
                     write(config.out / EXAMPLES, examples)
                 dev_file = LabelledFile(dev_path, hashes["the dev data"], dev.counts) if dev_path and dev else None
                 trained = Trained(
                     task.config, LabelledFile(train_path, hashes["the labelled data"], data.counts), dev_file
                 )
-                extra, more = task_found.model_config(), model_files(task, model.config.hidden)
+                extra, more = task_found.model_config(), task_found.model_files(model.config.hidden)
                 say(publish_run(config, model, tokenizer, extra, scores, more, trained))
 
 

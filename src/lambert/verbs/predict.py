@@ -30,9 +30,9 @@ from lambert.inference.input_rows import START, InputRow, Position, plain, rows_
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
-from lambert.tasks import Outputs, Row, Task, asked, with_top
-from lambert.tasks.bad_rows import readable
-from lambert.tasks.unknown import Unknown, unknown_of
+from lambert.tasks import Outputs, Row, Task, asked
+from lambert.tasks.reading.bad_rows import readable
+from lambert.tasks.reading.unknown import Unknown
 from lambert.verbs.settings.predict import PredictConfig
 
 OutputsOf = Callable[[Source], Outputs]
@@ -81,7 +81,7 @@ def _answer(config: PredictConfig, say: Say, answered: Callable[[], None]) -> No
         with world.together("reading the model"):
             columns = replace(config.columns, label="")  # not needed, and `text` may have its name
             model = TextModel(config.model, config.task, config.code, config.inference, world, columns, config.squad())
-            task = with_top(model.task, config.top)
+            task = model.task.with_top(config.top)
         compare_ranks(world, config.model)
         if world.is_first:
             if model.note and say is not silent:  # standard output has the predictions alone
@@ -246,7 +246,7 @@ def _answers(
         if world.size > 1:
             world.broadcast_text(sent([[rows[number] for number in good], [places[number] for number in good]]))
         source, finish = request
-        tally.unknown += unknown_of(source)
+        tally.unknown += source.unknown
         answers = iter(finish(outputs_of(source)))
     keep = _kept(config.keep)
     for number, row in enumerate(chunk):

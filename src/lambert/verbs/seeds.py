@@ -12,7 +12,7 @@ from lambert.distributed.launch_environment import process_info
 from lambert.engine.progress import COUNTS, score_text
 from lambert.runs.folder import CONFIG
 from lambert.runs.result import Result, Say
-from lambert.tasks.cache import FOLDER
+from lambert.tasks.reading.cache import FOLDER
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 SEEDS = "seeds.json"

@@ -7,9 +7,8 @@ from lambert.core.errors import DataError, UsageError
 from lambert.model.config import EncoderConfig
 from lambert.model.labels import listed
 from lambert.tasks import TaskConfig
-from lambert.tasks.segments import shared
-from lambert.tasks.sentences import Sentences
-from lambert.tasks.unknown import unknown_of
+from lambert.tasks.reading.segments import shared
+from lambert.tasks.sentences.sentences import Sentences
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 
@@ -23,14 +22,14 @@ def counted(path: Path, data: Any, task: TaskConfig) -> str:
         "answers_not_found": "questions were left out, because their answer is not in the paragraph",
     }
     counts = (f"{count:,} {words.get(name, name.replace('_', ' '))}" for name, count in data.counts.items() if count)
-    unknown = unknown_of(data)
+    unknown = data.unknown
     share = f", {unknown.count / unknown.words:.2%} of the words are [UNK]" if unknown.count else ""
     return f"{path}  {', '.join(counts)}{share}"
 
 
 def shared_rows(train: Any, dev: Any, train_path: Path, dev_path: Path | None) -> list[str]:
     """Returns a note about dev examples whose texts are also those of training examples, if there are some."""
-    count, total = shared(train, dev)
+    count, total = (0, 0) if dev is None else shared(train, dev)
     if not count:
         return []
     return [
@@ -53,7 +52,6 @@ def check_examples(config: FinetuneConfig, data: Any, shape: EncoderConfig) -> N
     """Raises DataError if all texts of the training file are empty or, for a loss that compares examples with each
     other, if it has too few of them; UsageError if an update has too few, or if an encoder of this shape cannot learn
     from texts alone."""
-    least = getattr(data, "least_batch", 1)
     smallest = "first_batch_size" if config.train.first_batch_size else "batch_size"
     sequences = getattr(config.train, smallest)
     if isinstance(data, Sentences) and not data.first.lengths_S.any():
@@ -61,7 +59,7 @@ def check_examples(config: FinetuneConfig, data: Any, shape: EncoderConfig) -> N
         raise DataError(
             f"{config.data}: every text (column {name!r}) is empty. Set task.columns.text to another column."
         )
-    if sequences < least:
+    if sequences < (least := data.least_batch):
         raise UsageError(
             f"train.{smallest} = {sequences} is too small: the texts of an example are compared with those of the "
             f"other examples of the update. Use {least} or more."
@@ -71,7 +69,7 @@ def check_examples(config: FinetuneConfig, data: Any, shape: EncoderConfig) -> N
             f"{config.data} has 1 example, and the texts of an example are compared with those of the others: it needs "
             f"{least} or more."
         )
-    if getattr(data, "texts_alone", False) and not shape.dropout and not shape.attention_dropout:
+    if data.texts_alone and not shape.dropout and not shape.attention_dropout:
         raise UsageError(
             f"{config.data} has texts alone, each of which is to have two vectors by dropout, and the dropout of "
             f"{config.init} is 0: give pairs of texts, or an encoder whose config.json has dropout, such as 0.1."

@@ -16,7 +16,7 @@ from lambert.text.tokenizers import tokenizer as tk
 from lambert.text.tokenizers.encoding import Encoder
 from lambert.wings.corpus.workers import ahead, encode
 
-GOLDEN = json.loads((Path(__file__).parents[3] / "golden/tokenization.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden/tokenization.json").read_text(encoding="utf-8"))
 TEXTS = [row["text"] for row in GOLDEN["rows"]]
 SERIALISED = tk.build(GOLDEN["vocabularies"]["uncased"].split(" "), lowercase=True).to_str()
 

@@ -12,9 +12,9 @@ from run_folders import Outline, folder, page, row
 from scipy.stats import rankdata
 from sklearn.metrics import precision_recall_fscore_support
 
-from lambert.tasks import examples
-from lambert.tasks.examples import EXAMPLES, Examples
-from lambert.tasks.formulas import Formula
+from lambert.tasks.scores import examples
+from lambert.tasks.scores.examples import EXAMPLES, Examples
+from lambert.tasks.scores.formulas import Formula
 from lambert.verbs.report.errors import by_length, question_word
 
 HOSTILE = "<script>alert(1)</script>{{ 7 * 7 }}"

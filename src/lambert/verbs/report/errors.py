@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from lambert.tasks import calibration, metrics
-from lambert.tasks.examples import EXAMPLES, Examples
-from lambert.tasks.formulas import Formula, numbers, value
+from lambert.tasks.scores import calibration, metrics
+from lambert.tasks.scores.examples import EXAMPLES, Examples
+from lambert.tasks.scores.formulas import Formula, numbers, value
 from lambert.verbs.report.cells import cell, table
 from lambert.verbs.report.curves import INK, RUNS, svg
 from lambert.verbs.report.folders import Run

@@ -12,8 +12,8 @@ from lambert.core.unsupported import is_work_folder
 from lambert.core.version import __version__
 from lambert.engine.metrics_file import METRICS, read_row
 from lambert.runs.expect import TABLE
-from lambert.tasks import examples
-from lambert.tasks.examples import EXAMPLES, Examples
+from lambert.tasks.scores import examples
+from lambert.tasks.scores.examples import EXAMPLES, Examples
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
 """How log.txt writes the time."""

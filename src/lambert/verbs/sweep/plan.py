@@ -9,8 +9,8 @@ from lambert.core.errors import LambertError, UsageError
 from lambert.core.settings import as_dict, dotted, text
 from lambert.optim.optimizers import check_names
 from lambert.runs.folder import FREE
-from lambert.tasks.cache import FOLDER
-from lambert.tasks.files import training_and_dev
+from lambert.tasks.reading.cache import FOLDER
+from lambert.tasks.reading.files import training_and_dev
 from lambert.verb import training
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.sweep import SweepConfig

@@ -29,9 +29,9 @@ from lambert.model import folder as layout
 from lambert.model.families import reads_segments
 from lambert.model.publish import NOISE, TOLERANCE, scaled
 from lambert.tasks.config import Columns
-from lambert.tasks.sentence_transformers import MODULES, activation_of, root
-from lambert.tasks.table import read_rows
-from lambert.text.rows import lines
+from lambert.tasks.reading.table import read_rows
+from lambert.tasks.vectors.sentence_transformers import MODULES, activation_of, root
+from lambert.text.rows import kind, lines
 from lambert.text.tokenizers import roles
 from lambert.wings.convert import source_library
 from lambert.wings.convert.config import Against
@@ -144,7 +144,7 @@ def read_texts(path: Path) -> tuple[list[CheckRow], bool]:
     """Returns the first rows of a file, and whether it has more: a text in each line, or rows (JSON lines, CSV, TSV,
     Parquet) with `text` and perhaps `text_b`, or `question` and `context`."""
     found: Iterable[CheckRow]
-    if any(path.name.endswith((end, f"{end}.gz", f"{end}.bz2", f"{end}.xz")) for end in _ROWS):
+    if kind(path) in _ROWS:
         found = (_row(place, row) for place, row in read_rows(path, Columns("text", label="", header=True)))
     else:
         stripped = ((number, line.strip()) for number, line in lines(path))
@@ -206,16 +206,18 @@ class _Comparing:
     ) -> None:  # fmt: skip
         self.found, self.model, self.source, self.settings = found, model, source, settings
         self.tokenizer, self.config = model.tokenizer, model.model.config
-        name = model._task.config.name  # also of a folder without a head
+        name = model.task_config.name
         architecture = str((settings.get("architectures") or [""])[0])
-        if not architecture or name == "embed" or model._missing:  # the folder may name a head that it does not have
-            bare = name == "embed" or bool(model._missing)
+        if (
+            not architecture or name == "embed" or not model.has_head
+        ):  # the folder may name a head that it does not have
+            bare = name == "embed" or not model.has_head
             architecture = layout.architecture(self.config, {} if bare else model.model.labels)[0]
         self.architecture = architecture
         self.by_vectors = found.library == "sentence-transformers" and name == "embed"
         self.crosses = found.library == "sentence-transformers" and not self.by_vectors
         self.task = name if name in _SENTENCES and (self.crosses or found.library == "transformers") else ""
-        columns = model._task.config.columns
+        columns = model.task_config.columns
         pairs = name in ("squad", "choice") or self.crosses or bool(columns.text_b and not columns.text_b_optional)
         self.rows = self._arranged(rows, pairs, texts)
 
@@ -312,8 +314,7 @@ class _Comparing:
         task = self.model.task
         if "whole" in facts:
             self._whole_ids(facts)
-        columns = task.config.columns
-        keys = (columns.text or "text", columns.text_b or "text_b")
+        keys = task.config.columns.row_keys()
         request = self.model.request([dict(zip(keys, row.texts, strict=False)) for row in self.rows])
         same = self._cut_ids(facts, request.source)
         if task.config.name != "regress":
@@ -334,7 +335,7 @@ class _Comparing:
         short = [row for row in same if len(facts["whole"][row]) <= facts["limit"]]
         if len(short) < len(same):
             self.found.notes.append(f"outputs of {len(same) - len(short):,} rows were not compared: they are too long.")
-        if self.model._task.config.name == "tag":
+        if self.model.task_config.name == "tag":
             self._labels(facts["labels"], self.model.task.config.labels)
         names = [name.partition("/")[2] for name in arrays if name.startswith("0/")]
         ours = [self._outputs(row, names) if row in set(short) else {} for row in range(len(self.rows))]

@@ -12,9 +12,9 @@ from lambert.model.families import family_of, reads_segments
 from lambert.model.heads import Model
 from lambert.model.pooling import head_of
 from lambert.model.vector_layers import VectorLayers
-from lambert.tasks import sentence_transformers
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.model_folder import kept, task_of
+from lambert.tasks.vectors import sentence_transformers
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.wings.convert.config import ExportConfig

@@ -21,7 +21,7 @@ from lambert.model.publish import publish
 from lambert.runs.card import card_of_converted
 from lambert.runs.result import Result, Say, silent
 from lambert.tasks.model_folder import kept, task_of
-from lambert.tasks.sentence_transformers import length
+from lambert.tasks.vectors.sentence_transformers import length
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.wings.convert import hugging_face, onnx, openvino, program, written

@@ -4,7 +4,6 @@ A row is a document, or one piece of a document that is longer than a reader's `
 the texts alone, so the same documents give the same bytes with the same version of pyarrow.
 """
 
-import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -14,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import DataError
 from lambert.core.files import open_regular
+from lambert.text import arrow as arrow_files
 from lambert.text.parquet import NotParquet, parquet_rows
 from lambert.text.pieces import as_text
 from lambert.wings.corpus.reading.readers import Piece
@@ -123,7 +123,4 @@ def read_documents(path: Path, documents: npt.NDArray[np.int64]) -> Iterator[Pie
 
 def pyarrow() -> tuple[Any, Any]:
     """Returns pyarrow and pyarrow.parquet. Raises UsageError if they are not installed."""
-    try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise UsageError("Steps keep documents as Parquet: pip install 'lambert-bert[parquet]'.") from error
+    return arrow_files.pyarrow("parquet", "Keeping documents as Parquet")

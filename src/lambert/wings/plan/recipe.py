@@ -1,6 +1,5 @@
 """Determines the work of a recipe from its settings and from those of its files that exist."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,9 @@ from lambert.distributed import agreement
 from lambert.model import folder as layout
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.model.folder import model_folder
-from lambert.tasks import TASKS, resolved
-from lambert.tasks.cache import FeatureCache
-from lambert.tasks.files import training_and_dev
+from lambert.tasks import TASKS, resolved, task_class
+from lambert.tasks.reading.cache import FeatureCache
+from lambert.tasks.reading.files import training_and_dev
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs import pretrain
@@ -115,8 +114,7 @@ def _finetune(config: FinetuneConfig, plan: PlanConfig) -> Planned:
         shape = _shape(config.init, plan)
         if config.task.name not in TASKS:
             raise UsageError(f"task.name = {config.task.name!r} needs its data: {config.data} does not exist.")
-        module, _, name = TASKS[config.task.name].partition(":")
-        head = getattr(getattr(importlib.import_module(module), name), "head", "vector")
+        head = task_class(config.task).head
         longest = config.task.resolved(shape.positions).max_length
         lengths = _spread(plan.fill or _SQUAD, longest)
         what = f"two labels, and sequences of {longest} tokens that are {plan.fill or _SQUAD:.0%} full"

@@ -15,7 +15,7 @@ from lambert.inference.config import InferenceConfig
 from lambert.inference.text_model import TextModel
 from lambert.model.folder import model_folder
 from lambert.tasks.config import Columns
-from lambert.tasks.templates import columns_of, is_template
+from lambert.tasks.reading.templates import columns_of, is_template
 
 _TRIES = 3
 EXAMPLES: dict[str, Any] = {
@@ -179,8 +179,7 @@ def inputs_of(task: str, columns: Columns) -> list[str]:
     if task in ("tag", "mask"):
         return ["text"]
     paired = task != "embed" and not columns.text_b_optional
-    given = {"text": columns.text or "text", "text_b": columns.text_b if paired else ""}
-    texts = [key if name.isdecimal() else name for key, name in given.items()]
+    texts = columns.row_keys()[: 2 if paired else 1]
     names = list(dict.fromkeys(column for name in texts for column in columns_of(name)))
     if task == "choice":
         return [*names, *columns.choices]

@@ -6,7 +6,7 @@ a line, or else a word. A document that cannot be read is yielded as a piece wit
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -123,34 +123,38 @@ def _columns(table: Table, layout: Layout) -> tuple[list[str], str]:
 
 def read_parquet(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads a Parquet file with text in the column `layout.text_field`. A few rows are in memory at a time."""
-    number = 0
     try:
-        found = aliases(parquet_names(stream), [layout.text_field, *layout.metadata])
-        back = {wanted: name for name, wanted in found.items()}
-        column, *more = (back.get(name, name) for name in (layout.text_field, *layout.metadata))
-        for number, row in enumerate(parquet_rows(stream, column, layout.groups, more), 1):
-            yield _field({found.get(name, name): value for name, value in row.items()}, layout, f"row {number}")
+        names = parquet_names(stream)
     except NotParquet as error:
-        yield Piece("", f"row {number + 1}", error=str(error))
+        yield Piece("", "row 1", error=str(error))
+    else:
+        yield from _by_columns(names, lambda columns: parquet_rows(stream, columns, layout.groups), layout)
 
 
 def read_arrow(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads an Arrow file or stream with text in the column `layout.text_field`. A record batch is in memory at a time;
     datasets writes 1,000 rows in one."""
-    number = 0
     try:
         file = ArrowFile(stream)
-        found = aliases(file.names, [layout.text_field, *layout.metadata])
-        back = {wanted: name for name, wanted in found.items()}
-        columns = {back.get(name, name) for name in (layout.text_field, *layout.metadata)}
-        for number, row in enumerate(file.rows(columns), 1):
-            named = {found.get(name, name): value for name, value in row.items()}
-            if layout.text_field not in named:
-                break
-            yield row_piece(named, layout, f"row {number}")
-        if layout.text_field not in {found.get(name, name) for name in file.names}:
-            yield Piece("", "row 1", error=lacks(layout.text_field, file.names, "column"))
     except NotArrow as error:
+        yield Piece("", "row 1", error=str(error))
+    else:
+        yield from _by_columns(file.names, file.rows, layout)
+
+
+def _by_columns(names: Sequence[str], rows_of: Callable[[list[str]], Iterator[Row]], layout: Layout) -> Iterator[Piece]:
+    """Yields the rows of a file with these columns, of which `rows_of` yields some in every row."""
+    wanted = [layout.text_field, *layout.metadata]
+    found = aliases(names, wanted)
+    columns = {name: found.get(name, name) for name in names if found.get(name, name) in wanted}
+    if layout.text_field not in columns.values():
+        yield Piece("", "row 1", error=lacks(layout.text_field, names, "column"))
+        return
+    number = 0
+    try:
+        for number, row in enumerate(rows_of([*columns]), 1):
+            yield row_piece({columns[name]: value for name, value in row.items()}, layout, f"row {number}")
+    except (NotParquet, NotArrow) as error:
         yield Piece("", f"row {number + 1}", error=str(error))
 
 

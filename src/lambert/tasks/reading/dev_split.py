@@ -1,0 +1,103 @@
+"""Divides labelled data into training rows and dev rows, by the hash of each row.
+
+The part of a row depends only on its text, not on its place, its label, the other rows or the seed. So equal texts are
+in the same part, and rows that are added later move no other row.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from lambert.core.errors import DataError, UsageError
+from lambert.core.files import json_text, write_atomic
+from lambert.tasks.config import TaskConfig
+from lambert.tasks.reading.files import digest
+from lambert.tasks.reading.table import read_rows, value_of
+from lambert.tasks.reading.templates import columns_of
+from lambert.tasks.squad.text import read_squad
+from lambert.tasks.tag.annotation_formats import read_annotated, row_of
+from lambert.tasks.tag.annotations import settled
+from lambert.tasks.tag.conll import read_sentences, tag_column, word_column
+from lambert.tasks.task import Row
+from lambert.tasks.vectors.pairs import find_layout
+from lambert.tasks.vectors.retrieval import is_judgements
+
+_KEY = b"lambert dev split"
+"""The key of the hash. Another key would move rows between training and dev."""
+_INSTEAD = "name a file of dev data."
+
+
+def is_dev(text: str, share: float) -> bool:
+    """Returns whether the row with this text is a dev row. The hash is BLAKE2b (RFC 7693) with a key."""
+    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=_KEY).digest(), "big")
+    return number < share * 2**64
+
+
+def divided(path: Path, share: float, config: TaskConfig, folder: Path) -> tuple[Path, Path, str]:
+    """Writes the rows of a labelled file to two files of JSON lines in `folder`. Returns the file of the training rows,
+    the file of the dev rows, and a line with their numbers. The same call writes the same files. `config` is complete,
+    so the file has been read before.
+
+    Raises:
+        UsageError: The data cannot be divided.
+        DataError: One of the parts is empty.
+    """
+    if ":" in config.name or is_judgements(path):
+        what = f"the task {config.name!r} reads its own files" if ":" in config.name else f"{path} has judgements"
+        raise UsageError(f"dev = {share:g} is a share of rows, and {what}: {_INSTEAD}")
+    parts: dict[str, list[str]] = {"train": [], "dev": []}
+    for text, row in _rows(path, config):
+        try:
+            parts["dev" if is_dev(text, share) else "train"].append(json_text(row) + "\n")
+        except TypeError as error:
+            raise DataError(f"{path} has a value that JSON does not have ({error}): {_INSTEAD}") from error
+    for name, rows in parts.items():
+        if not rows:
+            total = sum(map(len, parts.values()))
+            raise DataError(f"dev = {share:g} leaves no {name} rows of the {total:,} in {path}: {_INSTEAD}")
+    of = f"{digest(path)} {share:g} {config.name} {config.columns}"
+    folder = folder / f"dev-{share:g}-{hashlib.sha256(of.encode()).hexdigest()[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [write_atomic(folder / f"{name}.jsonl", "".join(rows)) for name, rows in parts.items()]
+    counts = " and ".join(f"{len(rows):,} {name}" for name, rows in parts.items())
+    return written[0], written[1], f"{path}  {counts} rows (dev = {share:g}, by the hash of each row), in {folder}"
+
+
+def _rows(path: Path, config: TaskConfig) -> Iterator[tuple[str, Row]]:
+    """Yields the text of each row, which decides its part, and the row. The text of questions is their paragraph; that
+    of pairs of texts the first one, so that no query is in both parts; that of rows with a group the group."""
+    if config.name == "squad":
+        yield from _questions(path)
+    elif config.name == "tag":
+        yield from _tagged(path, config)
+    else:
+        columns = config.columns
+        choices = columns.choices if config.name == "choice" else ()
+        texts = (
+            find_layout(path, config).texts[:1] if config.name == "embed" else (columns.text, columns.text_b, *choices)
+        )
+        names = [name for text in ((columns.group,) if columns.group else texts) for name in columns_of(text)]
+        for _, row in read_rows(path, columns):
+            yield json_text([str(value_of(row, name)) for name in names]), row
+
+
+def _questions(path: Path) -> Iterator[tuple[str, Row]]:
+    squad = read_squad(path)
+    for question in squad.questions:
+        context = squad.contexts[question.paragraph]
+        texts, starts = [text for text, _ in question.answers], [start for _, start in question.answers]
+        row = {
+            "id": question.id, "question": question.text, "context": context,
+            "answers": {"text": texts, "answer_start": starts},
+        }  # fmt: skip
+        yield context, row | ({"is_impossible": question.impossible} if squad.version == "2.0" else {})
+
+
+def _tagged(path: Path, config: TaskConfig) -> Iterator[tuple[str, Row]]:
+    if annotated := read_annotated(path):
+        for document in settled(annotated.documents, str(path))[0]:
+            yield document.text, row_of(document)
+        return
+    word, tag = word_column(config.columns), tag_column(config.columns, ())
+    for sentence in read_sentences(path, config.columns, config.labels):
+        yield " ".join(sentence.words), {word: sentence.words, tag: sentence.tags}

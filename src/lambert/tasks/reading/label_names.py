@@ -1,0 +1,182 @@
+"""The labels of a file as labels of a task: by their names, and numbers by their declared names.
+
+| labels of the task | a number in the file is |
+|---|---|
+| numbers, such as "1" | the label that is this number: 1, 1.0 and "1" are equal |
+| LABEL_0, LABEL_1, ... | LABEL_n: such a model has no other names |
+| False, True | False (0) or True (1) |
+| others | the name that the file (`ClassLabel`) or `task.columns.label_names` gives to it |
+
+Where neither gives a name, a number is that of a label in the order of the task, and a note says so. Names that differ
+in case only are equal if the match is unique; a note says this too.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lambert.core.errors import DataError, shown
+from lambert.model.labels import equal_but_for_case, has_names, listed
+from lambert.tasks.reading.files import class_names
+from lambert.tasks.reading.mismatch import Mismatch
+from lambert.tasks.reading.table import plain_label
+from lambert.tasks.task import keys_found
+
+_FRACTION_OF_0 = re.compile(r"-?(?:0|[1-9][0-9]*)\.0+")
+_DIGITS = 9  # of the largest number that may be that of a label
+_TRUTH = {"false": 0, "true": 1}
+
+
+def whole(label: str) -> str:
+    """Returns a number with a fraction of 0, such as 1.0, as a whole number; any other label unchanged."""
+    if not _FRACTION_OF_0.fullmatch(label):
+        return label
+    return "0" if label.startswith("-0.") else label.partition(".")[0]
+
+
+def is_number(label: str) -> bool:
+    """Returns whether a label is a whole number."""
+    return label.removeprefix("-").isdecimal()
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The labels of a file among those of a task."""
+
+    numbers: Mapping[str, int]
+    """The number of the label of the task, by label of the file."""
+    unknown: tuple[str, ...] = ()
+    """Labels of the file that the task does not have."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user."""
+    by_order: bool = False
+    """Whether numbers were read in the order of the labels of the task although no order was declared."""
+
+
+def match(places: Mapping[str, str], labels: Sequence[str], names: Sequence[str], path: Path, column: str) -> Matched:
+    """Matches the labels of a file with those of a task.
+
+    Args:
+        places: The first place of each label of the file.
+        labels: The labels of the task.
+        names: The names of the numbers 0, 1, ... in the file (`Columns.label_names`); empty: those that the file
+            declares, or unknown.
+        path: The file.
+        column: Its column of labels.
+
+    Raises DataError for labels that could be read in several ways.
+    """
+    own = {label: number for number, label in enumerate(labels)}
+    declared = names or (() if has_names(labels) else class_names(path).get(column, ()))
+    reader = _Reader(own, {whole(label): number for label, number in own.items()}, declared, places)
+    numbers = {label: found for label, place in places.items() if (found := reader.number(label, place)) is not None}
+    notes = [f"note: {path}: {what}: {_pairs(pairs, labels)}{end}." for what, pairs, end in reader.notes() if pairs]
+    unknown = tuple(label for label in places if label not in numbers)
+    return Matched(numbers, unknown, tuple(notes), bool(reader.ordered))
+
+
+def _pairs(pairs: Mapping[str, int], labels: Sequence[str]) -> str:
+    return listed([f"{label} = {labels[number]}" for label, number in pairs.items()])
+
+
+class _Reader:
+    """Matches labels one by one, and records how."""
+
+    def __init__(
+        self, own: Mapping[str, int], wholes: Mapping[str, int], declared: Sequence[str], places: Collection[str]
+    ) -> None:
+        self._own, self._wholes, self._declared, self._places = own, wholes, declared, places
+        self._labels = [*own]
+        self._plain = {plain_label(name): number for name, number in own.items()}
+        self._named = has_names(self._labels)
+        self._numeric = any(is_number(label) for label in wholes)
+        self._truth = {label.casefold(): number for label, number in own.items() if label.casefold() in _TRUTH}
+        self.ordered: dict[str, int] = {}
+        self._cased: dict[str, int] = {}
+        self._truths: dict[str, int] = {}
+        self._fractions: dict[str, int] = {}
+        self._by_file: dict[str, int] = {}
+
+    def notes(self) -> list[tuple[str, Mapping[str, int], str]]:
+        """Returns (beginning of the line, the labels of the file and their numbers, end of the line)."""
+        every = {str(number): number for number in range(len(self._own))} if self.ordered else {}
+        return [
+            (
+                "label numbers are read in the order of the model's labels", every,
+                "; if they mean others, list their names in columns.label_names",
+            ),
+            ("labels are matched without regard to case", self._cased, ""),
+            ("labels with a fraction of 0 are whole numbers", self._fractions, ""),
+            ("truth values are read as numbers", self._truths, ""),
+            ("the labels have no names, so the file's are read by their numbers", self._by_file, ""),
+        ]  # fmt: skip
+
+    def number(self, label: str, place: str) -> int | None:
+        """Returns the number of a label of the file, None if the task does not have it."""
+        if label in self._own:
+            return self._own[label]
+        if label in self._plain:
+            return self._plain[label]
+        text = whole(label)
+        if text in self._wholes:
+            self._fractions[label] = self._wholes[text]
+            return self._wholes[text]
+        if len(self._truth) == len(self._own) and (text in ("0", "1") or text.casefold() in _TRUTH):
+            return self._truth.get(text.casefold() if text.casefold() in _TRUTH else ("false", "true")[int(text)])
+        truth = str(_TRUTH.get(text.casefold(), ""))
+        if truth in self._wholes and {*self._wholes} <= {"0", "1"}:
+            self._truths[label] = self._wholes[truth]
+            return self._wholes[truth]
+        if is_number(text):
+            return self._of_number(text, label, place)
+        if not self._named and label in self._declared and self._declared.index(label) < len(self._own):
+            self._by_file[label] = self._declared.index(label)
+            return self._by_file[label]
+        return self._by_case(label, label, place)
+
+    def _by_case(self, name: str, label: str, place: str) -> int | None:
+        """Returns the number of the label of the task that differs from a name in case only."""
+        alike = equal_but_for_case(name, self._labels)
+        if not alike:
+            return None
+        same = equal_but_for_case(label, [*self._places])
+        if len(alike) > 1 or len(same) > 1:
+            raise DataError(
+                f"{place}: label {shown(label)} differs in case only from several labels: the file has "
+                f"{listed(same)}, and the model has {listed(alike)}. Write it as one of them."
+            )
+        self._cased[label if label == name else f"{name} ({label})"] = self._own[alike[0]]
+        return self._own[alike[0]]
+
+    def _of_number(self, text: str, label: str, place: str) -> int | None:
+        number = int(text) if len(text) <= _DIGITS else -1
+        if self._declared and 0 <= number < len(self._declared) and self._named:
+            name = self._declared[number]
+            return self._own[name] if name in self._own else self._by_case(name, label, place)
+        if self._numeric or not 0 <= number < len(self._own) or (self._declared and self._named):
+            return None
+        if self._named:
+            self._check_order(label, place)
+            self.ordered[label] = number
+        return number
+
+    def _check_order(self, label: str, place: str) -> None:
+        """Raises Mismatch if names of labels contain numbers, to which a number of the file may refer."""
+        numbers = [number for name in self._labels for number in re.findall("[0-9]+", name)]
+        if any(len(number) <= _DIGITS and int(number) <= len(self._own) for number in numbers):
+            raise Mismatch(
+                lambda say: (
+                    f"{place}: label {shown(label)} is a number, and it may mean a name with a number or the order of "
+                    f"the labels {listed(self._labels)}. Write the names, or list the names of the numbers 0, 1, ... "
+                    f"in {say.column('label_names')}."
+                )
+            )
+
+
+def unknown_label(label: str, labels: Sequence[str], place: str) -> DataError:
+    """Returns the error for a label that is not among those of the task."""
+    names = keys_found(dict.fromkeys(labels))
+    number = is_number(whole(label)) and not any(map(is_number, labels))
+    hint = f" As numbers they are 0 to {len(labels) - 1}; -1 marks rows without a label." if number else ""
+    return DataError(f"{place}: label {shown(label)} is not among the labels of the training file: {names}.{hint}")

@@ -1,0 +1,254 @@
+"""Reads the rows of labelled files, and the texts, labels and values in them."""
+
+import math
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import DataError, shown
+from lambert.core.registry import nearest
+from lambert.core.unsupported import CONLL
+from lambert.tasks.config import Columns
+from lambert.tasks.reading.files import class_names
+from lambert.tasks.reading.mismatch import Advice, Mismatch
+from lambert.tasks.reading.multirc import answer_rows
+from lambert.tasks.reading.templates import columns_of, filled, is_template
+from lambert.tasks.task import Row, whole_text
+from lambert.text.classes import named_classes
+from lambert.text.read_row import placed
+from lambert.text.rows import JSON, TABLES, RowFile, data_files, kind, opened
+from lambert.text.tables import visible
+
+
+def read_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> Iterator[tuple[str, Row]]:
+    """Yields (place, row) of every row, where place is "file:line". The keys of rows of a file without a header are the
+    numbers of the columns from 1, as text. Blank lines are skipped. Lines for the user are added to `notes`. Raises
+    DataError for a row that cannot be read."""
+    ending = kind(path)
+    if ending in CONLL:
+        raise Mismatch(lambda say: f"{path} is a CoNLL file, which has a tag for each word: {say.task('tag')}.")
+    names = class_names(path)
+    found = False
+    for file in data_files(path):
+        with opened(file) as (_, stream):
+            rows = RowFile(file, stream, ending, named(columns), columns.header, notes=notes)
+            for read in rows.rows():
+                place = placed(file, read.place)
+                if read.error:
+                    raise DataError(f"{place} {read.error}.")
+                row = named_classes(read.row, names) if names else read.row
+                for each in answer_rows(row, place) if ending in JSON else [row]:
+                    found = True
+                    yield place, each
+    if not found:
+        raise DataError(f"{path} holds no rows.")
+
+
+_REJECTED = ("reject", "ignore")
+
+
+def named(columns: Columns) -> list[str]:
+    """Returns the names or numbers of the columns that the settings name."""
+    choices = columns.choices if columns.choices != Columns().choices else ()
+    parts = (columns.text, columns.text_b, *choices, columns.label, columns.group)
+    return [name for part in parts for name in columns_of(part)]
+
+
+def beginning(path: Path) -> tuple[list[str], Row]:
+    """Returns the names of the columns, in a table the cells of its first line, and the first row; in a table this is
+    the first line by column number."""
+    _, row = next(read_rows(path, Columns("1", label="2", header=False)))
+    return [str(name) for name in (row.values() if kind(path) in TABLES else row)], row
+
+
+def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> Iterator[tuple[str, Row]]:
+    """Yields what `read_rows` yields, and adds a note about labels that are changed when they are read. Raises
+    DataError with all columns that the file lacks."""
+    checked = False
+    changed, first, rejected, empty = 0, "", 0, 0
+    for place, row in read_rows(path, columns, notes):
+        if not checked:
+            given = {setting: getattr(columns, setting) for setting in ("text", "text_b", "label", "group")}
+            wanted = [(setting, name) for setting, value in given.items() for name in columns_of(value)]
+            missing = [(setting, name) for setting, name in wanted if value_of(row, name) is NOTHING]
+            missing = [one for one in missing if one[0] != "text_b" or not columns.text_b_optional]
+            header = kind(path) in TABLES and columns.header is not False
+            if missing:
+                raise _missing(row, missing, f"{path}:1" if header else place, table=kind(path) in TABLES)
+            if notes is not None and not columns.text_b and columns.text != "text_b" and "text_b" in row:
+                notes.append(
+                    f"note: {path} has a column 'text_b', which is not read. If the rows are pairs of texts, set "
+                    "task.columns.text_b = 'text_b'."
+                )
+            checked = True
+        if columns.label and (odd := _changed(value_of(row, columns.label))):
+            changed, first = changed + 1, first or f"{shown(odd)} in {place}"
+        rejected += row.get("answer") in _REJECTED
+        empty += value_of(row, columns.text) == ""
+        yield place, row
+    if rejected and notes is not None and "answer" not in named(columns):
+        notes.append(
+            f"note: {rejected:,} row{'s' * (rejected > 1)} of {path} have the answer reject or ignore, as Prodigy "
+            "writes it, and are read like the others. Leave them out if their labels are wrong."
+        )
+    if empty and notes is not None:
+        notes.append(
+            f"note: {empty:,} row{'s' * (empty > 1)} of {path} {'have' if empty > 1 else 'has'} an empty text."
+        )
+    if changed and notes is not None:
+        notes.append(
+            f"note: the labels of {changed:,} row{'s' * (changed > 1)} of {path} have white space or invisible "
+            f"characters at their ends, or decomposed characters (NFD), such as {first}. They are read without them, "
+            "in composed form (NFC)."
+        )
+
+
+def _changed(value: Any) -> str:
+    """Returns the escaped label of a cell if it is changed when it is read; "" otherwise."""
+    for label in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(label, str) and plain_label(label) != label:
+            return label.encode("ascii", "backslashreplace").decode()
+    return ""
+
+
+def plain_label(label: str) -> str:
+    """Returns a label in composed form (NFC) without white space and invisible characters at its ends."""
+    return visible(label) if label.isascii() else unicodedata.normalize("NFC", visible(label))
+
+
+NOTHING: Any = object()
+"""The value of a column that a row does not have."""
+
+
+def value_of(row: Mapping[str, Any], name: str) -> Any:
+    """Returns the value of a column, or of a key of the object in a column, written "column.key"; NOTHING if there is
+    none."""
+    value: Any = row
+    for part in [name] if name in row else name.split("."):
+        value = value.get(part, NOTHING) if isinstance(value, Mapping) else NOTHING
+    return value
+
+
+def column(row: Row, name: str, setting: str, place: str) -> Any:
+    """Returns the value of a column, or of a key of the object in a column, written "column.key". Raises DataError if
+    it is missing, with the task that fits such rows or the nearest column name."""
+    value = value_of(row, name)
+    if value is NOTHING:
+        raise _missing(row, [(setting, name)], place)
+    return value
+
+
+def _missing(row: Row, names: Sequence[tuple[str, str]], place: str, *, table: bool = False) -> DataError:
+    """Returns the error for the columns (settings and names) that a row lacks."""
+    found = [" ".join(str(key)[:60].split()) for key in islice(row, 100)]
+    several = len(names) > 1
+    columns = f" Columns found: {', '.join(found)}." if several else nearest(names[0][1], found)
+    headless = " If this line is a row, give the columns by number, from 1." if table and several else ""
+
+    def message(say: Advice) -> str:
+        listed = " and ".join(f"{name!r} ({say.column(setting)})" for setting, name in names)
+        return f"{place}: no column{'s' * several} {listed}.{other_task(row, say) or columns + headless}"
+
+    return Mismatch(message)
+
+
+SPANS = {"spans", "ents", "entities", "tokenized_text", "annotations", "completions"}
+"""Columns of annotated texts (`annotation_formats`)."""
+
+
+def other_task(row: Row, say: Advice) -> str:
+    """Returns a sentence that names the task with rows of this form, or an empty string."""
+    names = set(row)
+    if "tokens" in names and names & {"tags", "ner_tags"}:
+        return f" Rows with tokens and tags are for tagging: {say.task('tag')}."
+    if _chooses(row):
+        return (
+            " These are classifications of Label Studio: export them as CSV or JSON-MIN, which have columns for them."
+        )
+    if names & SPANS:
+        return f" Rows with spans of characters are for tagging: {say.task('tag')}."
+    if "data" in names or {"question", "context"} <= names:
+        return f" Questions are for question answering, in a SQuAD file: {say.task('squad')}."
+    if any(str(name).startswith("-DOCSTART-") for name in names):
+        return f" This is a CoNLL file, which has a tag for each word: {say.task('tag')}."
+    return ""
+
+
+def _chooses(row: Row) -> bool:
+    """Returns whether the annotations of a row are choices of Label Studio."""
+    found = row.get("annotations") or row.get("completions")
+    results = [one.get("result") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    kinds = [one.get("type") for part in results if isinstance(part, list) for one in part if isinstance(one, dict)]
+    return "choices" in kinds and "labels" not in kinds
+
+
+def text_cell(row: Row, name: str, setting: str, place: str) -> str:
+    """Returns the text of a column, or of a template of columns, which may also hold whole numbers. Raises DataError if
+    a column is missing or not text."""
+    if is_template(name):
+        return filled(name, lambda part: _text_or_number(row, part, setting, place), place)
+    value = column(row, name, setting, place)
+    if not isinstance(value, str):
+        raise DataError(f"{place}: column {name!r} holds {shown(value)}, not text.")
+    return whole_text(value, name, place)
+
+
+def _text_or_number(row: Row, name: str, setting: str, place: str) -> str:
+    value = column(row, name, setting, place)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return text_cell({name: value}, name, setting, place)
+
+
+def label_cell(row: Row, name: str, place: str) -> str:
+    """Returns the label of a column as text: 1 and "1" are equal. Raises DataError if it is empty, a list or an
+    object."""
+    value = column(row, name, "label", place)
+    if isinstance(value, list) and value and isinstance(value[0], list | dict):
+        raise Mismatch(
+            lambda say: (
+                f"{place}: the label (column {name!r}) has spans of characters, {shown(value)}, which are for tagging: "
+                f"{say.task('tag')}."
+            )
+        )
+    if isinstance(value, list | tuple) or (isinstance(value, str) and value.startswith(("['", '["'))):
+        raise Mismatch(
+            lambda say: (
+                f"{place}: the label (column {name!r}) is a list, {shown(value)}. For several labels for one "
+                f"text, {say.task('multilabel')}; otherwise give each row one label."
+            )
+        )
+    if value is None or (isinstance(value, float) and not math.isfinite(value)) or value == "":
+        raise DataError(f"{place}: the label (column {name!r}) is empty.")
+    if not isinstance(value, str | int | float):
+        raise DataError(
+            f"{place}: the label (column {name!r}) is {shown(value)}. A label must be text, a number, true or false."
+        )
+    label = str(value).lower() if isinstance(value, bool) else plain_label(str(value))
+    if not label:
+        raise DataError(f"{place}: the label (column {name!r}) is empty.")
+    return label
+
+
+def value_cell(row: Row, name: str, place: str) -> float:
+    """Returns the number of a column. Raises DataError if it is not a finite number."""
+    value = column(row, name, "label", place)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        comma = isinstance(value, str) and value.count(",") == 1 and value.replace(",", "", 1).strip("+- ").isdigit()
+        advice = " Write decimal numbers with a point." if comma else ""
+        raise DataError(f"{place}: column {name!r} holds {shown(value)}, not a finite number.{advice}")
+    return number
+
+
+def ordered(labels: Sequence[str]) -> tuple[str, ...]:
+    """Returns the distinct labels, sorted; as numbers if all are whole numbers, so that 10 follows 9."""
+    distinct = set(labels)
+    if all(label.removeprefix("-").isdecimal() for label in distinct):
+        return tuple(sorted(distinct, key=lambda label: (int(label), label)))
+    return tuple(sorted(distinct))

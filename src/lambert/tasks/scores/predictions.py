@@ -1,0 +1,336 @@
+"""Predictions of other systems, from files, scored as those of a fine-tuned model.
+
+| task | a file of predictions |
+| --- | --- |
+| squad | the JSON object {id: answer} of the official script |
+| tag | CoNLL with the predicted tags, or JSON lines {"tags": [...]} |
+| the others | TSV, CSV, JSON lines, Parquet with a prediction in each row; JSON: {id: prediction}, or a list |
+
+Rows with ids are matched by them, others by their order.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.unsupported import CONLL
+from lambert.tasks.config import Columns, TaskConfig
+from lambert.tasks.reading.files import digest
+from lambert.tasks.reading.label_names import is_number, match, unknown_label
+from lambert.tasks.reading.table import label_cell, ordered, read_rows, value_cell
+from lambert.tasks.scores.examples import Examples
+from lambert.tasks.sentences.choice import choice_number
+from lambert.tasks.sentences.multilabel import labels_of
+from lambert.tasks.squad.score import answer_examples
+from lambert.tasks.squad.text import read_squad
+from lambert.tasks.tag.conll import is_conll, read_sentences
+from lambert.tasks.tag.spans import tag_examples
+from lambert.tasks.tag.tag import completed, labelled_sentences, reader_of
+from lambert.tasks.task import Row, keys_found
+from lambert.text.rows import TABLES, content_of, json_value, kind, lines
+
+TASKS = ("classify", "multilabel", "regress", "choice", "squad", "tag")
+_IDS = ("id", "idx", "index", "guid")
+_PREDICTIONS = ("prediction", "predictions", "label", "labels", "value", "choice")
+_LETTERS = 26
+"""Choices that a letter can name."""
+
+
+def scored_file(
+    path: Path, gold: Path, config: TaskConfig, like: Examples | None, say: Callable[[str], None] = lambda line: None
+) -> Examples:
+    """Returns the scored examples of a file of predictions, with the scores that need no probabilities.
+
+    Args:
+        gold: The labelled file that was predicted.
+        config: The task of a model that was scored on it; of one without a model only the name is known.
+        like: The scored examples of this model; None if there is no model, which squad and tag do not need.
+        say: Called with lines for the user about the labels.
+
+    Raises:
+        UsageError: Predictions of this task cannot be read from a file, or not without a model.
+        DataError: Predictions are missing, superfluous or malformed.
+    """
+    if config.name not in TASKS:
+        raise UsageError(f"Files of predictions are compared for {', '.join(TASKS)}, not for {config.name!r}.")
+    if config.name == "squad":
+        found = _squad(path, gold, config)
+    elif config.name == "tag":
+        found = _tags(path, gold, config, say)
+    elif like is None:
+        raise UsageError(f"{path} is a file of predictions: name also a run of the same task, scored on {gold}.")
+    else:
+        found = _rows(path, gold, config, like, say)
+    return Examples(found.rows, found.formulas, config.name, str(gold), digest(gold))
+
+
+def task_of(gold: Path) -> TaskConfig:
+    """Returns the task of a labelled file whose form says which it is. Raises UsageError for a table."""
+    if kind(gold) in CONLL:
+        return TaskConfig(name="tag")
+    if kind(gold) == ".json":
+        return TaskConfig(name="squad")
+    raise UsageError(f"{gold} does not say which task it is of: name also a run of this task, scored on it.")
+
+
+def _squad(path: Path, gold: Path, config: TaskConfig) -> Examples:
+    squad = read_squad(gold)
+    found = _json(path)
+    if not isinstance(found, dict) or not all(isinstance(answer, str) for answer in found.values()):
+        raise DataError(f"{path} is not an object of answers by question id, as the official script of SQuAD reads it.")
+    _check_ids(path, found, [question.id for question in squad.questions], gold)
+    return answer_examples(squad.questions, found, squad.version, config.squad.language)
+
+
+def _tags(path: Path, gold: Path, config: TaskConfig, say: Callable[[str], None]) -> Examples:
+    truth, matched = labelled_sentences(gold, config.columns, config.labels)
+    for line in matched.notes:
+        say(line)
+    found: list[tuple[str, Sequence[str | None]]]
+    if is_conll(path):
+        found = [(sentence.place, sentence.tags) for sentence in read_sentences(path, Columns())]
+    else:
+        found = [(place, _tags_of(row, place)) for place, row in read_rows(path, Columns())]
+    _check_count(path, len(found), len(truth), gold, "sentences")
+    for (place, tags), sentence in zip(found, truth, strict=True):
+        if len(tags) != len(sentence.words):
+            raise DataError(f"{place} has {len(tags)} tags, and {sentence.place} has {len(sentence.words)} words.")
+    every = [sentence.tags for sentence in truth], [tags for _, tags in found]
+    counts = Counter(tag for tags in every[0] for tag in tags)
+    labels = ordered([*counts, *(tag for tags in every[1] for tag in tags if tag is not None)])
+    reader = reader_of(completed(config.tag, counts, every[0]), labels)
+    return tag_examples([" ".join(sentence.words) for sentence in truth], *every, reader, labels)
+
+
+def _tags_of(row: Row, place: str) -> list[str | None]:
+    tags = row.get("tags")
+    if not isinstance(tags, list) or not all(tag is None or isinstance(tag, str) for tag in tags):
+        raise DataError(f"{place}: 'tags' is not a list of texts, one for each word. Keys found: {keys_found(row)}.")
+    return tags
+
+
+def _rows(path: Path, gold: Path, config: TaskConfig, like: Examples, say: Callable[[str], None]) -> Examples:
+    """Returns the examples of a task with a prediction in each row. The truth is that of `like`."""
+    if like.data_sha256 != digest(gold):
+        raise DataError(
+            f"The run was scored on {like.data} (SHA-256 {like.data_sha256[:12]}), which is not {gold}: name the same "
+            "file as --gold, or score the run on it: lambert evaluate --data FILE --examples FILE."
+        )
+    ids = _gold_ids(gold, like)
+    cells = []
+    for place, row in _matched(path, gold, ids, config.name == "multilabel"):
+        key = next((name for name in _PREDICTIONS if name in row), "")
+        if not key:
+            raise DataError(f"{place}: no column 'prediction'. Columns found: {keys_found(row)}.")
+        cells.append(Cell(place, row, key))
+    made = []
+    for found, old in zip(_READERS[config.name](cells, config, like, path, say), like.rows, strict=True):
+        shared = {name: old[name] for name in ("text", "text_b", "tokens", "truth") if name in old}
+        made.append(shared | found)
+    known = {"truth", *made[0]}
+    formulas = {name: formula for name, formula in like.formulas.items() if known.issuperset(formula.columns)}
+    return Examples(made, formulas)
+
+
+def _gold_ids(gold: Path, like: Examples) -> list[str | None]:
+    """Returns the ids of the rows of the labelled file. A table has a header if it has one line more than the file has
+    examples and no cell of its first line is a number, whatever the settings of the run say, which may have been scored
+    with others."""
+    rows = [row for _, row in read_rows(gold, Columns("1", label="2", header=False))]
+    named = bool(rows) and not any(str(cell).strip().isdecimal() for cell in rows[0].values())
+    if kind(gold) in TABLES and len(rows) == len(like.rows) + 1 and named:
+        rows = [dict(zip(map(str, rows[0].values()), row.values(), strict=True)) for row in rows[1:]]
+    _check_count(gold, len(rows), len(like.rows), Path(like.data), "rows")
+    return [_id(row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A prediction in a file: the column `key` of a row."""
+
+    place: str
+    row: Row
+    key: str
+
+
+Reader = Callable[[Sequence[Cell], TaskConfig, Examples, Path, Callable[[str], None]], Iterator[Row]]
+"""Yields the values of each example that depend on its prediction."""
+
+
+def _classify(
+    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
+) -> Iterator[Row]:
+    labels = config.labels or ordered([str(row["truth"]) for row in like.rows])
+    found = [label_cell(cell.row, cell.key, cell.place) for cell in cells]
+    places: dict[str, str] = {}
+    for label, cell in zip(found, cells, strict=True):
+        places.setdefault(label, cell.place)
+    matched = _match(places, labels, config, path, say)
+    for label, row in zip(found, like.rows, strict=True):
+        name = labels[matched[label]]
+        yield {"prediction": name, "correct": int(name == row["truth"])}
+
+
+def _multilabel(
+    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
+) -> Iterator[Row]:
+    columns = config.columns
+    found = [
+        labels_of(cell.row, Columns(label=cell.key, text="", separator=columns.separator), cell.place) for cell in cells
+    ]
+    places: dict[str, str] = {}
+    for labels, cell in zip(found, cells, strict=True):
+        places |= dict.fromkeys((label for label in labels if label not in places), cell.place)
+    known = config.labels or tuple(places)  # a file of scored examples does not say which labels the model has
+    matched = _match(places, known, config, path, say)
+    for labels, row in zip(found, like.rows, strict=True):
+        names = [known[matched[label]] for label in labels]
+        truth, both = row["truth"], {*names} & {*row["truth"]}
+        counts = {"labels_correct": len(both), "labels_true": len(truth), "labels_predicted": len({*names})}
+        yield {"prediction": names, "correct": int({*names} == {*truth}), **counts}
+
+
+def _match(
+    places: Mapping[str, str], labels: Sequence[str], config: TaskConfig, path: Path, say: Callable[[str], None]
+) -> Mapping[str, int]:
+    """Returns the numbers of the labels of predictions, of which `places` has the first places. Raises DataError for a
+    label that the model does not have, and for numbers whose order is not declared."""
+    found = match(places, labels, config.columns.label_names, path, "")
+    if found.by_order and not config.labels:
+        label = next(label for label in places if is_number(label))
+        raise DataError(
+            f"{places[label]}: label {shown(label)} is a number, and a file of scored examples does not say the order "
+            "of the labels: name the run folder instead."
+        )
+    if found.unknown:
+        raise unknown_label(found.unknown[0], labels, places[found.unknown[0]])
+    for line in found.notes:
+        say(line)
+    return found.numbers
+
+
+def _regress(
+    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
+) -> Iterator[Row]:
+    for cell, row in zip(cells, like.rows, strict=True):
+        value = value_cell(cell.row, cell.key, cell.place)
+        yield {"prediction": value, "squared_error": (row["truth"] - value) ** 2}
+
+
+def _choice(
+    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
+) -> Iterator[Row]:
+    choices = config.columns.choices
+    columns, count = Columns(label="prediction", choices=choices), len(choices) if len(choices) > 1 else _LETTERS
+    for cell, row in zip(cells, like.rows, strict=True):
+        found = str(choice_number({"prediction": cell.row[cell.key]}, columns, count, cell.place))
+        yield {"prediction": found, "correct": int(found == row["truth"])}
+
+
+_READERS: Mapping[str, Reader] = {
+    "classify": _classify, "multilabel": _multilabel, "regress": _regress, "choice": _choice,
+}  # fmt: skip
+
+
+def _matched(path: Path, gold: Path, ids: Sequence[str | None], blank: bool) -> list[tuple[str, Row]]:
+    """Returns the rows of predictions in the order of the labelled file, whose rows have these ids. With `blank`, a
+    blank line of a table of one column is a row too."""
+    rows = _read(path, blank)
+    own = [_id(row) for _, row in rows]
+    if None in own:
+        _check_count(path, len(rows), len(ids), gold, "rows")
+        return rows
+    numbers = [str(number) for number in range(len(ids))]
+    names = [number if name is None else name for number, name in zip(numbers, ids, strict=True)]
+    if {*own} == {*numbers} != {*names}:
+        names = numbers  # as in the files of GLUE, whose index is the number of the row
+    _check_unique(names, gold)
+    given = [str(name) for name in own]
+    _check_unique(given, path)
+    found = dict(zip(given, rows, strict=True))
+    _check_ids(path, found, names, gold)
+    return [found[name] for name in names]
+
+
+def _read(path: Path, blank: bool) -> list[tuple[str, Row]]:
+    if kind(path) in TABLES:
+        return _table(path, blank)
+    if kind(path) == ".json" and (found := _json(path, by_line=True)) is not None:
+        named = isinstance(found, dict)
+        pairs = found.items() if named else enumerate(found, 1)
+        rows = [(key, value if isinstance(value, dict) else {"prediction": value}) for key, value in pairs]
+        return [(f"{path}: entry {key}", {"id": key, **row} if named else row) for key, row in rows]
+    return list(read_rows(path, Columns()))
+
+
+def _table(path: Path, blank: bool) -> list[tuple[str, Row]]:
+    """Returns the rows of a table, whose first line may have the names of the columns."""
+    rows = _one_column(path) if blank else []
+    rows = rows or list(read_rows(path, Columns("1", label="2", header=False)))
+    cells = [str(cell) for cell in rows[0][1].values()]
+    if {*cells} & {*_PREDICTIONS, *_IDS}:
+        return [(place, dict(zip(cells, row.values(), strict=True))) for place, row in rows[1:]]
+    names = {1: ["prediction"], 2: ["id", "prediction"]}.get(len(cells))
+    if names is None:
+        raise DataError(f"{path}:1 has {len(cells)} columns: name them in the first line, as index and prediction.")
+    return [(place, dict(zip(names, row.values(), strict=True))) for place, row in rows]
+
+
+def _one_column(path: Path) -> list[tuple[str, Row]]:
+    """Returns the lines of a table with the labels of a text in each, a blank one for none; nothing for a table with
+    more columns."""
+    rows = [(f"{path}:{number}", line.rstrip("\r\n")) for number, line in lines(path)]
+    if not rows or (rows[0][1] not in _PREDICTIONS and (kind(path) != ".txt" or any("\t" in line for _, line in rows))):
+        return []
+    enclosed = re.compile(r'"(.*)"')
+    return [(place, {"1": enclosed.sub(r"\1", line) if enclosed.fullmatch(line) else line}) for place, line in rows]
+
+
+def _json(path: Path, *, by_line: bool = False) -> Any:
+    """Returns the content of a JSON file; with `by_line`, None if it has JSON lines."""
+    try:
+        found = json_value(path, content_of(path))
+    except DataError:
+        if by_line:
+            return None
+        raise
+    return found if isinstance(found, dict | list) else None
+
+
+def _id(row: Row) -> str | None:
+    """Returns the id of a row, None if it has none. The answers of MultiRC have several numbers."""
+    for name in _IDS:
+        value = row.get(name)
+        if isinstance(value, Mapping) and value:
+            return ", ".join(f"{key} {value[key]}" for key in sorted(value))
+        if isinstance(value, str | int):
+            return str(value)
+    return None
+
+
+def _check_unique(ids: Sequence[str], path: Path) -> None:
+    """Raises DataError if an id of the file occurs twice."""
+    count = Counter(ids)
+    if (twice := next((name for name in ids if count[name] > 1), None)) is not None:
+        raise DataError(f"{path}: the id {shown(twice)} occurs twice. Give each example an id of its own.")
+
+
+def _check_ids(path: Path, found: Mapping[str, Any], ids: Sequence[str], gold: Path) -> None:
+    """Raises DataError if predictions are missing or belong to no example."""
+    known = {*ids}
+    for names, what in (
+        ([name for name in ids if name not in found], f"no prediction for the id {{}} of {gold}"),
+        ([name for name in found if name not in known], f"a prediction for the id {{}}, which {gold} does not have"),
+    ):
+        if names:
+            more = f" (and {len(names) - 1:,} more)" if len(names) > 1 else ""
+            raise DataError(f"{path} has {what.format(shown(names[0]))}{more}. Each example needs one prediction.")
+
+
+def _check_count(path: Path, count: int, expected: int, gold: Path, what: str) -> None:
+    if count != expected:
+        raise DataError(f"The numbers of {what} differ: {count:,} in {path}, {expected:,} in {gold}.")

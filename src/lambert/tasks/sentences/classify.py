@@ -1,0 +1,245 @@
+"""Classification and regression of sentences and sentence pairs, as in GLUE (Wang et al. 2019)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from lambert.core.batch import Ints
+from lambert.core.errors import DataError, UsageError, shown
+from lambert.model.labels import label_keys
+from lambert.model.vector_layers import activation_named
+from lambert.tasks.config import TaskConfig
+from lambert.tasks.labels import LabelLoss, absent, check_class_weights, check_different, doubtful, learnt
+from lambert.tasks.reading.label_names import match, unknown_label
+from lambert.tasks.reading.table import label_cell, labelled_rows, text_cell, value_cell
+from lambert.tasks.reading.templates import is_template
+from lambert.tasks.scores import calibration, metrics
+from lambert.tasks.scores.examples import Examples
+from lambert.tasks.scores.formulas import Formula
+from lambert.tasks.scores.metrics import Floats
+from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings
+from lambert.tasks.task import Outputs, Row, most_probable, stored
+from lambert.tasks.vectors.sentence_transformers import config_keys
+
+_NEVER_SEARCHED = 1.0  # the temperature of a model whose temperature was to be searched and was not
+
+
+class Classify(SentenceTask):
+    """One label for each sentence or pair. Scores: accuracy, f1 (with two labels, of the second one), f1_macro,
+    matthews, loss (mean cross-entropy in nats), ece (expected calibration error), temperature (by which dividing the
+    logits would minimise the loss on these data); with groups (`Columns.group`) exact_match, the share of them in which
+    all examples are right."""
+
+    head = "label"
+    ranks = True
+
+    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        if len(config.labels) < 2:
+            raise UsageError(
+                "task.labels: a classification needs at least two labels, given or found in a training file."
+            )
+        check_class_weights(config)
+        self.labels = len(config.labels)
+
+    @classmethod
+    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
+        if not config.labels:
+            name = config.columns.label
+            rows = labelled_rows(path, config.columns)
+            found = learnt((place, label_cell(row, name, place)) for place, row in rows)
+            if len(found) < 2:
+                raise DataError(
+                    f"{path}: every label (column {name!r}) is {shown(found[0])}. Training needs at least two labels."
+                )
+            config = replace(config, labels=found)
+        task = cls(config, tokenizer)
+        data = task.read(path, training=True)
+        data.notes = (*data.notes, *doubtful(config.labels, path))
+        return task, data
+
+    def read(self, path: Path, *, training: bool = False) -> Sentences:
+        texts, texts_b, labels, groups = [], [], [], []
+        columns, places = self.config.columns, dict[str, str]()
+        notes: list[str] = []
+        for place, row in labelled_rows(path, columns, notes):
+            label = label_cell(row, columns.label, place)
+            places.setdefault(label, place)
+            text, text_b = self._texts(row, place)
+            texts.append(text)
+            texts_b.append(text_b)
+            labels.append(label)
+            groups.append(self._group(row, place))
+        found = match(places, self.config.labels, columns.label_names, path, columns.label)
+        if found.unknown:
+            raise unknown_label(found.unknown[0], self.config.labels, places[found.unknown[0]])
+        data = self._tokenised(texts, texts_b)
+        data.truth_N = np.array([found.numbers[label] for label in labels], dtype=np.int64)
+        lacking = absent(np.bincount(data.truth_N, minlength=self.labels), self.config.labels, path)
+        data.by_order, data.notes = found.by_order, (*notes, *found.notes, *lacking)
+        if self.config.columns.group:
+            data.groups_N = np.unique(np.array(groups), return_inverse=True)[1]
+            data.counts["groups"] = int(data.groups_N.max()) + 1
+        if training:
+            data.loss = LabelLoss.of(self.config, data.truth_N, path)
+        return data
+
+    def _group(self, row: Row, place: str) -> str:
+        name = self.config.columns.group
+        if is_template(name):
+            return text_cell(row, name, "group", place)
+        return label_cell(row, name, place) if name else ""
+
+    def predictions(self, data: Sentences, outputs: Outputs) -> list[Floats]:
+        """Returns the probabilities of all labels [L] for each example, at the temperature 1."""
+        return list(metrics.softmax(self._logits(data, outputs)))
+
+    def score_names(self) -> tuple[str, ...]:
+        of_two = ("f1",) if self.labels == 2 else ()
+        of_groups = ("exact_match",) if self.config.columns.group else ()
+        return ("accuracy", *of_two, "f1_macro", "matthews", "loss", "ece", "temperature", *of_groups)
+
+    def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
+        assert data.truth_N is not None, "scoring needs labels"
+        truth_N, chances_NL = data.truth_N.astype(np.int64), self.tuned(data, predictions)._calibrated(predictions)
+        predicted_N = chances_NL.argmax(1)
+
+        def scores(rows_N: Ints) -> dict[str, float]:
+            counts_LL = metrics.confusion(truth_N[rows_N], predicted_N[rows_N], self.labels)
+            found = {"f1_macro": metrics.f1_macro(counts_LL), "matthews": metrics.matthews(counts_LL)}
+            return {"f1": metrics.f1(counts_LL, 1), **found} if self.labels == 2 else found
+
+        rows_N = np.arange(len(truth_N))
+        right = metrics.accuracy(metrics.confusion(truth_N, predicted_N, self.labels))
+        losses_N = -np.log(np.maximum(chances_NL[rows_N, truth_N], np.finfo(np.float64).tiny))
+        found = {"accuracy": right, **scores(rows_N), "loss": float(losses_N.mean())}
+        found["ece"] = calibration.reliability(chances_NL.max(1), predicted_N == truth_N).error
+        found["temperature"] = calibration.temperature(np.stack(predictions), truth_N)
+        errors = {"accuracy": metrics.binomial_error(right, len(rows_N)), "loss": metrics.mean_error(losses_N)}
+        errors |= metrics.bootstrap_errors(scores, len(rows_N))
+        if data.groups_N is not None:
+            groups = int(data.groups_N.max()) + 1
+            wrong_G = np.bincount(data.groups_N, weights=predicted_N != truth_N, minlength=groups)
+            found["exact_match"] = float((wrong_G == 0).mean())
+            errors["exact_match"] = metrics.binomial_error(found["exact_match"], groups)
+        return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
+
+    def tuned(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
+        """Returns the task with the temperature that minimises the loss on these labelled data, if its settings choose
+        it (`temperature` = "best"); 1 if that is an end of the range, as it is of data without errors, because such
+        data do not say how sure the model may be."""
+        if self.config.temperature != "best":
+            return self
+        assert data.truth_N is not None, "choosing the temperature needs labels"
+        found = calibration.temperature(np.stack(predictions), data.truth_N.astype(np.int64))
+        inside = calibration.COLDEST * 1.001 < found < calibration.HOTTEST / 1.001
+        return type(self)(replace(self.config, temperature=found if inside else 1.0), self.tokenizer)
+
+    def _calibrated(self, predictions: Sequence[Floats]) -> Floats:
+        """Returns the probabilities [N, L] at the temperature of the task."""
+        given = self.config.temperature
+        chances_NL = np.array(predictions, dtype=np.float64).reshape(-1, self.labels)
+        return calibration.at_temperature(chances_NL, _NEVER_SEARCHED if given == "best" else given)
+
+    def examples(self, data: Sentences, predictions: Sequence[Floats]) -> Examples:
+        """Returns rows with truth, prediction, its probability, correct, loss (nats) and brier, the squared distance
+        of the probabilities from the truth (Brier 1950)."""
+        assert data.truth_N is not None, "scoring needs labels"
+        labels, rows = self.config.labels, beginnings(self.tokenizer, data)
+        for row, truth, chances_L in zip(rows, data.truth_N.tolist(), self._calibrated(predictions), strict=True):
+            chosen = int(chances_L.argmax())
+            row |= {"truth": labels[truth], "prediction": labels[chosen], "correct": int(chosen == truth)}
+            row |= {"probability": float(chances_L[chosen])}
+            row |= {"loss": -float(np.log(max(chances_L[truth], np.finfo(np.float64).tiny)))}
+            row |= {"brier": float(((chances_L - np.eye(len(labels))[truth]) ** 2).sum())}
+        two = {"f1": Formula("f1", positive=labels[1])} if self.labels == 2 else {}
+        rest = {"f1_macro": Formula("f1_macro"), "matthews": Formula("matthews")}
+        loss = {"loss": Formula("mean", ("loss",), lower_is_better=True)}
+        return Examples(rows, {"accuracy": Formula("mean", ("correct",)), **two, **rest, **loss})
+
+    def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
+        """Returns rows with label, its probability, and the probabilities of all labels, or of the `top` labels."""
+        labels = self.config.labels
+        return [
+            {
+                "label": labels[int(chances_L.argmax())],
+                "probability": float(chances_L.max()),
+                "probabilities": most_probable(dict(zip(labels, chances_L.tolist(), strict=True)), self.top),
+            }
+            for chances_L in self._calibrated(predictions)
+        ]
+
+    def model_config(self) -> dict[str, Any]:
+        return {**stored(self.config), **label_keys(self.config.labels), "problem_type": "single_label_classification"}
+
+
+class Regress(SentenceTask):
+    """One value for each sentence or pair. Scores: pearson, spearman, mse."""
+
+    head = "value"
+    labels = 1
+
+    @classmethod
+    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
+        task = cls(config, tokenizer)
+        data = task.read(path, training=True)
+        assert data.truth_N is not None
+        check_different(data.truth_N, config.columns.label, path)
+        return task, data
+
+    def read(self, path: Path, *, training: bool = False) -> Sentences:
+        texts, texts_b, values = [], [], []
+        notes: list[str] = []
+        for place, row in labelled_rows(path, self.config.columns, notes):
+            values.append(value_cell(row, self.config.columns.label, place))
+            text, text_b = self._texts(row, place)
+            texts.append(text)
+            texts_b.append(text_b)
+        data = self._tokenised(texts, texts_b)
+        data.truth_N, data.notes = np.array(values, dtype=np.float64), notes
+        return data
+
+    def predictions(self, data: Sentences, outputs: Outputs) -> list[float]:
+        """Returns one value for each example, after the activation of the task if it has one."""
+        values_N = self._logits(data, outputs).reshape(-1)
+        if self.config.activation:
+            values_N = activation_named(self.config.activation)(torch.from_numpy(values_N)).numpy()
+        values: list[float] = values_N.tolist()
+        return values
+
+    def score_names(self) -> tuple[str, ...]:
+        return ("pearson", "spearman", "mse")
+
+    def score(self, data: Sentences, predictions: Sequence[float]) -> dict[str, float]:
+        assert data.truth_N is not None, "scoring needs values"
+        truth_N, predicted_N = data.truth_N.astype(np.float64), np.asarray(predictions)
+
+        def scores(rows_N: Ints) -> dict[str, float]:
+            pair = truth_N[rows_N], predicted_N[rows_N]
+            return {"pearson": metrics.pearson(*pair), "spearman": metrics.spearman(*pair)}
+
+        rows_N, squares_N = np.arange(len(truth_N)), (truth_N - predicted_N) ** 2
+        errors = {**metrics.bootstrap_errors(scores, len(rows_N)), "mse": metrics.mean_error(squares_N)}
+        found = {**scores(rows_N), "mse": float(squares_N.mean())}
+        return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
+
+    def examples(self, data: Sentences, predictions: Sequence[float]) -> Examples:
+        """Returns rows with truth, prediction and squared_error."""
+        assert data.truth_N is not None, "scoring needs values"
+        rows = beginnings(self.tokenizer, data)
+        for row, truth, found in zip(rows, data.truth_N.tolist(), predictions, strict=True):
+            row |= {"truth": truth, "prediction": found, "squared_error": (truth - found) ** 2}
+        mse = Formula("mean", ("squared_error",), lower_is_better=True)
+        return Examples(rows, {"pearson": Formula("pearson"), "spearman": Formula("spearman"), "mse": mse})
+
+    def rows(self, data: Sentences, predictions: Sequence[float]) -> list[Row]:
+        return [{"value": value} for value in predictions]
+
+    def model_config(self) -> dict[str, Any]:
+        activation = config_keys(self.config.activation) if self.config.activation else {}
+        return {**stored(self.config), **label_keys(["LABEL_0"]), "problem_type": "regression", **activation}

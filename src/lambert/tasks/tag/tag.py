@@ -1,0 +1,321 @@
+"""Tagging: a label for each word of a sentence (Devlin et al. 2019, section 5.3).
+
+The label of a word is predicted at its first piece. Words without a piece have no prediction, which is wrong for
+accuracy, and outside of all spans for the other scores.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from lambert.core.batch import Ints
+from lambert.core.errors import DataError, UsageError, shown
+from lambert.model.labels import label_keys
+from lambert.tasks.config import Columns, TagConfig, TaskConfig
+from lambert.tasks.labels import LabelLoss, check_class_weights, doubtful
+from lambert.tasks.reading.files import class_names
+from lambert.tasks.reading.label_names import Matched, match
+from lambert.tasks.reading.mismatch import Mismatch
+from lambert.tasks.reading.segments import arrays, concatenated
+from lambert.tasks.reading.table import ordered
+from lambert.tasks.scores import metrics
+from lambert.tasks.scores.examples import Examples
+from lambert.tasks.scores.metrics import Floats
+from lambert.tasks.tag.annotation_formats import read_annotated
+from lambert.tasks.tag.annotations import settled, tagged
+from lambert.tasks.tag.conll import Sentence, read_sentences, tag_column, tokens_of, word_column
+from lambert.tasks.tag.division import Division, learn
+from lambert.tasks.tag.spans import (
+    OUTSIDE,
+    Reader,
+    all_tags,
+    check_tags,
+    has_suffixes,
+    recognised,
+    span_score_names,
+    span_scores,
+    tag_examples,
+)
+from lambert.tasks.tag.words import NONE, Words, tokenised
+from lambert.tasks.task import Outputs, Row, Task, stored, text_of, write_rows
+
+_LISTED = 100
+"""Unknown tags that an error lists; ours. More are mostly words of a wrong column."""
+
+
+class Tag(Task[Words, list[int | None]]):
+    """One label for each word. Scores: f1, micro-averaged over all labels except "O", and accuracy; if the labels mark
+    spans, before them those of `spans.span_scores`."""
+
+    head = "tag"
+
+    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
+        if len(config.labels) < 2:
+            raise UsageError("task.labels: tagging needs at least two labels, given or found in a training file.")
+        super().__init__(config, tokenizer)
+        check_class_weights(config)
+        self.labels = len(config.labels)
+        self.division = Division(tokenizer, config.tag)
+        self.reader = reader_of(completed(config.tag, dict.fromkeys(config.labels, 1)), config.labels)
+
+    @classmethod
+    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Words]:
+        file = _read(config, path, Division(tokenizer, config.tag))
+        places, counts = _tags(file.sentences)
+        tag = completed(file.tag, counts, (sentence.tags for sentence in file.sentences))
+        if config.tag.scheme != "none":
+            check_tags(tag.scheme, places, counts, suffix=bool(tag.suffix))
+        labels = config.labels or ordered([*counts, *file.tags])
+        tag, notes = (tag, []) if file.divided else learn(tokenizer, tag, file.sentences, path)
+        if len(labels) < 2:
+            raise DataError(f"{path} has fewer than two different tags. Training needs at least two.")
+        task = cls(replace(config, labels=labels, tag=tag), tokenizer)
+        return task, task._training(replace(file, notes=[*file.notes, *doubtful(labels, path), *notes]), path)
+
+    def read(self, path: Path, *, training: bool = False) -> Words:
+        form = completed(self.config.tag, dict.fromkeys(self.config.labels, 1))
+        file = _read(replace(self.config, tag=form), path, self.division)
+        return self._training(file, path) if training else self._labelled(file, path)
+
+    def _training(self, file: "_File", path: Path) -> Words:
+        data = self._labelled(file, path)
+        assert data.truth_W is not None
+        data.loss = LabelLoss.of(self.config, data.truth_W, path)
+        return data
+
+    def _labelled(self, file: "_File", path: Path) -> Words:
+        sentences = file.sentences
+        numbers = {label: number for number, label in enumerate(self.config.labels)}
+        places, counts = _tags(sentences)
+        if unknown := [tag for tag in counts if tag not in numbers]:
+            raise _unknown_tags(unknown, places, counts, path)
+        data = tokenised(self.tokenizer, [sentence.words for sentence in sentences], self.config.max_length)
+        tags = chain.from_iterable(sentence.tags for sentence in sentences)
+        data.truth_W = np.fromiter((numbers[tag] for tag in tags), np.int64)
+        if self.reader is not None:
+            broken = int((~self.reader.spans(data.truth_W, data.bounds_Q).allowed).sum())
+            data.counts[f"spans_that_break_{self.reader.scheme}"] = broken
+        data.by_order, data.notes = file.matched.by_order, (*file.matched.notes, *file.notes)
+        data.counts |= file.counts
+        data.texts = {
+            number: (sentence.text, [*sentence.offsets])
+            for number, sentence in enumerate(sentences)
+            if sentence.text is not None
+        }
+        return data
+
+    def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Words:
+        """Reads rows {"tokens": [...]} to predict, or {"text": ...}, which is divided into words."""
+        column = word_column(self.config.columns)
+        texts = {
+            number: text_of(row, "text", place)
+            for number, (row, place) in enumerate(zip(rows, places, strict=True))
+            if column not in row and "text" in row
+        }
+        offsets = dict(zip(texts, self.division(list(texts.values())), strict=True))
+        words = [
+            [texts[number][begin:end] for begin, end in offsets[number]] if number in texts
+            else tokens_of(row, column, place)
+            for number, (row, place) in enumerate(zip(rows, places, strict=True))
+        ]  # fmt: skip
+        data = tokenised(self.tokenizer, words, self.config.max_length)
+        data.texts = {number: (text, offsets[number]) for number, text in texts.items()}
+        return data
+
+    def predictions(self, data: Words, outputs: Outputs) -> list[list[int | None]]:
+        """Returns the class of each word of each example, None if the word has no piece."""
+        numbers = [logits_TL.argmax(1) for logits_TL in arrays(outputs, self.head)]  # not all logits at once
+        found = data.of_words(np.concatenate(numbers or [np.zeros(0, np.int64)])).tolist()
+        classes = [None if label == NONE else label for label in found]
+        return [classes[begin:end] for begin, end in pairwise(data.bounds_Q.tolist())]
+
+    def soft(self, data: Words, outputs: Outputs) -> Floats:
+        """Returns what a student learns from: the probabilities of the labels of every word [W, L], NaN for words
+        without a piece."""
+        return data.of_words(metrics.softmax(concatenated(outputs, self.head)), np.nan)
+
+    def score_names(self) -> tuple[str, ...]:
+        return (*(span_score_names(self.reader) if self.reader else ()), "f1", "accuracy")
+
+    def score(self, data: Words, predictions: Sequence[list[int | None]]) -> dict[str, float]:
+        assert data.truth_W is not None, "scoring needs tags"
+        found_W = _numbers(predictions)
+        spans = {} if self.reader is None else span_scores(self.reader, data.truth_W, found_W, data.bounds_Q)
+        outside = self.config.labels.index(OUTSIDE) if OUTSIDE in self.config.labels else NONE
+        owner_W = np.repeat(np.arange(len(predictions)), np.diff(data.bounds_Q))
+        cells_S5 = _cells(data.truth_W, found_W, owner_W, len(predictions), outside)
+
+        def scores(rows: Ints) -> dict[str, float]:
+            words, right, tagged_right, tagged_truth, tagged_found = cells_S5[rows].sum(0).tolist()
+            both = tagged_truth + tagged_found
+            return {"f1": 2.0 * tagged_right / both if both else 0.0, "accuracy": right / words if words else 0.0}
+
+        found = scores(np.arange(len(predictions)))
+        errors = metrics.bootstrap_errors(scores, len(predictions))
+        words = {f"{name}_se": error for name, error in errors.items()} | {"words": float(len(found_W))}
+        return {**spans, **found, **words}
+
+    def examples(self, data: Words, predictions: Sequence[list[int | None]]) -> Examples:
+        """Returns what `spans.tag_examples` does."""
+        assert data.truth_W is not None, "scoring needs tags"
+        labels = self.config.labels
+        bounds = pairwise(data.bounds_Q.tolist())
+        truth = [[labels[label] for label in data.truth_W[begin:end].tolist()] for begin, end in bounds]
+        tags = [[None if label is None else labels[label] for label in found] for found in predictions]
+        return tag_examples([" ".join(words) for words in data.sentences], truth, tags, self.reader, labels)
+
+    def rows(self, data: Words, predictions: Sequence[list[int | None]]) -> list[Row]:
+        """Returns rows with the tags; for a text, also its words (`tokens`) and their `offsets`. If the labels mark
+        spans, `spans` has their label, start, end (exclusive) and text: words of tokens, or characters of a text."""
+        labels = self.config.labels
+        found: list[Row] = [
+            {"tags": [None if number is None else labels[number] for number in row]} for row in predictions
+        ]
+        for number, (_, offsets) in data.texts.items():
+            found[number] = {"tokens": data.sentences[number], "offsets": offsets, **found[number]}
+        if self.reader is not None:
+            for row, spans in zip(found, self._spans(data, predictions), strict=True):
+                row["spans"] = spans
+        return found
+
+    def _spans(self, data: Words, predictions: Sequence[list[int | None]]) -> list[list[Row]]:
+        assert self.reader is not None
+        rows: list[list[Row]] = [[] for _ in predictions]
+        spans = self.reader.spans(_numbers(predictions), data.bounds_Q)
+        owners = np.searchsorted(data.bounds_Q, spans.first, side="right") - 1
+        firsts, lasts = spans.first - data.bounds_Q[owners], spans.last - data.bounds_Q[owners]
+        for owner, first, last, label in zip(
+            *(part.tolist() for part in (owners, firsts, lasts, spans.label)), strict=True
+        ):
+            if owner in data.texts:
+                text, offsets = data.texts[owner]
+                start, end = offsets[first][0], offsets[last][1]
+                covered = text[start:end]
+            else:
+                start, end = first, last + 1
+                covered = " ".join(data.sentences[owner][start:end])
+            rows[owner].append({"label": self.reader.labels[label], "start": start, "end": end, "text": covered})
+        return rows
+
+    def write(self, path: Path, data: Words, predictions: Sequence[list[int | None]]) -> list[Path]:
+        """Writes JSON lines {"tags": [...], "spans": [...]}."""
+        return [write_rows(path.with_suffix(".jsonl") if path.suffix == ".tsv" else path, self.rows(data, predictions))]
+
+    def model_config(self) -> dict[str, Any]:
+        return {**stored(self.config), **label_keys(self.config.labels)}
+
+
+def labelled_sentences(path: Path, columns: Columns, labels: Sequence[str]) -> tuple[list[Sentence], Matched]:
+    """Returns the tagged sentences of a file with the tags that are among `labels` as these are written, and how they
+    were found. Without labels, the tags are as the file has them."""
+    return _matched(list(read_sentences(path, columns, labels)), path, columns, labels)
+
+
+def _matched(
+    sentences: list[Sentence], path: Path, columns: Columns, labels: Sequence[str]
+) -> tuple[list[Sentence], Matched]:
+    if not labels:
+        return sentences, Matched({})
+    places, _ = _tags(sentences)
+    found = match(places, labels, columns.label_names, path, tag_column(columns, class_names(path)))
+    names = {tag: labels[number] for tag, number in found.numbers.items() if labels[number] != tag}
+    if names:
+        sentences = [replace(one, tags=[names.get(tag, tag) for tag in one.tags]) for one in sentences]
+    return sentences, found
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A labelled file. `tag` has the form of its tags as far as it is known, `tags` those that its labels can have
+    beside the tags that it has. `divided`: its texts were divided into words here."""
+
+    sentences: list[Sentence]
+    matched: Matched
+    tag: TagConfig
+    tags: Sequence[str] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    divided: bool = False
+
+
+def _read(config: TaskConfig, path: Path, division: Division) -> _File:
+    """Returns the sentences of a file. Spans of characters become tags of the scheme that is set, else of IOB2."""
+    found = read_annotated(path)
+    if found is None:
+        return _File(*labelled_sentences(path, config.columns, config.labels), config.tag)
+    documents, notes = settled(found.documents, str(path))
+    tag = replace(config.tag, scheme=config.tag.scheme or "IOB2", suffix=bool(config.tag.suffix))
+    sentences, counts, losses = tagged(documents, division, tag.scheme, suffix=bool(tag.suffix))
+    names = sorted({span.label for document in documents for span in document.spans})
+    notes = [
+        f"{path}  is read as {found.format}: {counts['spans']:,} spans of characters",
+        *notes,
+        *losses,
+        *found.notes,
+    ]
+    sentences, matched = _matched(sentences, path, config.columns, config.labels)
+    return _File(
+        sentences, matched, tag, all_tags(names, tag.scheme, suffix=bool(tag.suffix)), counts, notes, divided=True
+    )
+
+
+def _tags(sentences: Sequence[Sentence]) -> tuple[dict[str, str], dict[str, int]]:
+    """Returns for each tag its first place, and the number of its words."""
+    places: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    for sentence in sentences:
+        for word, tag in enumerate(sentence.tags):
+            if tag not in counts:
+                places[tag] = sentence.place_of(word)
+            counts[tag] = counts.get(tag, 0) + 1
+    return places, counts
+
+
+def reader_of(config: TagConfig, labels: Sequence[str]) -> Reader | None:
+    """Returns the reader of spans for settings whose form of the tags is known, or None: the labels mark no spans."""
+    return None if config.scheme == "none" else Reader(config.scheme, labels, suffix=bool(config.suffix))
+
+
+def completed(config: TagConfig, counts: Mapping[str, int], sentences: Iterable[Sequence[str]] = ()) -> TagConfig:
+    """Returns the settings with the form of the tags that is not set recognised. `counts` has the number of words of
+    each tag."""
+    suffix = has_suffixes(counts) if config.suffix is None else config.suffix
+    return replace(config, scheme=config.scheme or recognised(counts, sentences, suffix=suffix), suffix=suffix)
+
+
+def _unknown_tags(unknown: Sequence[str], places: Mapping[str, str], counts: Mapping[str, int], path: Path) -> Mismatch:
+    """Returns the error for the tags of a file that the task does not have, with their numbers of words and first
+    places."""
+    listed = []
+    for tag in unknown[:_LISTED]:
+        place = places[tag].removeprefix(f"{path}:")
+        place = f"line {place}" if place.isdecimal() else place
+        listed.append(f"{shown(tag)} ({counts[tag]:,} word{'s' * (counts[tag] > 1)}, first in {place})")
+    more = f" and {len(unknown) - _LISTED:,} more" if len(unknown) > _LISTED else ""
+    what = "a tag that is" if len(unknown) == 1 else f"{len(unknown):,} tags that are"
+    it = "it" if len(unknown) == 1 else "them"
+    return Mismatch(
+        lambda say: (
+            f"{path} has {what} not among the labels of the training file: {', '.join(listed)}{more}. Correct {it}, or "
+            f"{say.labels} {it}."
+        )
+    )
+
+
+def _numbers(predictions: Sequence[list[int | None]]) -> Ints:
+    """Returns the classes of all words in one array."""
+    return np.array([NONE if label is None else label for row in predictions for label in row], dtype=np.int64)
+
+
+def _cells(truth_N: Ints, predicted_N: Ints, owner_N: Ints, rows: int, outside: int) -> Ints:
+    """Returns counts for each row [rows, 5]: words; correct words; and of the words whose label is not `outside`:
+    correct, true, predicted."""
+    right = truth_N == predicted_N
+    tagged, found = truth_N != outside, (predicted_N != outside) & (predicted_N != NONE)
+    parts = [np.ones_like(right), right, right & tagged, tagged, found]
+    return np.stack([np.bincount(owner_N, weights=part, minlength=rows) for part in parts], 1).astype(np.int64)

@@ -1,0 +1,124 @@
+"""Reads pairs, triplets and scored pairs of texts. What an example is, is found from the columns of the file.
+
+- pairs: a text and a text that belongs to it;
+- triplets: a pair, and texts that do not belong to the first text (negatives);
+- scored pairs: two texts and how similar they are;
+- texts: each is paired with itself, and dropout makes the two vectors differ (Gao et al., "SimCSE", 2021).
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import DataError
+from lambert.core.registry import nearest
+from lambert.tasks.config import TaskConfig
+from lambert.tasks.reading.mismatch import Advice, Mismatch
+from lambert.tasks.reading.table import read_rows, text_cell, value_cell
+from lambert.tasks.task import Row, keys_found
+
+_PAIRS = (
+    ("text", "text_b"), ("anchor", "positive"), ("query", "positive"), ("query", "passage"), ("query", "document"),
+    ("question", "answer"), ("sentence1", "sentence2"), ("sentence_A", "sentence_B"), ("premise", "hypothesis"),
+)  # fmt: skip
+"""Names of the two columns of pairs, as data sets of sentence-transformers have them."""
+_SCORES = ("label", "score", "similarity_score")
+_NEGATIVE = re.compile(r"negative(_\d+)?")
+SCORED = ("cosent", "cosine", "margin")
+"""Losses of scored examples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of the texts of an example, the anchor first, and of the score."""
+
+    texts: tuple[str, ...]
+    score: str = ""
+
+
+def find_layout(path: Path, config: TaskConfig) -> Layout:
+    """Returns the columns of a file. Raises DataError if it has no column of texts, or no score that the loss needs."""
+    place, row = next(read_rows(path, config.columns))
+    columns, embed = config.columns, config.embed
+    if columns.text_b or columns.text not in row:
+        given = [(columns.text, columns.text_b)] if columns.text_b else []
+        known = [*given, *_PAIRS]
+        pair = next((pair for pair in known if set(pair) <= set(row)), None)
+        if pair is None or (given and pair != given[0]):
+            missing = next((name for name in (given[0] if given else (columns.text,)) if name not in row), "")
+            near = nearest(missing, [*row])
+            raise Mismatch(lambda say: f"{place}: no column {missing!r}.{near} {_advice(row, say)}")
+        texts: tuple[str, ...] = pair
+    else:
+        pair = next((pair for pair in _PAIRS if pair[0] == columns.text and pair[1] in row), None)
+        texts = pair or (columns.text, columns.text)
+    if lacking := [name for name in embed.negatives if name not in row]:
+        raise DataError(f"{place}: no column {lacking[0]!r} (task.embed.negatives).{nearest(lacking[0], [*row])}")
+    negatives = embed.negatives or tuple(name for name in map(str, row) if _NEGATIVE.fullmatch(name))
+    if embed.loss in ("cosent", "cosine"):
+        negatives = ()
+    score = next((name for name in (columns.label, *_SCORES) if name in row and not negatives), "")
+    if embed.loss == "margin":
+        score = next((name for name in (columns.label, *_SCORES) if name in row), "")
+        if not negatives:
+            raise Mismatch(
+                lambda say: f"{place}: task.embed.loss = 'margin' needs a column of negatives. {_advice(row, say)}"
+            )
+    if embed.loss == "ranking":
+        score = ""
+    if embed.loss in SCORED and not score:
+        raise Mismatch(
+            lambda say: (
+                f"{place}: task.embed.loss = {embed.loss!r} needs a score in the column {columns.label!r}. "
+                f"{_advice(row, say)}"
+            )
+        )
+    return Layout((*texts, *negatives), score)
+
+
+def _advice(row: Row, say: Advice) -> str:
+    return (
+        f"Columns found: {keys_found(row)}. Name those of the texts by {say.column('text')} and {say.column('text_b')}."
+    )
+
+
+def read_examples(
+    path: Path, layout: Layout, config: TaskConfig, *, cosines: bool = False
+) -> tuple[list[list[tuple[str, str]]], list[Any], dict[str, int]]:
+    """Returns the texts of each example, each after its prompt, the scores, and counts. Examples with an empty text are
+    left out. Raises DataError for scores that are no `cosines`, if they must be."""
+    embed, columns = config.embed, config.columns
+    rows: list[list[tuple[str, str]]] = []
+    scores: list[Any] = []
+    empty = 0
+    prompts = [embed.prompt, *[embed.prompt_b] * (len(layout.texts) - 1)]
+    if len(layout.texts) == 2 and layout.texts[0] == layout.texts[1]:
+        prompts[1] = embed.prompt
+    for place, row in read_rows(path, columns):
+        texts = [text_cell(row, name, "text", place) for name in layout.texts]
+        if not all(text.strip() for text in texts):
+            empty += 1
+            continue
+        rows.append([*zip(prompts, texts, strict=True)])
+        if layout.score:
+            scores.append(score := _scores(row, layout, place))
+            if cosines and isinstance(score, float) and abs(score) > 1:
+                raise DataError(
+                    f"{place}: column {layout.score!r} holds {score:g}, and task.embed.loss = 'cosine' needs cosines "
+                    "from -1 to 1: scale the scores, or take 'cosent', for scores in any unit."
+                )
+    if not rows:
+        raise DataError(f"{path}: every example has an empty text.")
+    return rows, scores, {"with an empty text were left out": empty}
+
+
+def _scores(row: Row, layout: Layout, place: str) -> float | list[float]:
+    """Returns the score of a row, or the margins of its negatives."""
+    value, negatives = row[layout.score], len(layout.texts) - 2
+    if negatives < 1:
+        return value_cell(row, layout.score, place)
+    margins = value if isinstance(value, list) else [value]
+    if len(margins) != negatives:
+        raise DataError(f"{place}: {len(margins)} margins in the column {layout.score!r}, but {negatives} negatives.")
+    return [value_cell({layout.score: margin}, layout.score, place) for margin in margins]
