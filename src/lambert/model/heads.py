@@ -9,8 +9,8 @@ from torch.overrides import TorchFunctionMode
 
 from lambert.core.batch import Batch
 from lambert.core.registry import Kind, lookup
-from lambert.model.encoder import Encoder, EncoderConfig
-from lambert.model.families import family_of
+from lambert.model.config import EncoderConfig
+from lambert.model.families import build_encoder, family_of
 from lambert.model.objectives import (
     Choice,
     FirstVector,
@@ -26,7 +26,7 @@ from lambert.model.objectives import (
 )  # fmt: skip
 from lambert.model.pooling import modes_of, pooling_of
 
-__all__ = ["HEADS", "Encoder", "Head", "Model", "built"]
+__all__ = ["HEADS", "Head", "Model", "built"]
 
 HEADS: dict[str, type[Head]] = {
     "mlm": MaskedLanguageModel,
@@ -70,7 +70,7 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         self.labels = dict(heads)
-        self.encoder = Encoder(config)
+        self.encoder = build_encoder(config)
         kinds = {name: head_kind(config, name) for name in heads}
         self.heads = nn.ModuleDict({_key(name): kinds[name](config, labels) for name, labels in heads.items()})
         self._pooled = any(head.reads == "pooled" for head in self.heads.values())
