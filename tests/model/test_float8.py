@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from lambert.core.compute import Compute
 from lambert.engine import precision as engine
 from lambert.engine.precision import Precision
+from lambert.measure.batches import drawn_batch
 from lambert.model import float8, weights
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import linear, project
-from lambert.wings.bench.batches import drawn_batch
 
 needs_float8 = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with float8"

@@ -19,13 +19,13 @@ from lambert.distributed.detection import detect
 from lambert.engine.compiler import cause, compile_blocks, compiled, wanted
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
+from lambert.measure.batches import drawn_batch
 from lambert.model import attention, weights
 from lambert.model.bert.block import BertBlock
 from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
 from lambert.optim.optimizers import build
-from lambert.wings.bench.batches import drawn_batch
 
 Lambert = Callable[..., Any]
 ENCODER = EncoderConfig(
