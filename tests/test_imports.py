@@ -15,7 +15,7 @@ core  native  verb
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -115,6 +115,41 @@ def test_no_import_is_a_circle() -> None:
     assert (
         order.index("lambert.core.errors") < order.index("lambert.runs.updates") < order.index("lambert.verbs.pretrain")
     )
+
+
+def circles(graph: Mapping[str, Set[str]]) -> list[list[str]]:
+    """The strongly connected components of a graph that have several nodes.
+
+    Source: Tarjan, "Depth-first search and linear graph algorithms", 1972, section 4.
+    """
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        number[node] = lowest[node] = len(number)
+        path.append(node)
+        for after in graph[node]:
+            if after not in number:
+                visit(after)
+            if after in path:
+                lowest[node] = min(lowest[node], lowest[after])
+        if lowest[node] == number[node]:
+            start = path.index(node)
+            found.append(sorted(path[start:]))
+            del path[start:]
+
+    for node in graph:
+        if node not in number:
+            visit(node)
+    return [nodes for nodes in found if len(nodes) > 1]
+
+
+def test_a_circle_of_imports_inside_functions_is_small() -> None:
+    assert circles({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": set()}) == [["a", "b", "c"]]
+    graph = {module: set(imported(path, within=True)) for module, path in MODULES.items()}
+    assert [nodes for nodes in circles(graph) if len(nodes) > 3] == []
 
 
 def test_a_group_knows_nothing_of_what_it_exchanges() -> None:

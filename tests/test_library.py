@@ -373,7 +373,7 @@ def test_a_notebook_shows_progress(
 def test_encoder_and_lamb_in_a_loop_of_ones_own() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = lambert.Encoder(lambert.EncoderConfig(vocabulary=50, hidden=32, heads=2, intermediate=64))
+        net = lambert.build_encoder(lambert.EncoderConfig(vocabulary=50, hidden=32, heads=2, intermediate=64))
     head = torch.nn.Parameter(torch.zeros(32))
     groups = lambert.decay_groups(net)
     assert len(groups) == 2

@@ -40,6 +40,7 @@ _MODULES = {
     "runs.result": ("Result",),
     "engine.step": ("Step",),
     "model.encoder": ("Encoder",),
+    "model.families": ("build_encoder",),
     "model.heads": ("Model",),
     "model.config": ("EncoderConfig",),
     "core.batch": ("Batch", "Target"),

@@ -14,8 +14,7 @@ from lambert.inference import cpu as frozen
 from lambert.inference.cpu import Int8, Packed, for_cpu
 from lambert.model import weights
 from lambert.model.bert.encoder import BertEncoder
-from lambert.model.config import ModernConfig
-from lambert.model.encoder import EncoderConfig
+from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.families import FAMILIES
 from lambert.model.modernbert.cpu import NativeEncoder
 from lambert.model.modernbert.encoder import ModernBertEncoder

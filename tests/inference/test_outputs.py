@@ -26,7 +26,7 @@ from lambert.inference.outputs import (
     ready,
 )
 from lambert.model import weights
-from lambert.model.encoder import EncoderConfig
+from lambert.model.config import EncoderConfig
 from lambert.model.folder import model_folder
 from lambert.tasks.config import Columns, TaskConfig
 from lambert.text.tokenizers import tokenizer as tokenizers

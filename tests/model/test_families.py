@@ -21,7 +21,7 @@ from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import ConfigKeys
 from lambert.model.costs import Costs
 from lambert.model.encoder import Encoder
-from lambert.model.families import FAMILIES, family_of, takes_pairs
+from lambert.model.families import FAMILIES, build_encoder, family_of, takes_pairs
 from lambert.model.family import Family
 from lambert.model.objectives import Label
 from lambert.model.tensor_names import TensorNames
@@ -220,17 +220,19 @@ def test_other_models_are_refused(tmp_path: Path, key: str, value: object, messa
 
 
 def test_costs_are_those_of_the_family() -> None:
-    encoder = Encoder(CONFIG)
+    encoder = build_encoder(CONFIG)
     assert weight_count(CONFIG) == sum(parameter.numel() for parameter in encoder.parameters())
     linear, scores = 3 * CONFIG.hidden**2 * (3 + 4), 2 * CONFIG.hidden * (9 + 16)
     assert encoder_forward(CONFIG, [3, 4]) == 2 * CONFIG.layers * (linear + scores)
 
 
-def test_the_constructor_gives_the_encoder_of_the_family() -> None:
-    assert type(Encoder(CONFIG)) is ToyEncoder
-    assert type(lambert.Encoder(EncoderConfig(vocabulary=9))) is FAMILIES["bert"].encoder
+def test_an_encoder_is_built_by_its_family() -> None:
+    assert type(build_encoder(CONFIG)) is ToyEncoder
+    assert type(lambert.build_encoder(EncoderConfig(vocabulary=9))) is FAMILIES["bert"].encoder
     with pytest.raises(UsageError, match=r"model\.block = 'brt' is unknown. Did you mean 'bert'"):
-        Encoder(EncoderConfig(vocabulary=9, block="brt"))
+        build_encoder(EncoderConfig(vocabulary=9, block="brt"))
+    with pytest.raises(TypeError, match=r"call lambert\.build_encoder\(config\)"):
+        lambert.Encoder(EncoderConfig(vocabulary=9))
 
 
 def test_pairs_need_segment_types_only_where_the_family_reads_them() -> None:

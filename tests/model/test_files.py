@@ -15,7 +15,7 @@ import torch
 
 from lambert.core.errors import DataError
 from lambert.model import files, weights
-from lambert.model.encoder import EncoderConfig
+from lambert.model.config import EncoderConfig
 from lambert.wings.convert.original import kept
 
 CONFIG = EncoderConfig(vocabulary=90, hidden=32, intermediate=48, positions=40)

@@ -11,7 +11,7 @@ from flat import make_batch, padded
 from lambert.core.batch import Batch, Target
 from lambert.core.errors import UsageError
 from lambert.model import weights
-from lambert.model.encoder import EncoderConfig
+from lambert.model.config import EncoderConfig
 from lambert.model.heads import HEADS, Head, Model
 from lambert.model.objectives import decoded
 

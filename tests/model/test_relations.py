@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lambert.core.batch import Batch, Target
 from lambert.model import relations, weights
-from lambert.model.encoder import EncoderConfig
+from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
 from lambert.model.relations import RelationStudent, RelationTeacher, relation_loss
 from lambert.planning import operations

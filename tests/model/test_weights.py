@@ -15,7 +15,7 @@ from flat import make_batch, padded
 
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.model import weights
-from lambert.model.encoder import EncoderConfig
+from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model

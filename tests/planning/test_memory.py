@@ -11,8 +11,7 @@ import torch
 from lambert.engine.precision import PRECISIONS
 from lambert.model.config import SIZES, EncoderConfig, ModernConfig
 from lambert.model.costs import compiled
-from lambert.model.encoder import Encoder
-from lambert.model.families import FAMILIES
+from lambert.model.families import FAMILIES, build_encoder
 from lambert.planning.memory import checkpoint_state, kept_per_token, kept_per_weight, training_state, weight_count
 
 MEASURED = """
@@ -94,7 +93,7 @@ def test_weights_are_counted_as_they_are_made(family: str, modern: dict[str, Any
         layers=3, hidden=8, heads=2, intermediate=20, vocabulary=11, positions=5, block=family,
         modern=ModernConfig(**modern), **types | own.get(family, {}),
     )  # fmt: skip
-    assert weight_count(config) == sum(parameter.numel() for parameter in Encoder(config).parameters())
+    assert weight_count(config) == sum(parameter.numel() for parameter in build_encoder(config).parameters())
 
 
 def test_what_a_run_holds_and_saves_for_its_weights_is_float32() -> None:

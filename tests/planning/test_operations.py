@@ -8,8 +8,7 @@ from flat import make_batch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lambert.core.batch import JointTarget, Target
-from lambert.model.config import ModernConfig
-from lambert.model.encoder import SIZES, EncoderConfig
+from lambert.model.config import SIZES, EncoderConfig, ModernConfig
 from lambert.model.heads import Model
 from lambert.planning import operations as flops
 

@@ -55,7 +55,6 @@ def test_compiled_blocks_give_what_eager_ones_give_with_graphs_of_one_shape() ->
     shapes = [[9, 5, 9], [7, 11], [20, 30, 3, 2], [40], [5] * 12]
     eager = [update(model, batch(lengths)) for lengths in shapes]
     names = [*model.state_dict()]
-    attention.leave_to_python()
     counters.clear()
     with compiled(model.encoder.blocks, lambda: update(model, batch([8, 11, 8, 4])), World()) as compilation:
         assert compilation.active, compilation.problem

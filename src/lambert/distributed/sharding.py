@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lambert.core.errors import UsageError
+from lambert.core.optimizer import EagerOptimizer
 from lambert.core.world import World
 from lambert.distributed.exchange import Exchange
 from lambert.distributed.group import Group
@@ -38,7 +39,7 @@ def owners(sizes: Sequence[int], ranks: int) -> list[int]:
     return found
 
 
-class Sharded(Optimizer):
+class Sharded(EagerOptimizer):
     """An optimizer in which each rank updates its own shard of the parameters. After a step all ranks have the same
     weights, bit-identical to those without sharding.
 

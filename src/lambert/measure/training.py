@@ -15,7 +15,7 @@ from lambert.engine.compiler import compile_blocks
 from lambert.engine.gradients import Gradients
 from lambert.engine.precision import Precision
 from lambert.measure.batches import counts
-from lambert.model import attention, weights
+from lambert.model import weights
 from lambert.model.config import EncoderConfig
 
 Step = Callable[[], float]
@@ -39,7 +39,6 @@ def own_step(encoder: EncoderConfig, batch: Batch, world: World, kind: Pass, *, 
     model = weights.fresh(encoder, dict.fromkeys(targets, 0)).to(world.device).train()
     if compile:
         need_compiler("compile", world.device)
-        attention.leave_to_python()
         compile_blocks(model.encoder.blocks)
     counts_K = torch.tensor([float(count) for count in targets.values()], device=world.device)
     gradients = Gradients(model)

@@ -4,12 +4,13 @@
 E is the width of a head, G the number of sequences of equal length that are computed together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
 from lambert.model.dropout import dropout as drop_out
@@ -35,6 +36,8 @@ def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, *, longest: int, dropout: flo
     """
     window = 0 if longest <= window + 1 else window
     name = kernel(qkv_T3HE.device, qkv_T3HE.dtype, qkv_T3HE.shape[-1], window)
+    if torch.compiler.is_dynamo_compiling() and name in ON_HOST:
+        return _outside_graphs(name, qkv_T3HE, bounds_S1, longest, dropout, window)
     return KERNELS[name](qkv_T3HE, bounds_S1, longest, dropout, window)
 
 
@@ -206,7 +209,7 @@ def _products(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float,
     return mixed_THE
 
 
-KERNELS: dict[str, Callable[[Tensor, Tensor, int, float, int], Tensor]] = {
+KERNELS: Mapping[str, Callable[[Tensor, Tensor, int, float, int], Tensor]] = {
     "native": _native,
     "products": _products,
     "banded": _banded,
@@ -215,14 +218,18 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, int, float, int], Tensor]] = {
     "plain": _plain,
 }
 """Functions of (qkv_T3HE, bounds_S1, longest, dropout, window) by name. `products` has no window, and `banded` needs
-one. The first three and `plain` read the bounds on the host."""
+one."""
+ON_HOST = ("native", "products", "banded", "plain")
+"""Kernels that read the bounds on the host."""
 
 
-def leave_to_python() -> None:
-    """Excludes from torch.compile the kernels that read bounds on the host, because each set of sequence lengths would
-    be compiled to a graph of its own. The function imports the compiler, which takes seconds."""
-    for name, function in (("native", _native), ("products", _products), ("banded", _banded), ("plain", _plain)):
-        KERNELS[name] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+@_disable_dynamo  # unlike torch.compiler.disable, it imports the compiler at the first call alone
+def _outside_graphs(
+    name: str, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int
+) -> Tensor:
+    """Calls a kernel that torch.compile must not trace: it would compile each set of sequence lengths to a graph of its
+    own."""
+    return KERNELS[name](qkv_T3HE, bounds_S1, longest, dropout, window)
 
 
 Rows = slice | Tensor

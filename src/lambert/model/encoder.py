@@ -2,21 +2,21 @@
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Self
 
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch
-from lambert.model.config import SIZES, EncoderConfig
-
-__all__ = ["SIZES", "Encoder", "EncoderConfig"]
+from lambert.model.config import EncoderConfig
 
 
 class Encoder(nn.Module):
-    """Maps a flat batch to states [T, D]. `Encoder(config)` is the encoder of the family that `config.block` names.
+    """Maps a flat batch to states [T, D]. The base class of the encoders of all families: `build_encoder(config)`
+    returns the one of a family.
 
     A family derives its encoder from this class. Its constructor makes `words`, `blocks` and everything else that the
     embeddings need, and its `embed` computes the embeddings.
+
+    Raises TypeError if the class itself is called.
 
     Source: Devlin et al., 2018, section 3 and figure 2.
     """
@@ -26,15 +26,9 @@ class Encoder(nn.Module):
     blocks: nn.ModuleList
     """Modules from (states [T, D], batch) to states [T, D]."""
 
-    def __new__(cls, *arguments: EncoderConfig, **named: EncoderConfig) -> Self:
-        if cls is not Encoder:  # also of copies, which are made without a configuration
-            return super().__new__(cls)
-        from lambert.model.families import family_of  # families derive from this class
-
-        found: type[Self] = family_of(*arguments, **named).encoder  # type: ignore[assignment]
-        return super().__new__(found)
-
     def __init__(self, config: EncoderConfig) -> None:
+        if type(self) is Encoder:
+            raise TypeError("Encoder is the base class of all encoders: call lambert.build_encoder(config).")
         super().__init__()
         self.config = config
 

@@ -5,6 +5,7 @@ from lambert.model.bert import BERT
 from lambert.model.config import EncoderConfig
 from lambert.model.distilbert import DISTILBERT
 from lambert.model.electra import ELECTRA
+from lambert.model.encoder import Encoder
 from lambert.model.eurobert import EUROBERT
 from lambert.model.family import Family
 from lambert.model.gte import GTE
@@ -34,6 +35,15 @@ def family_of(config: EncoderConfig) -> Family:
     """Returns the family of an encoder. Raises UsageError if `config.block` names neither a family nor a block from
     outside."""
     return FAMILIES[DEFAULT] if config.custom_block else choose(FAMILIES, config.block, "model.block")
+
+
+def build_encoder(config: EncoderConfig) -> Encoder:
+    """Returns a fresh encoder of the family that `config.block` names: BERT's, if that names a block from outside.
+    torch's random generator draws its weights.
+
+    Raises UsageError if `config.block` names neither a family nor a block from outside.
+    """
+    return family_of(config).encoder(config)
 
 
 def predicts_next(config: EncoderConfig) -> bool:

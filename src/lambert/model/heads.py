@@ -9,12 +9,13 @@ from torch.overrides import TorchFunctionMode
 
 from lambert.core.batch import Batch
 from lambert.core.registry import Kind, lookup
-from lambert.model.encoder import Encoder, EncoderConfig
-from lambert.model.families import family_of
+from lambert.model.config import EncoderConfig
+from lambert.model.families import build_encoder, family_of
 from lambert.model.objectives import (
     Choice,
     FirstVector,
     Head,
+    HeadInputs,
     Label,
     MaskedLanguageModel,
     MultiLabel,
@@ -26,7 +27,7 @@ from lambert.model.objectives import (
 )  # fmt: skip
 from lambert.model.pooling import modes_of, pooling_of
 
-__all__ = ["HEADS", "Encoder", "Head", "Model", "built"]
+__all__ = ["HEADS", "Head", "Model", "built"]
 
 HEADS: dict[str, type[Head]] = {
     "mlm": MaskedLanguageModel,
@@ -70,7 +71,7 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         self.labels = dict(heads)
-        self.encoder = Encoder(config)
+        self.encoder = build_encoder(config)
         kinds = {name: head_kind(config, name) for name in heads}
         self.heads = nn.ModuleDict({_key(name): kinds[name](config, labels) for name, labels in heads.items()})
         self._pooled = any(head.reads == "pooled" for head in self.heads.values())
@@ -79,7 +80,7 @@ class Model(nn.Module):
     @property
     def joint(self) -> bool:
         """Whether a loss may depend on all examples of the global batch (engine/joint.py)."""
-        return any(isinstance(head, Vector) for head in self.heads.values())
+        return any(self._head(name).joint for name in self.objectives)
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -98,20 +99,9 @@ class Model(nn.Module):
         return pooled_SD
 
     def _logits(self, states_TD: Tensor, batch: Batch, at: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        if self._pooled:
-            pooled_SD = self.pooled(states_TD, batch)
-        logits = {}
-        for name, at_N in at.items():
-            head = self._head(name)
-            if isinstance(head, MaskedLanguageModel):
-                logits[name] = head(states_TD, at_N, self.encoder.words.weight, batch.compute)
-            elif isinstance(head, Vector):
-                logits[name] = head(states_TD, at_N, batch)
-            elif head.reads == "first":
-                logits[name] = head(states_TD[batch.bounds_S1[:-1].long()], at_N)
-            else:
-                logits[name] = head(pooled_SD if head.reads == "pooled" else states_TD, at_N)
-        return logits
+        pooled_SD = self.pooled(states_TD, batch) if self._pooled else None
+        inputs = HeadInputs(states_TD, batch, self.encoder.words.weight, pooled_SD)
+        return {name: self._head(name).predict(inputs, at_N) for name, at_N in at.items()}
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns the summed losses [K], float32, in the order of `objectives`."""

@@ -4,7 +4,7 @@ A loss is a float32 sum over the targets of a batch. The loop divides it by the 
 or by the sum of their weights.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,21 +35,49 @@ class Pooler(nn.Linear):
         return torch.tanh(linear(first_SD, [self.weight], [self.bias], compute))
 
 
+class HeadInputs(NamedTuple):
+    """What the heads of a model may read of a batch."""
+
+    states_TD: Tensor
+    """States of all tokens, which the encoder returned."""
+    batch: Batch
+    words_VD: Tensor
+    """Table of word embeddings."""
+    pooled_SD: Tensor | None
+    """Output of the pooler, one row per sequence, if a head reads it."""
+
+    def rows(self, reads: str) -> Tensor:
+        """Returns the rows that a head with this `reads` reads, [T, D] or [S, D]."""
+        if reads == "first":
+            return self.states_TD[self.batch.bounds_S1[:-1].long()]
+        if reads != "pooled":
+            return self.states_TD
+        assert self.pooled_SD is not None
+        return self.pooled_SD
+
+
 class Head(nn.Module):
-    """One objective: `forward` returns logits, `loss` their summed loss, and `hits` the number of correct predictions.
+    """One objective: `predict` returns logits, `loss` their summed loss, and `hits` the number of correct predictions.
+    `predict` calls the head with what it reads; a head that reads something else than `reads` can say overrides it.
 
     `reads`: the states of all tokens [T, D] ("tokens"), one row per sequence: the state of its first token ("first") or
     the output of the pooler ("pooled"), [S, D]. `everywhere`: logits are computed for all of these rows, whichever
-    targets there are.
+    targets there are. `joint`: the loss may depend on all examples of the global batch (engine/joint.py).
     """
 
     reads = "tokens"
     everywhere = False
+    joint = False
 
     def __init__(self, config: EncoderConfig, labels: int) -> None:
         super().__init__()
         self.classifier = nn.Linear(config.hidden, labels)
         self.dropout = config.dropout
+
+    def predict(self, inputs: HeadInputs, at_N: Tensor | None) -> Tensor:
+        """Returns the logits [N, L] at the targets `at_N`, or for all rows."""
+        logits_NL: Tensor = self(inputs.rows(self.reads), at_N)
+        return logits_NL
 
     def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
         """Returns the logits [N, L] of the rows `at_N`, or of all rows."""
@@ -97,6 +125,10 @@ class MaskedLanguageModel(Head):
         self.norm = nn.LayerNorm(config.hidden, eps=config.norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))
         self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+
+    def predict(self, inputs: HeadInputs, at_N: Tensor | None) -> Tensor:
+        logits_NV: Tensor = self(inputs.states_TD, at_N, inputs.words_VD, inputs.batch.compute)
+        return logits_NV
 
     def forward(
         self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None, compute: Compute = PLAIN
@@ -269,11 +301,16 @@ class Vector(Head):
     Source: Reimers and Gurevych, "Sentence-BERT", 2019, section 3.
     """
 
+    joint = True
     modes: tuple[str, ...] = ("mean",)
     """The poolings whose vectors stand side by side, keys of `pooling.POOLINGS`."""
 
     def __init__(self, config: EncoderConfig, labels: int) -> None:
         nn.Module.__init__(self)
+
+    def predict(self, inputs: HeadInputs, at_N: Tensor | None) -> Tensor:
+        vectors_SD: Tensor = self(inputs.states_TD, at_N, inputs.batch)
+        return vectors_SD
 
     def forward(self, states_TD: Tensor, at_N: Tensor | None = None, batch: Batch | None = None) -> Tensor:
         """Returns the vectors of all sequences, float32 [S, D x number of modes]."""

@@ -8,7 +8,6 @@ With  r = m / (sqrt(v) + eps)  from the running means of the gradient and its sq
 per tensor, in L2 norms; the ratio is 1 where |w| or |u| is 0. The decay is inside the norm.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, get_args
@@ -18,24 +17,19 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lambert.core.errors import UsageError
+from lambert.core.optimizer import EagerOptimizer
 from lambert.optim.config import Adapt
 from lambert.optim.groups import check_options, evaluate_closure, is_adapted, with_gradients
 
 FUSED_DEVICES = ("cpu", "cuda")
 """Types of devices on which torch's fused Adam kernel is used."""
 
-# torch disables its compiler for these methods at their first call, and imports the compiler to do so: 0.8 s in each
-# training process. They are never compiled here; the attribute marks them as disabled already.
-for _method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-    _plain = inspect.unwrap(getattr(torch.optim.Optimizer, _method))
-    setattr(_plain, "__dynamo_disable", _plain)
-
 _CHUNK = 1 << 20
 """Number of elements of a tensor that a CPU updates at a time: five arrays of this size, 20 MB, fit into its last-level
 cache."""
 
 
-class Lamb(torch.optim.Optimizer):
+class Lamb(EagerOptimizer):
     """LAMB, for any model and any training loop.
 
     `Lamb(model.parameters(), lr=lr)` is Algorithm 2 of the paper: every tensor has a trust ratio. The paper's users

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from lambert.core.optimizer import EagerOptimizer
 from lambert.optim.config import Adapt
 from lambert.optim.groups import check_options, evaluate_closure, is_adapted, with_gradients
 
 
-class Lars(torch.optim.Optimizer):
+class Lars(EagerOptimizer):
     """LARS, for any model and any training loop.
 
     Args:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lambert.core.errors import UsageError
+from lambert.core.optimizer import EagerOptimizer
 from lambert.core.registry import Kind, lookup
 from lambert.optim.config import OptimConfig
 from lambert.optim.groups import decay_groups
@@ -24,7 +25,7 @@ def _without_compiler(kind: Any) -> Any:
     """Returns the same optimizer with a `step` that does not import torch's compiler, which takes 2 to 4 seconds at the
     first update of each training process. torch does that only to break a compiled graph, and here none is compiled."""
     step = torch.no_grad()(inspect.unwrap(kind.step))
-    return type(kind.__name__, (kind,), {"__doc__": kind.__doc__, "__module__": __name__, "step": step})
+    return type(kind.__name__, (EagerOptimizer, kind), {"__doc__": kind.__doc__, "__module__": __name__, "step": step})
 
 
 AdamW = _without_compiler(torch.optim.AdamW)

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from lambert.core.optimizer import EagerOptimizer
 from lambert.optim.groups import check_options, evaluate_closure, with_gradients
 
 
-class StableAdamW(torch.optim.Optimizer):
+class StableAdamW(EagerOptimizer):
     """StableAdamW, for any model and any training loop.
 
     Args:

@@ -27,7 +27,6 @@ from lambert.engine.numerics import numerics
 from lambert.engine.precision import PRECISIONS, Precision
 from lambert.engine.signals import StopRequest, graceful_stop
 from lambert.engine.step import Step
-from lambert.model import attention
 from lambert.model.heads import Model
 from lambert.model.relations import RelationStudent, RelationTeacher
 from lambert.optim.schedule import schedule
@@ -259,7 +258,6 @@ def _compiled(run: Run, source: Source) -> Iterator[Compilation]:
         float(total.detach())  # waits for the device
         model.zero_grad()
 
-    attention.leave_to_python()
     with compiled(model.encoder.blocks, trial, world) as compilation:
         yield compilation
 

@@ -10,7 +10,7 @@ from flat import make_batch, padded, relative
 
 from lambert.core.batch import Batch
 from lambert.model import weights
-from lambert.model.encoder import EncoderConfig
+from lambert.model.config import EncoderConfig
 from lambert.model.families import FAMILIES
 from lambert.model.heads import Model
 

@@ -10,7 +10,6 @@ from lambert.core.files import check_new_folder
 from lambert.engine.progress import progress
 from lambert.model import folder as layout
 from lambert.model import weights
-from lambert.model.extension import extended
 from lambert.model.families import reads_segments
 from lambert.model.publish import publish
 from lambert.runs.card import card_of_converted
@@ -70,7 +69,7 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
         f"{word.text}\t{word.count}\t{' '.join(map(tokenizer.id_to_token, word.ids))}\n" for word in chosen
     )
     model, write = (
-        extended(model, old, rows),
+        weights.extended(model, old, rows),
         partial(tokenizers.save, larger, longest=shape.positions, segments=reads_segments(shape)),
     )
     card = card_of_converted(model, config.out, folder, task_of(folder, settings))

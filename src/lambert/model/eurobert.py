@@ -1,0 +1,285 @@
+"""The EuroBERT family (Boizard et al., "EuroBERT", 2025): Llama's block with attention in both directions.
+
+Rotary positions, RMS norms before attention and the gated feed-forward layer, heads that may share keys and values,
+and a decoder of its own: the masked-LM head is a table and nothing else. A text is classified from the mean or the
+first of its states through a layer with gelu, or from the mean of the outputs of this layer ("late").
+
+Source: Boizard et al., 2025, section 2.1; RMS norms: Zhang and Sennrich, "Root mean square layer normalization", 2019;
+shared keys and values: Ainslie et al., "GQA", 2023; heads: transformers, EuroBertForMaskedLM and
+EuroBertForSequenceClassification.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambert.core.batch import Batch
+from lambert.core.compute import PLAIN, Compute
+from lambert.core.errors import DataError, shown
+from lambert.model.attention import attention
+from lambert.model.config import EncoderConfig, ModernConfig
+from lambert.model.config_keys import COMMON, ConfigKeys, architectures
+from lambert.model.costs import Costs
+from lambert.model.dropout import dropout
+from lambert.model.embedding import embed
+from lambert.model.encoder import Encoder
+from lambert.model.family import ADJUSTABLE, Family, Product
+from lambert.model.gte import rotary, rotary_json
+from lambert.model.linear import linear, project
+from lambert.model.modernbert.rotary import angles, rotated
+from lambert.model.objectives import Head, MaskedLanguageModel, Pooler, decoded
+from lambert.model.pooling import first_vectors, mean_vectors
+from lambert.model.tensor_names import TensorNames
+
+
+def key_width(config: EncoderConfig) -> int:
+    """Returns the width of the keys of all heads together, which is that of the values. Raises UsageError through
+    EncoderConfig if the heads cannot share them."""
+    return config.hidden // config.heads * (config.modern.kv_heads or config.heads)
+
+
+def expanded(qkv_TF: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """Returns queries, keys and values of all heads, [T, 3, H, E], from queries [T, H, E] and the keys and values of
+    `kv_heads` heads, concatenated to [T, F]. Consecutive heads share keys and values."""
+    own_TE = qkv_TF.view(len(qkv_TF), heads + 2 * kv_heads, -1)
+    if kv_heads == heads:
+        return own_TE.view(len(qkv_TF), 3, heads, -1)
+    parts = torch.split(own_TE, [heads, kv_heads, kv_heads], dim=1)
+    shared = (part.repeat_interleave(heads // kv_heads, dim=1) for part in parts[1:])
+    return torch.stack([parts[0], *shared], dim=1)
+
+
+class EuroBertBlock(nn.Module):
+    """Maps states [T, D] to states [T, D]: attention with rotary positions and a gated feed-forward layer, each after
+    an RMS norm and added to what it reads."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        modern, width, inner = config.modern, config.hidden, config.intermediate
+        self.heads, self.kv_heads = config.heads, modern.kv_heads or config.heads
+        self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
+        self.attention_norm = nn.RMSNorm(width, config.norm_eps)
+        self.query = nn.Linear(width, width, bias=modern.attention_bias)
+        self.key, self.value = (nn.Linear(width, key_width(config), bias=modern.attention_bias) for _ in range(2))
+        self.attention_out = nn.Linear(width, width, bias=modern.attention_bias)
+        self.norm = nn.RMSNorm(width, config.norm_eps)
+        self.gate, self.up = (nn.Linear(width, inner, bias=modern.mlp_bias) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=modern.mlp_bias)
+
+    def qkv(self, states_TD: Tensor, batch: Batch) -> Tensor:
+        """Returns the queries, keys and values of all heads before the rotation, [T, 3 D]."""
+        normed_TD = self.attention_norm(states_TD)
+        qkv_TF = project(normed_TD, self.query, self.key, self.value, compute=batch.compute)
+        return expanded(qkv_TF, self.heads, self.kv_heads).flatten(1)
+
+    def forward(self, states_TD: Tensor, batch: Batch, angles_TE: Tensor) -> Tensor:
+        """Returns the states after the block. `angles_TE` are the rotary angles of the tokens."""
+        compute = batch.compute
+        qkv_T3HE = self.qkv(states_TD, batch).view(len(states_TD), 3, self.heads, -1)
+        drop = self.attention_dropout if self.training else 0.0
+        mixed_THE = attention(rotated(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=drop)
+        out_TD = project(mixed_THE.flatten(1), self.attention_out, compute=compute)
+        states_TD = states_TD + dropout(out_TD, self.dropout, self.training)
+        gate_TF, up_TF = project(self.norm(states_TD), self.gate, self.up, compute=compute).chunk(2, dim=-1)
+        out_TD = project(nn.functional.silu(gate_TF) * up_TF, self.down, compute=compute)
+        return states_TD + dropout(out_TD, self.dropout, self.training)
+
+
+class EuroBertEncoder(Encoder):
+    """The encoder of Boizard et al., 2025, section 2.1."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.words = nn.Embedding(config.vocabulary, config.hidden)
+        self.blocks = nn.ModuleList(EuroBertBlock(config) for _ in range(config.layers))
+        self.final_norm = nn.RMSNorm(config.hidden, config.norm_eps)
+
+    def embed(self, batch: Batch) -> Tensor:
+        return dropout(embed(batch.ids_T, self.words, batch.compute), self.config.dropout, self.training)
+
+    def states(self, batch: Batch) -> Iterator[Tensor]:
+        width, theta = self.config.hidden // self.config.heads, self.config.modern.theta
+        angles_TE, states_TD = angles(batch.positions_T, width, theta), self.embed(batch)
+        blocks: list[Any] = [*self.blocks]
+        for block in blocks:
+            yield states_TD
+            states_TD = block(states_TD, batch, angles_TE)
+        yield self.final_norm(states_TD)
+
+
+class EuroPooler(Pooler):
+    """Maps states [T, D] to one row per sequence [S, D]."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.pooling = config.modern.pooling
+        self.of_tokens = self.pooling == "late"
+
+    def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
+        pool = first_vectors if self.pooling == "cls" else mean_vectors
+        if not self.of_tokens:
+            states_TD = pool(states_TD, batch).to(states_TD.dtype)
+        rows = nn.functional.gelu(linear(states_TD, [self.weight], [self.bias], batch.compute))
+        return pool(rows, batch).to(rows.dtype) if self.of_tokens else rows
+
+
+class OwnDecoder(MaskedLanguageModel):
+    """Predicts the original ids of the masked tokens."""
+
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        super().__init__(config, labels)
+        del self.dense, self.norm
+        self.decoder = nn.Parameter(torch.zeros(config.vocabulary, config.hidden))
+        if not config.modern.mlp_bias:
+            del self.bias
+            self.bias = None  # type: ignore[assignment]
+
+    def forward(
+        self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None, compute: Compute = PLAIN
+    ) -> Tensor:
+        rows_ND = self.rows(states_TD, at_N)
+        return decoded(rows_ND, self.decoder, self.bias, 64 if rows_ND.is_cuda else 1, compute)
+
+
+HEADS: dict[str, type[Head]] = {"mlm": OwnDecoder}
+NAMES = TensorNames(
+    prefix="model.",
+    encoder={"words": "embed_tokens", "final_norm": "norm"},
+    layers="layers.",
+    block={
+        "attention_norm": "input_layernorm",
+        "query": "self_attn.q_proj",
+        "key": "self_attn.k_proj",
+        "value": "self_attn.v_proj",
+        "attention_out": "self_attn.o_proj",
+        "norm": "post_attention_layernorm",
+        "gate": "mlp.gate_proj",
+        "up": "mlp.up_proj",
+        "down": "mlp.down_proj",
+    },
+    pooler="dense",
+    heads={"mlm.decoder": "lm_head.weight", "mlm.bias": "lm_head.bias"},
+)
+THETA = 10_000.0
+
+
+def _read(found: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Returns the base of the rotary angles and the number of heads of keys and values."""
+    heads, shared = found["heads"], found["modern.kv_heads"]
+    if shared and heads % shared:
+        raise DataError(f"{path} has num_key_value_heads = {shown(shared)}; it must divide num_attention_heads.")
+    return rotary(found, settings, path, THETA) | {"modern.kv_heads": 0 if shared == heads else shared}
+
+
+def _written(config: EncoderConfig) -> dict[str, Any]:
+    kv_heads = config.modern.kv_heads or config.heads
+    return rotary_json(config) | {"num_key_value_heads": kv_heads, "head_dim": config.hidden // config.heads}
+
+
+KEYS = ConfigKeys(
+    fields=COMMON
+    | {
+        "dropout": "hidden_dropout",  # of Lambert: transformers has no dropout of states, and ignores the key
+        "attention_dropout": "attention_dropout",
+        "norm_eps": "rms_norm_eps",
+        "modern.kv_heads": "num_key_value_heads",
+        "modern.attention_bias": "attention_bias",
+        "modern.mlp_bias": "mlp_bias",
+        "modern.pooling": "classifier_pooling",
+    },
+    defaults={  # as in transformers.EuroBertConfig
+        "layers": 12, "hidden": 768, "heads": 12, "intermediate": 3072, "vocabulary": 128_256, "positions": 8192,
+        "dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5, "init_range": 0.02, "pad": 128_001,
+        "modern.kv_heads": 0, "modern.attention_bias": False, "modern.mlp_bias": False, "modern.pooling": "late",
+    },
+    values={"modern.pooling": {"late": "late", "mean": "mean", "bos": "cls"}},
+    constants={"segment_types": 0},
+    fixed={"tie_word_embeddings": False, "hidden_act": "silu"},
+    written={
+        "hidden_act": "silu", "classifier_dropout": None, "tie_word_embeddings": False, "bos_token_id": None,
+        "eos_token_id": None,
+    },
+    older={"clf_pooling": "classifier_pooling"},
+    read=_read,
+    write=_written,
+)  # fmt: skip
+
+
+class EuroBertCosts(Costs):
+    """The costs of EuroBERT's encoder."""
+
+    norms = 6
+    """Inputs of two norms, normalised and scaled."""
+
+    def matrices(self, config: EncoderConfig) -> tuple[tuple[int, int], ...]:
+        width, inner = config.hidden, config.intermediate
+        return (width, width + 2 * key_width(config)), (width, width), (width, 2 * inner), (inner, width)
+
+    def weight_count(self, config: EncoderConfig) -> int:
+        modern, width = config.modern, config.hidden
+        biased = (modern.attention_bias, modern.attention_bias, modern.mlp_bias, modern.mlp_bias)
+        matrices = zip(self.matrices(config), biased, strict=True)
+        block = sum((inputs + bias) * outputs for (inputs, outputs), bias in matrices)
+        return (config.vocabulary + 1) * width + config.layers * (block + 2 * width)
+
+    def saved_values(self, config: EncoderConfig) -> int:
+        # Queries, keys and values before and after the rotation, the output of attention; units, gates before and after
+        # their activation, and the product; dropout masks.
+        return 7 * config.hidden + 4 * config.intermediate + (2 * config.hidden if config.dropout else 0)
+
+
+class CpuBlock(nn.Module):
+    """Computes a EuroBertBlock without dropout."""
+
+    def __init__(self, block: EuroBertBlock, product: Product) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = block.heads, block.kv_heads
+        self.attention_norm, self.norm = block.attention_norm, block.norm
+        self.qkv = product(*_joined([block.query, block.key, block.value]))
+        self.attention_out = product(block.attention_out.weight, block.attention_out.bias, residual=True)
+        self.units = product(*_joined([block.gate, block.up]))
+        self.down = product(block.down.weight, block.down.bias, residual=True)
+
+    def forward(self, states_TD: Tensor, batch: Batch, angles_TE: Tensor) -> Tensor:
+        qkv_T3HE = expanded(self.qkv(self.attention_norm(states_TD)), self.heads, self.kv_heads)
+        mixed_THE = attention(rotated(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=0.0)
+        states_TD = self.attention_out(mixed_THE.flatten(1)).add_(states_TD)
+        gate_TF, up_TF = self.units(self.norm(states_TD)).chunk(2, dim=-1)
+        out_TD: Tensor = self.down(nn.functional.silu(gate_TF) * up_TF).add_(states_TD)
+        return out_TD
+
+
+def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    weights: list[Tensor] = [layer.weight for layer in layers]
+    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+    return torch.cat(weights), torch.cat(biases) if biases else None
+
+
+def for_cpu(encoder: Encoder, product: Product, native: str = "") -> nn.Module:
+    """Returns the encoder for inference. The compiled kernels have no RMS norms, so `native` is not used."""
+    blocks = [block for block in encoder.blocks if isinstance(block, EuroBertBlock)]
+    encoder.blocks = nn.ModuleList(CpuBlock(block, product) for block in blocks)
+    return encoder
+
+
+EUROBERT = Family(
+    title="EuroBERT",
+    encoder=EuroBertEncoder,
+    heads=HEADS,
+    pooler=EuroPooler,
+    segments=False,
+    defaults={
+        "dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5, "modern": ModernConfig(theta=THETA),
+    },
+    adjustable=ADJUSTABLE | {"positions", "modern.theta"},
+    names=NAMES,
+    keys=KEYS,
+    architectures=architectures("EuroBert"),
+    own_heads=frozenset({"span", "choice"}),
+    costs=EuroBertCosts(),
+    kernels_lack=lambda config: "RMS norms",
+    for_cpu=for_cpu,
+)  # fmt: skip

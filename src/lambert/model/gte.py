@@ -1,0 +1,246 @@
+"""The family of gte (Zhang et al., "mGTE", 2024): BERT's order of norms, with rotary positions and gated units.
+
+Its blocks are the base of those of NomicBERT. The names of tensors are those of the models' first releases, which
+transformers 5 reads and writes too; its own are other ones.
+
+Source of the block: transformers, GteLayer; gated units: Shazeer, "GLU variants improve transformer", 2020, equation 6.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambert.core.batch import Batch
+from lambert.core.errors import DataError, shown
+from lambert.model.attention import attention
+from lambert.model.bert import folder as bert
+from lambert.model.config import EncoderConfig
+from lambert.model.config_keys import ConfigKeys, architectures, rotary_base
+from lambert.model.costs import Costs
+from lambert.model.dropout import dropout
+from lambert.model.embedding import embed
+from lambert.model.encoder import Encoder
+from lambert.model.family import ADJUSTABLE, Family, Product
+from lambert.model.linear import in_product_dtype, project
+from lambert.model.modernbert.rotary import angles, rotated
+from lambert.model.objectives import Head
+from lambert.model.roberta import Prediction
+from lambert.model.tensor_names import TensorNames
+
+
+class GteBlock(nn.Module):
+    """Maps states [T, D] to states [T, D]: attention with rotary positions and a gated feed-forward layer, each
+    followed by a residual sum and a layer norm.
+
+    `attention_biased` and `down_biased`: which linear layers have biases. `inner_dropped`: whether the product of the
+    gated units is dropped too.
+    """
+
+    attention_biased = down_biased = inner_dropped = True
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        width = config.hidden
+        self.heads = config.heads
+        self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
+        self.attention_in = nn.Linear(width, 3 * width, bias=self.attention_biased)
+        self.attention_out = nn.Linear(width, width, bias=self.attention_biased)
+        self.attention_norm = nn.LayerNorm(width, config.norm_eps)
+        self.make_units(width, config.intermediate)
+        self.down = nn.Linear(config.intermediate, width, bias=self.down_biased)
+        self.norm = nn.LayerNorm(width, config.norm_eps)
+        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+
+    def make_units(self, width: int, inner: int) -> None:
+        """Makes the layers of `units`."""
+        self.up = nn.Linear(width, 2 * inner, bias=False)
+
+    def units(self) -> list[nn.Linear]:
+        """Returns the layers whose concatenated outputs are the units before the gate, and the gates before their
+        activation."""
+        return [self.up]
+
+    def activated(self, gate_TF: Tensor) -> Tensor:
+        """Returns the activation of the gates."""
+        return nn.functional.gelu(gate_TF, approximate=self.approximate)
+
+    def qkv(self, states_TD: Tensor, batch: Batch) -> Tensor:
+        """Returns the queries, keys and values of all heads before the rotation, [T, 3 D]."""
+        return project(states_TD, self.attention_in, compute=batch.compute)
+
+    def forward(self, states_TD: Tensor, batch: Batch, angles_TE: Tensor) -> Tensor:
+        """Returns the states after the block. `angles_TE` are the rotary angles of the tokens."""
+        compute = batch.compute
+        qkv_T3HE = self.qkv(states_TD, batch).view(len(states_TD), 3, self.heads, -1)
+        drop = self.attention_dropout if self.training else 0.0
+        mixed_THE = attention(rotated(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=drop)
+        out_TD = project(mixed_THE.flatten(1), self.attention_out, compute=compute)
+        states_TD = self.attention_norm(states_TD + dropout(out_TD, self.dropout, self.training))
+        up_TF, gate_TF = project(states_TD, *self.units(), compute=compute).chunk(2, dim=-1)
+        inner_TF = self.activated(gate_TF) * up_TF
+        if self.inner_dropped:
+            inner_TF = dropout(inner_TF, self.dropout, self.training)
+        out_TD = project(inner_TF, self.down, compute=compute)
+        states_TD = self.norm(states_TD + dropout(out_TD, self.dropout, self.training))
+        return states_TD
+
+
+class GteEncoder(Encoder):
+    """The encoder of Zhang et al., 2024, section 3.1, in the form of transformers."""
+
+    block_type: type[GteBlock] = GteBlock
+    """Class of the blocks of the family."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.words = nn.Embedding(config.vocabulary, config.hidden)
+        self.types = nn.Embedding(config.segment_types, config.hidden) if config.segment_types else None
+        self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
+        self.blocks = nn.ModuleList(self.block_type(config) for _ in range(config.layers))
+
+    def embed(self, batch: Batch) -> Tensor:
+        embedded_TD = embed(batch.ids_T, self.words, batch.compute)
+        if self.types is not None:
+            types_T = batch.types_T if self.config.segment_types > 1 else torch.zeros_like(batch.types_T)
+            embedded_TD = embedded_TD + embed(types_T, self.types, batch.compute)
+        return dropout(in_product_dtype(self.norm(embedded_TD)), self.config.dropout, self.training)
+
+    def states(self, batch: Batch) -> Iterator[Tensor]:
+        width, theta = self.config.hidden // self.config.heads, self.config.modern.theta
+        angles_TE, states_TD = angles(batch.positions_T, width, theta), self.embed(batch)
+        blocks: list[Any] = [*self.blocks]
+        for block in blocks:
+            yield states_TD
+            states_TD = block(states_TD, batch, angles_TE)
+        yield states_TD
+
+
+HEADS: dict[str, type[Head]] = {"mlm": Prediction}
+NAMES = TensorNames(
+    prefix="gte.",
+    former="new.",
+    encoder={
+        "words": "embeddings.word_embeddings",
+        "types": "embeddings.token_type_embeddings",
+        "norm": "embeddings.LayerNorm",
+    },
+    layers="encoder.layer.",
+    block={
+        "attention_in": "attention.qkv_proj",
+        "attention_out": "attention.o_proj",
+        "attention_norm": "attn_ln",
+        "up": "mlp.up_gate_proj",
+        "down": "mlp.down_proj",
+        "norm": "mlp_ln",
+    },
+    pooler="gte.pooler.dense",
+    heads={"mlm.dense": "lm_head.dense", "mlm.norm": "lm_head.norm", "mlm.bias": "lm_head.decoder.bias"},
+    decoder="lm_head.decoder",
+)
+
+
+def rotary(found: Mapping[str, Any], settings: Mapping[str, Any], path: Path, default: float) -> dict[str, float]:
+    """Returns the base of the rotary angles that config.json gives all layers. Raises DataError for scaled angles, and
+    for heads of another width than hidden / heads."""
+    newer = settings.get("rope_parameters") or {}
+    if not isinstance(newer, dict):
+        raise DataError(f"{path} has rope_parameters = {shown(newer)}; it must be a table.")
+    width = settings.get("head_dim")
+    if width not in (None, found["hidden"] / found["heads"]):
+        raise DataError(f"{path} has head_dim = {shown(width)}; only hidden_size / num_attention_heads is supported.")
+    return {"modern.theta": rotary_base(settings, "rope_theta", newer, default, path)}
+
+
+def rotary_json(config: EncoderConfig) -> dict[str, Any]:
+    """Returns the keys of config.json for the base of the rotary angles of all layers."""
+    theta = config.modern.theta
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}, "rope_theta": theta}
+
+
+KEYS = ConfigKeys(
+    fields=bert.KEYS.fields,
+    defaults={  # as in transformers.GteConfig
+        "layers": 12, "hidden": 768, "heads": 12, "intermediate": 3072, "vocabulary": 250_048, "positions": 8192,
+        "segment_types": 1, "dropout": 0.1, "attention_dropout": 0.0, "norm_eps": 1e-12, "init_range": 0.02,
+        "activation": "gelu", "pad": 1,
+    },
+    values={"segment_types": {0: 0, 1: 1}},
+    fixed={"tie_word_embeddings": True},
+    written={"classifier_dropout": None, "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None},
+    read=partial(rotary, default=160_000.0),
+    write=rotary_json,
+)  # fmt: skip
+
+
+class GteCosts(Costs):
+    """The costs of an encoder with gte's blocks, or those of NomicBERT."""
+
+    def __init__(self, block: type[GteBlock] = GteBlock) -> None:
+        self._block = block
+
+    def matrices(self, config: EncoderConfig) -> tuple[tuple[int, int], ...]:
+        width, inner = config.hidden, config.intermediate
+        return (width, 3 * width), (width, width), (width, 2 * inner), (inner, width)
+
+    def weight_count(self, config: EncoderConfig) -> int:
+        width = config.hidden
+        biases = width * (4 * self._block.attention_biased + self._block.down_biased)
+        own = sum(inputs * outputs for inputs, outputs in self.matrices(config)) + biases + 4 * width
+        return (config.vocabulary + config.segment_types + 2) * width + config.layers * own
+
+    def saved_values(self, config: EncoderConfig) -> int:
+        # Queries, keys and values before and after the rotation, the output of attention; units, gates before and after
+        # their activation, and the product.
+        masks = 2 * config.hidden + config.intermediate if config.dropout else 0
+        return 7 * config.hidden + 4 * config.intermediate + masks
+
+
+class CpuBlock(nn.Module):
+    """Computes a GteBlock without dropout."""
+
+    def __init__(self, block: GteBlock, product: Product) -> None:
+        super().__init__()
+        self.heads, self.activated = block.heads, block.activated
+        self.attention_norm, self.norm = block.attention_norm, block.norm
+        self.attention_in = product(block.attention_in.weight, block.attention_in.bias)
+        self.attention_out = product(block.attention_out.weight, block.attention_out.bias, residual=True)
+        self.up = product(torch.cat([layer.weight for layer in block.units()]), None)
+        self.down = product(block.down.weight, block.down.bias, residual=True)
+
+    def forward(self, states_TD: Tensor, batch: Batch, angles_TE: Tensor) -> Tensor:
+        qkv_T3HE = self.attention_in(states_TD).view(len(states_TD), 3, self.heads, -1)
+        mixed_THE = attention(rotated(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=0.0)
+        states_TD = self.attention_norm(self.attention_out(mixed_THE.flatten(1)).add_(states_TD))
+        up_TF, gate_TF = self.up(states_TD).chunk(2, dim=-1)
+        out_TD: Tensor = self.norm(self.down(self.activated(gate_TF) * up_TF).add_(states_TD))
+        return out_TD
+
+
+def for_cpu(encoder: Encoder, product: Product, native: str = "") -> nn.Module:
+    """Returns the encoder for inference. The compiled kernels have no such blocks, so `native` is not used."""
+    blocks = [block for block in encoder.blocks if isinstance(block, GteBlock)]
+    encoder.blocks = nn.ModuleList(CpuBlock(block, product) for block in blocks)
+    return encoder
+
+
+GTE = Family(
+    title="GTE",
+    encoder=GteEncoder,
+    heads=HEADS,
+    segments=False,
+    defaults={"attention_dropout": 0.0},
+    fresh=partial(replace, segment_types=1),
+    adjustable=ADJUSTABLE | {"positions", "modern.theta"},
+    names=NAMES,
+    keys=KEYS,
+    architectures=architectures("Gte"),
+    own_heads=frozenset({"span", "choice"}),
+    costs=GteCosts(),
+    kernels_lack=lambda config: "gated blocks whose norms are last",
+    for_cpu=for_cpu,
+)

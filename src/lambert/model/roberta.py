@@ -1,0 +1,132 @@
+"""The RoBERTa family (Liu et al., 2019): RoBERTa, XLM-R (Conneau et al., 2020) and CamemBERT (Martin et al., 2020).
+
+The encoder is BERT's without segments, and its table of positions begins with unused rows. A text is classified from
+the state of its first token, by two layers of the head.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambert.core.errors import DataError
+from lambert.model.bert import BERT
+from lambert.model.bert import folder as bert
+from lambert.model.config import EncoderConfig
+from lambert.model.config_keys import architectures
+from lambert.model.dropout import dropout
+from lambert.model.family import Family
+from lambert.model.objectives import Head, Label, MaskedLanguageModel, MultiLabel, Value
+
+
+class Prediction(MaskedLanguageModel):
+    """BERT's head with the exact gelu, independent of the activation of the blocks."""
+
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        super().__init__(config, labels)
+        self.approximate = "none"
+
+
+class _FromFirst(Head):
+    """Reads the state of the first token: dropout, a layer with an activation, dropout, and the logits.
+
+    Source: transformers, RobertaClassificationHead.
+    """
+
+    reads = "first"
+
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        super().__init__(config, labels)
+        self.dense = nn.Linear(config.hidden, config.hidden)
+
+    def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
+        rows_ND = self.rows(states_TD, at_N)
+        return super().forward(self.activated(self.dense(dropout(rows_ND, self.dropout, self.training))))
+
+    def activated(self, rows_ND: Tensor) -> Tensor:
+        """Returns the activation of the layer before the logits."""
+        return torch.tanh(rows_ND)
+
+
+class FirstLabel(_FromFirst, Label):
+    """Predicts the class of a text."""
+
+    reads = "first"
+
+
+class FirstMultiLabel(_FromFirst, MultiLabel):
+    """Predicts which labels a text has."""
+
+    reads = "first"
+
+
+class FirstValue(_FromFirst, Value):
+    """Predicts a number for a text."""
+
+    reads = "first"
+
+
+HEADS: dict[str, type[Head]] = {
+    "mlm": Prediction, "label": FirstLabel, "multilabel": FirstMultiLabel, "value": FirstValue,
+}  # fmt: skip
+NAMES = replace(
+    bert.NAMES,
+    prefix="roberta.",
+    pooler="roberta.pooler.dense",
+    heads={
+        "mlm.dense": "lm_head.dense",
+        "mlm.norm": "lm_head.layer_norm",
+        "mlm.bias": "lm_head.bias",
+        "label.dense": "classifier.dense",
+        "label.classifier": "classifier.out_proj",
+    },
+    decoder="lm_head.decoder",
+)
+
+
+def after_padding(found: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> dict[str, int]:
+    """Returns the positions of an encoder, from the fields that config.json gives. transformers gives the first token
+    the position after the id of the padding token, so that many positions fewer can be used. Raises DataError if none
+    is left."""
+    offset = found["pad"] + 1
+    if found["positions"] <= offset:
+        raise DataError(
+            f"{path} has max_position_embeddings = {found['positions']}; with pad_token_id = {found['pad']} it must be "
+            f"above {offset}."
+        )
+    return {"positions": found["positions"] - offset, "position_offset": offset}
+
+
+KEYS = replace(
+    bert.KEYS,
+    defaults={**bert.KEYS.defaults, "pad": 1},
+    read=after_padding,
+    write=lambda config: {"max_position_embeddings": config.positions + config.position_offset},
+)
+
+
+def fresh(config: EncoderConfig) -> EncoderConfig:
+    """Returns the settings of a fresh encoder with one segment type and with the positions of transformers."""
+    return replace(config, segment_types=1, position_offset=config.pad + 1)
+
+
+def _family(title: str, stem: str) -> Family:
+    """Returns a family with the names of its architectures, which begin with `stem`."""
+    return replace(
+        BERT,
+        title=title,
+        heads=HEADS,
+        segments=False,
+        fresh=fresh,
+        names=NAMES,
+        keys=KEYS,
+        architectures=architectures(stem),
+    )
+
+
+ROBERTA = _family("RoBERTa", "Roberta")
+XLM_ROBERTA = _family("XLM-RoBERTa", "XLMRoberta")
+CAMEMBERT = _family("CamemBERT", "Camembert")
