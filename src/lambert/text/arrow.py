@@ -142,7 +142,8 @@ def pyarrow(part: str, use: str) -> tuple[Any, Any]:
 
 @contextmanager
 def _explained(stream: BinaryIO) -> Iterator[tuple[Any, int]]:
-    """A context with pyarrow.ipc and the byte at which the Arrow stream begins. Raises failures of pyarrow as NotArrow."""
+    """A context with pyarrow.ipc and the byte at which the Arrow stream begins. Raises failures of pyarrow as
+    NotArrow."""
     arrow, ipc = pyarrow("ipc", "Reading Arrow")
     try:
         stream.seek(0)
