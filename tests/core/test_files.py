@@ -12,15 +12,18 @@ from pathlib import Path
 import pytest
 
 from lambert.core import files
-from lambert.core.errors import DataError, MachineError
+from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import (
     atomic_folder,
     check_regular,
     json_object,
     json_text,
+    not_read,
+    not_written,
     open_regular,
     parse_json,
     read_file,
+    remedy,
     remove_all_leftovers,
     remove_leftovers,
     replace_files,
@@ -45,6 +48,31 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
         write_atomic(tmp_path / "file", "after")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "before"
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "Free space, or choose another out"),
+        (errno.EDQUOT, "Free space of the quota, or choose another out"),
+        (errno.EFBIG, "Raise the limit of the size of files (ulimit -f), or choose another out"),
+        (errno.EIO, "Check the disk, or choose another out"),
+        (errno.ESTALE, "Mount the file system again, or choose another out"),
+        (errno.EMFILE, "Raise the limit of open files (ulimit -n), or use fewer workers"),
+        (errno.ENFILE, "End other programs, or raise the limit of open files of the system (sysctl fs.file-max)"),
+        (errno.ENOMEM, "Free memory that other programs use"),
+        (errno.EROFS, ""),
+        (errno.EACCES, ""),
+        (None, ""),
+    ],
+)  # fmt: skip
+def test_the_advice_fits_the_error_of_the_system(number: int | None, advice: str) -> None:
+    error = OSError(number, os.strerror(number)) if number else OSError("of a library")
+    assert remedy(error, "out") == advice
+    written = not_written(Path("a/b"), error, "out")
+    assert str(written) == f"a/b cannot be written: {error.strerror or error}. {advice or 'Choose another out'}."
+    assert type(written) is (MachineError if advice else UsageError)
+    assert type(not_read(Path("a/b"), error)) is (MachineError if advice else DataError)
 
 
 def beside(name: str, pid: int, what: str = "new") -> str:

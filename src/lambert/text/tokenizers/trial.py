@@ -18,6 +18,7 @@ import tokenizers
 
 from lambert.core.errors import DataError, MachineError
 from lambert.text.tokenizers import trial_process
+from lambert.core.files import remedy
 
 _PLAIN = {
     "BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "Nmt", "BertPreTokenizer",
@@ -68,7 +69,8 @@ def _tried(parts: str) -> str:
     except subprocess.TimeoutExpired:
         return f"take more than {_SECONDS:.0f} s for short texts"
     except OSError as error:
-        raise MachineError(f"The process that tries a tokenizer cannot start: {error.strerror}.") from error
+        problem = f"The process that tries a tokenizer cannot start: {error.strerror}."
+        raise MachineError(f"{problem} {remedy(error) or 'Repeat the command'}.") from error
     if done.returncode > 0:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise MachineError(f"The process that tries a tokenizer failed: {last[:300]}.")

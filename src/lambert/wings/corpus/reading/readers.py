@@ -12,8 +12,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from lambert.core.errors import DataError
-from lambert.core.files import open_regular
+from lambert.core.files import not_read, open_regular
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import labelled, markup
 from lambert.text.arrow import ArrowFile, NotArrow
@@ -220,7 +219,7 @@ def open_file(path: Path) -> BinaryIO:
     try:
         return open_regular(path)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+        raise not_read(path, error) from error
 
 
 def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator[Piece]:
