@@ -193,6 +193,8 @@ class RowFile:
             raise DataError(f"{self.path} {error}.") from error
 
     def _open_table(self, table: Table, header: bool | None, numbered: bool) -> None:
+        if table.problem:
+            raise DataError(f"{self.path} {table.problem}.")
         headed = table.is_headed(header, numbered)
         self.table = table
         if table.separator == "\t" and table.quoted:

@@ -111,6 +111,8 @@ def _columns(table: Table, layout: Layout) -> tuple[list[str], str]:
     """Returns the names of the columns of a table, and "" or why it does not have exactly one column of text."""
     field = layout.text_field
     names = [*table.first]
+    if table.problem:
+        return [], table.problem
     if field.isdecimal():
         names = [str(number) for number in range(1, len(names) + 1)]
     found = aliases(names, [field, *layout.metadata])
