@@ -47,6 +47,7 @@ from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, OtherColumns
 from lambert.tasks.embed import Embed
 from lambert.tasks.mismatch import using_a_model
 from lambert.tasks.templates import columns_of, is_template
+from lambert.tasks.unknown import unknown_notes
 from lambert.text.memory import data_path, is_path, is_table, items_of, plain_row, rows_of
 from lambert.text.tokenizers import tokenizer as tokenizers
 
@@ -355,15 +356,24 @@ class TextModel:
         hidden = self._model.config.hidden
         return self._task.width(hidden) if isinstance(self._task, Embed) else hidden
 
-    def evaluate(self, data: Any) -> dict[str, float]:
+    def evaluate(self, data: Any) -> "Scores":
         """Returns the scores on a labelled file or on labelled rows: a table of pandas, polars, pyarrow or datasets, a
-        list of dicts with the keys of a line of JSON, or a dict of columns. Warns (UserWarning) if labels are read in
-        another way than by their names, such as numbers."""
+        list of dicts with the keys of a line of JSON, or a dict of columns; with the notes of `lambert evaluate`. Warns
+        (UserWarning) if labels are read in another way than by their names, such as numbers."""
         with data_path(data) as path:
             read = self.read(path)
-        for line in read.label_notes:
-            warnings.warn(line if is_path(data) else line.replace(str(path), "data"), stacklevel=2)
-        return scored(self.task, read, self.task.predictions(read, self.outputs(read)))
+
+        def named(lines: Iterable[str]) -> tuple[str, ...]:
+            return tuple(line if is_path(data) else line.replace(str(path), "data") for line in lines)
+
+        for line in named(read.label_notes):
+            warnings.warn(line, stacklevel=2)
+        scores = scored(self.task, read, self.task.predictions(read, self.outputs(read)))
+        return Scores(scores, named(self.notes(path, read)))
+
+    def notes(self, path: Path, data: Any) -> tuple[str, ...]:
+        """Returns lines for the user about the model, and about the labelled file `path`, which was read as `data`."""
+        return (*filter(None, [self.note]), *data.label_notes, *data.notes, *unknown_notes([(path, data)]))
 
     def save(self, folder: str | Path) -> Path:
         """Writes the model with its current weights to a new model folder, which is complete or absent. The folder is
@@ -418,6 +428,16 @@ class TextModel:
         words."""
         text = row.get(self._text_key, "")
         return self._task.config.name != "tag" and isinstance(text, Iterable) and not isinstance(text, str | Mapping)
+
+
+class Scores(dict[str, float]):
+    """Scores by name, with their standard errors, as NAME_se."""
+
+    def __init__(self, scores: Mapping[str, float], notes: tuple[str, ...] = ()) -> None:
+        super().__init__(scores)
+        self.notes = notes
+        """Lines about the model and the data, such as how numbers of labels were read, and which rows were left
+        out."""
 
 
 class _Vectors(nn.Module):

@@ -15,7 +15,7 @@ from lambert.runs.result import Result, Say, silent
 from lambert.tasks import Outputs, named, scored
 from lambert.tasks.examples import examples_of, is_examples, write
 from lambert.tasks.task import is_predictions
-from lambert.tasks.unknown import unknown_notes, unknown_of
+from lambert.tasks.unknown import unknown_of
 from lambert.verbs.settings.evaluate import EvaluateConfig
 from lambert.verbs.training_data import counted
 
@@ -55,9 +55,7 @@ def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[st
                     raise UsageError(f"The task {task.config.name!r} has no method `examples`: leave examples out.")
             data = model.read(config.data)
         compare_ranks(world, config.model, config.data)
-        notes = (
-            *filter(None, [model.note]), *data.label_notes, *data.notes, *unknown_notes([(config.data, data)])
-        )  # fmt: skip
+        notes = model.notes(config.data, data)
         if world.is_first and not config.json:
             if unknown_of(data).count or any(data.counts.get(name) for name in _TOLD):
                 say(counted(config.data, data, task.config))
