@@ -43,6 +43,7 @@ from lambert.tasks import (
     with_top,
 )
 from lambert.tasks.bad_rows import readable
+from lambert.tasks.card import card_of_converted
 from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, OtherColumns
 from lambert.tasks.embed import Embed
 from lambert.tasks.mismatch import using_a_model
@@ -377,7 +378,8 @@ class TextModel:
 
     def save(self, folder: str | Path) -> Path:
         """Writes the model with its current weights to a new model folder, which is complete or absent. The folder is
-        read back and its outputs are compared with the model's before it appears.
+        read back and its outputs are compared with the model's before it appears. Its README.md is a model card, which
+        names the folder that was loaded as the origin.
 
         Raises:
             DataError: The outputs differ or are not finite.
@@ -393,7 +395,8 @@ class TextModel:
             tokenizers.save, self.tokenizer, longest=self._model.config.positions,
             segments=reads_segments(self._model.config),
         )  # fmt: skip
-        publish(self._model, Path(folder), write, extra, files=files)
+        card = card_of_converted(self._model, Path(folder), self.folder, self._task.config)
+        publish(self._model, Path(folder), write, extra, card=card, files=files)
         return Path(folder)
 
     def read(self, path: Path) -> Any:

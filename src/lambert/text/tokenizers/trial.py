@@ -17,8 +17,8 @@ from typing import Any
 import tokenizers
 
 from lambert.core.errors import DataError, MachineError
-from lambert.text.tokenizers import trial_process
 from lambert.core.files import remedy
+from lambert.text.tokenizers import trial_process
 
 _PLAIN = {
     "BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "Nmt", "BertPreTokenizer",

@@ -14,6 +14,7 @@ from lambert.core.files import atomic_folder, check_new_folder, write_files
 from lambert.model import weights
 from lambert.model.heads import Model
 from lambert.model.publish import quiet_transformers
+from lambert.tasks.card import card_of_converted
 from lambert.wings.convert.config import ExportConfig
 from lambert.wings.convert.original import Original, read
 from lambert.wings.convert.sample import LONGEST, Difference, samples
@@ -69,7 +70,8 @@ def _write(original: Original, folder: Path, config: ExportConfig) -> None:
     with _stored(original.model, config.precision) as model:
         weights.save(model, folder, original.extra)
     original.write_tokenizer(folder)
-    write_files(folder, original.files)
+    card = card_of_converted(original.model, config.out, original.folder, original.task)
+    write_files(folder, {**original.files, "README.md": card})
     write_sums(folder)
 
 

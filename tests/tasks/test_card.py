@@ -1,0 +1,130 @@
+"""Names from outside stay in their fields of a model card."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from lambert.model.config import EncoderConfig
+from lambert.model.heads import Model
+from lambert.runs.card import LabelledFile, Trained, card
+from lambert.tasks.card import Origin, card_of_converted
+from lambert.tasks.config import Columns, TaskConfig
+from lambert.verbs.settings.finetune import FinetuneConfig
+
+SHAPE = EncoderConfig(vocabulary=40, hidden=32, layers=1, heads=2, intermediate=48)
+HOSTILE = (
+    "a\n---\nlicense: mine\n---",
+    "---",
+    "a: b # c",
+    "x\nfoo: bar",
+    "- x",
+    "# x",
+    "1. x",
+    "yes",
+    "1.5",
+    "a\r\nb",
+    "null",
+    "<script>alert(1)<script>",
+    "<!--",
+    "&lt;b>",
+    "a`b",
+    "```",
+    "````\n# x",
+    "~~~",
+    "[a](b)",
+    "![a](b)",
+    "[a]: b",
+    "http:∕∕evil.example",
+    "www.evil.example",
+    "WWW.evil.example",
+    "a@evil.example",
+    "*a* _b_ __c__ ~~d~~",
+    "a | b",
+    "\\",
+    '"; import os; "',
+    "{{ 7 * 7 }}",
+    "${x}",
+    "\x1b[31mred",
+    "\u202eleft",
+    "\u2028line",
+    "\x85line",
+    "\udcff",
+    "\U0001f600",
+)
+
+
+def parts(text: str) -> tuple[dict[str, object], list[Token]]:
+    """The metadata of a card, and the tokens of its Markdown."""
+    text = text.encode().decode()
+    assert text.startswith("---\n")
+    front, _, rest = text[4:].partition("\n---\n\n")
+    return yaml.safe_load(front), MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(rest)
+
+
+def structure(tokens: list[Token]) -> list[tuple[str, str, str]]:
+    """The blocks, and the markup in them but for escaped characters."""
+    inner = {"text", "text_special"}
+    return [
+        (part.type, part.tag, part.info)
+        for token in tokens
+        for part in (token, *(token.children or ()))
+        if part.type not in inner
+    ]
+
+
+def written(name: str, kind: str) -> str:
+    """A card that has a name in each field that comes from outside."""
+    task = TaskConfig(name="classify", labels=(name, "other"), columns=Columns(text=name, label=name))
+    path = Path("folder", name)
+    if kind == "converted":
+        return card_of_converted(Model(SHAPE, {"label": 2}), path, path, task)
+    trained = Trained(task, LabelledFile(path, "0" * 64, {"examples": 3, name: 1}), None)
+    config = FinetuneConfig(data=path, out=path, init=path)
+    return card(Model(SHAPE, {"label": 2}), config, {name: 0.5}, trained)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("kind", ["converted", "trained"])
+def test_a_name_from_outside_stays_in_its_field(kind: str, name: str) -> None:
+    front, tokens = parts(written(name, kind))
+    expected, plain = parts(written("name", kind))
+    seen = "".join(character if character.isprintable() else " " for character in name)
+    assert front == {**expected, "base_model": seen}
+    assert structure(tokens) == structure(plain)
+    title = tokens[1].children
+    assert title is not None
+    assert "".join(part.content for part in title).strip() == seen.strip()
+    for token in tokens:
+        if token.info == "python":
+            compile(token.content, "card", "exec")
+        if token.info == "toml":
+            assert tomllib.loads(token.content)["task"]["labels"][0] == name.replace("\udcff", "\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("readme", "known"),
+    [
+        ("license: mit\nfoo: bar", "mit"),
+        ('license: "yes"', "yes"),
+        ("license: 0bsd", "0bsd"),
+        ("license: 1.0", "1.0"),
+        ("license: __mine__", ""),
+        ("license: a_b_", "a_b_"),
+        ("license: mit\rfoo: bar", ""),
+        ("license: <script>", ""),
+        ("license: |\n  mit\n  foo: bar", ""),
+        ("license: mit # foo", ""),
+        ("license: mit: foo", ""),
+    ],
+)
+def test_the_licence_of_the_origin_is_one_word_or_not_known(readme: str, known: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(f"---\n{readme}\n---\n", newline="")
+    assert Origin.of(tmp_path).license == known
+    front, tokens = parts(card_of_converted(Model(SHAPE, {}), tmp_path / "out", tmp_path, TaskConfig(name="embed")))
+    assert front.get("license", "") == known
+    assert set(front) <= {"library_name", "license", "base_model", "pipeline_tag", "tags"}
+    assert f"whose licence is {known or 'not known'}." in "".join(part.content for part in tokens[4].children or ())
