@@ -24,7 +24,6 @@ from lambert.engine.progress import in_notebook, progress
 from lambert.inference.config import InferenceConfig, Precisions
 from lambert.inference.outputs import load_task, outputs, ready
 from lambert.inference.scheduler import Work
-from lambert.inference.similarity import similarity
 from lambert.model.encoder import Encoder
 from lambert.model.families import family_of, reads_segments
 from lambert.model.folder import model_folder, read_config
@@ -47,6 +46,7 @@ from lambert.tasks.card import card_of_converted
 from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, OtherColumns
 from lambert.tasks.embed import Embed
 from lambert.tasks.mismatch import using_a_model
+from lambert.tasks.similarity import similarity
 from lambert.tasks.templates import columns_of, is_template
 from lambert.tasks.unknown import unknown_notes
 from lambert.text.memory import data_path, is_path, is_table, items_of, plain_row, rows_of
@@ -291,8 +291,8 @@ class TextModel:
 
     def similarity(self, a: Any, b: Any) -> Tensor:
         """Returns the similarities [N, M] of N and M vectors, as sentence-transformers does, by the function that the
-        model folder names: cosine, dot, euclidean or manhattan (distances are negative). Raises UsageError for another
-        one, and for what are no vectors."""
+        model folder names: cosine, dot, euclidean or manhattan (distances are negative). Raises UsageError for what are
+        no vectors."""
         return similarity(a, b, self.similarity_fn_name)
 
     @property
