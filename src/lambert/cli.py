@@ -27,7 +27,7 @@ from lambert.cli_errors import missing, no_recipe, other_verb, place_of, stray
 from lambert.core import launcher, signals
 from lambert.core.crash import save_traceback
 from lambert.core.errors import EXPLAINED, UsageError, printable_line
-from lambert.core.files import remedy
+from lambert.core.files import path_of, remedy
 from lambert.core.imports import imported
 from lambert.core.limits import check_limits
 from lambert.core.other_names import our_setting
@@ -115,12 +115,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except OSError as error:
         if error.errno == errno.ENOMEM:
             _leave(f"Out of memory. {advice}", 4, debug)
-        place = error.filename or "the output folder"
+        place = path_of(error) or "the output folder"
         if error.errno in WRONG_PATH:
             _leave(f"{error.strerror}: {place}. Choose another path.", 2, debug)
         if not (helps := remedy(error, "folder")):
             _crash(tokens)
-        where = f": {place}" if error.filename or "folder" in helps else ""
+        where = f": {place}" if path_of(error) or "folder" in helps else ""
         _leave(f"{error.strerror}{where}. {helps}.", 4, debug)
     except Exception:  # a bug in Lambert: the only place that catches everything
         _crash(tokens)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ from lambert.core.files import (
     replace_files,
     scratch_folder,
     write_atomic,
+    write_errors,
 )
 
 
@@ -200,6 +202,28 @@ def test_other_errors_of_paths_are_those_of_python(tmp_path: Path) -> None:
             read_file(path)
     with pytest.raises(OSError, match="symbolic links"):
         read_file(tmp_path / "loop")
+
+
+@pytest.mark.parametrize(
+    ("name", "explained"),
+    [
+        ("/a/b/.tmp-new-1@h@c/x", True),
+        (b"/a/b/.tmp-new-1@h@c", True),
+        ("/a/b", True),
+        ("/a", True),
+        (None, True),
+        (7, True),
+        ("/a/b/other", False),
+    ],
+)
+def test_errors_about_a_folder_that_is_written_name_it(name: Any, explained: bool) -> None:
+    error = OSError(errno.EACCES, "Permission denied", name)
+    with pytest.raises(UsageError if explained else PermissionError) as raised, write_errors(Path("/a/b/c")):
+        raise error
+    if explained:
+        assert str(raised.value) == "/a/b/c cannot be written: Permission denied. Choose another output folder."
+    with pytest.raises(OSError, match="of a library"), write_errors(Path("/a/b/c")):
+        raise OSError("of a library")
 
 
 def test_a_file_that_is_read_whole_has_a_limit(tmp_path: Path) -> None:

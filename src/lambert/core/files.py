@@ -109,10 +109,35 @@ def not_written(path: Path, error: OSError, kind: str = "place", kept: str = "")
     Args:
         kept: What remains after a problem of the machine, as a sentence without a full stop.
     """
-    problem = f"{path} cannot be written: {error.strerror or error}."
+    problem = f"{named(path)} cannot be written: {error.strerror or error}."
     if not (advice := remedy(error, kind)):
         return UsageError(f"{problem} Choose another {kind}.")
     return MachineError(f"{problem} {f'{kept}; {advice[0].lower()}{advice[1:]}' if kept else advice}.")
+
+
+@contextmanager
+def write_errors(path: Path, kind: str = "output folder") -> Iterator[None]:
+    """A context in which `path` is written: an OSError of the system about it, its content or its parents, or about no
+    path, becomes `not_written`."""
+    try:
+        yield
+    except OSError as error:
+        about = Path(path_of(error) or path)
+        if error.errno is None or not (path in (about, *about.parents) or about in path.parents):
+            raise
+        raise not_written(path, error, kind) from error
+
+
+def path_of(error: OSError) -> str:
+    """Returns the path that an error of the system is about, "" if it names none."""
+    name = error.filename
+    return named(os.fsdecode(name)) if isinstance(name, str | bytes | os.PathLike) else ""
+
+
+def named(path: str | Path) -> str:
+    """Returns a path with the final name of each part that has a temporary one, as messages show it."""
+    found = [(part, _TEMPORARY.fullmatch(part)) for part in Path(path).parts]
+    return str(Path(*(match["name"] if match else part for part, match in found)))
 
 
 def not_read(path: str | Path, error: OSError) -> LambertError:

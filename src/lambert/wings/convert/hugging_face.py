@@ -10,7 +10,7 @@ import torch
 
 from lambert.core.contents import write_sums
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import atomic_folder, check_new_folder, write_files
+from lambert.core.files import atomic_folder, check_new_folder, write_errors, write_files
 from lambert.model import weights
 from lambert.model.heads import Model
 from lambert.model.publish import quiet_transformers
@@ -30,7 +30,7 @@ def export_bfloat16(config: ExportConfig) -> Iterator[str]:
     """Writes a folder of Hugging Face with weights in bfloat16, which reads back equal to the rounded weights."""
     check_new_folder(config.out)
     original = read(config)
-    with atomic_folder(config.out, replace=True) as aside:
+    with write_errors(config.out), atomic_folder(config.out, replace=True) as aside:
         _write(original, aside, config)
         difference = _reread(original, aside, config)
         check(difference, config, _HALF, "The folder with weights in bfloat16")
@@ -49,7 +49,7 @@ def export_vectors(config: ExportConfig) -> Iterator[str]:
             f"{config.model} is not a model of vectors, and --format sentence-transformers needs one: fine-tune it "
             "with task.name = 'embed' (docs/vectors.md), or use --format hf."
         )
-    with atomic_folder(config.out, replace=True) as aside:
+    with write_errors(config.out), atomic_folder(config.out, replace=True) as aside:
         _write(original, aside, config)
         _reread(original, aside, config)
         with quiet():
