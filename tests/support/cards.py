@@ -1,5 +1,6 @@
 """Model cards with a name in each field that comes from outside, and what they consist of."""
 
+import re
 from pathlib import Path
 
 import yaml
@@ -37,10 +38,10 @@ def structure(tokens: list[Token]) -> list[tuple[str, str, str]]:
 
 def written(name: str, kind: str) -> str:
     """A card that has a name in each field that comes from outside."""
-    task = TaskConfig(name="classify", labels=(name, "other"), columns=Columns(text=name, label=name))
+    task = TaskConfig(name="classify", labels=(name, "other"), columns=Columns(text=re.sub("[{}]", "", name) or "text"))
     path = Path("folder", name)
     if kind == "converted":
         return card_of_converted(Model(SHAPE, {"label": 2}), path, path, task)
     trained = Trained(task, LabelledFile(path, "0" * 64, {"examples": 3, name: 1}), None)
-    config = FinetuneConfig(data=path, out=path, init=path)
+    config = FinetuneConfig(data=Path("data", name), out=path, init=Path("init", name), task=task)
     return card(Model(SHAPE, {"label": 2}), config, {name: 0.5}, trained)

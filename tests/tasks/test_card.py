@@ -46,13 +46,15 @@ HOSTILE = (
     "\u202eleft",
     "\u2028line",
     "\x85line",
-    "\udcff",
     "\U0001f600",
 )
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("kind", ["converted", "trained"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    # a recipe has no path that is not UTF-8
+    [*((kind, name) for kind in ("converted", "trained") for name in HOSTILE), ("converted", "\udcff")],
+)
 def test_a_name_from_outside_stays_in_its_field(kind: str, name: str) -> None:
     front, tokens = parts(written(name, kind))
     expected, plain = parts(written("name", kind))
@@ -66,7 +68,7 @@ def test_a_name_from_outside_stays_in_its_field(kind: str, name: str) -> None:
         if token.info == "python":
             compile(token.content, "card", "exec")
         if token.info == "toml":
-            assert tomllib.loads(token.content)["task"]["labels"][0] == name.replace("\udcff", "\ufffd")
+            assert tomllib.loads(token.content)["task"]["labels"][0] == name
 
 
 @pytest.mark.parametrize(
