@@ -76,7 +76,7 @@ def commands(home: Path, texts: Path, corpus: Path, pretrained: Path, small: dic
         f'data = "{rows}"\ndev = "{rows}"\ninit = "{pretrained}"\n[task]\nmax_length = 32\n[log]\nevery = 1\n'
         '[train]\nbatch_size = 8\nsteps = 2\nsave_every = 1\nevaluate_every = 1\nmicro_tokens = 400\ndevice = "cpu"\n'
         f'compile = "off"\n[sweep]\nout = "{place / "sweep"}"\ntrials = 2\nsampler = "random"\n[sweep.space]\n'
-        '"optim.lr" = {low = 1e-5, high = 1e-2, log = true}\n"train.batch_size" = {choices = [4, 8]}\n'
+        '"optim.lr" = {low = 1e-5, high = 1e-2, log = true}\n"optim.weight_decay" = {choices = [0.0, 0.1]}\n'
     )
     return {
         "prepare": ["prepare", *flags(input=texts, out=place / "corpus", **lines)],

@@ -224,7 +224,7 @@ def test_a_folder_that_cannot_be_written_has_its_own_name(
     else:
         arguments, settings = [verb], settings | {"from" if verb == "import" else "model": pretrained / "model"}
     done = lambert(*arguments, out=tmp_path / "out", **settings)
-    said = f"{tmp_path / 'out'} cannot be written: Read-only file system. Choose another output folder."
+    said = f"lambert: {tmp_path / 'out'} cannot be written: Read-only file system. Choose another output folder."
     assert (done.code, done.err.splitlines()[-1:]) == (2, [said])
 
 
