@@ -82,7 +82,7 @@ def running(serve: Any) -> bool:
 def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The lines of one side and round."""
     if args.side == "process":
-        with serving.server(args, {"bfloat16": "lambert", "int8": "lambert-int8"}[args.precision]) as (url, _):
+        with serving.server(args, {"bfloat16": "lambert", "int8": "lambert-int8"}[args.precision]) as url:
             yield {"work": "saturated", **serving.load(args, url, connections=args.connections, seconds=args.seconds)}
         return
     import ray

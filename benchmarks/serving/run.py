@@ -1,8 +1,8 @@
-"""`lambert serve` under load: beside direct prediction, beside peers behind FastAPI, and beyond its capacity.
+"""`lambert serve` under load: beside direct prediction, and beside peers behind FastAPI.
 
     python -m benchmarks.serving.run squad --model MODEL --data dev-v1.1.json --out log.jsonl
     python -m benchmarks.serving.run embed --model MODEL --data sst2-dev.tsv --out log.jsonl \
-        --works direct peers overload --sides lambert lambert-int8 sentence-transformers sentence-transformers-32
+        --works direct peers --sides lambert lambert-int8 sentence-transformers sentence-transformers-32
 
 Every server and every load is a process of its own on this machine (load.py, peers/fastapi_server.py),
 and a request has one text, or `--items` of them. Rates of all works but `direct` are of requests. Works:
@@ -11,10 +11,8 @@ direct    predictions of `--limit` texts in one call of the library, then the se
           connections with the same texts: answers per second of both, and the latencies at 70% of them
 peers     the largest rate at which 99% of the answers of a side take at most `--bound` ms, found by bisection; the
           sides in turn, `--rounds` times. Peers run in the fastest of a few environments (docs/bench.md)
-overload  requests at 5 times the capacity for `--overload-seconds`: statuses, latencies, and the memory before, in the
-          middle and after
 
-Appends a line of JSON for each run to `--out`.
+Appends a line of JSON for each run to `--out`. `benchmarks.overload.run` measures the service beyond its capacity.
 """
 
 import argparse
@@ -23,7 +21,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -31,8 +28,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from benchmarks.support import experiment
 from benchmarks.support.experiment import BENCHMARKS
@@ -80,10 +75,8 @@ def bodies(args: argparse.Namespace) -> list[bytes]:
 
 
 @contextmanager
-def server(
-    args: argparse.Namespace, side: str, variables: Variables = UNCHANGED
-) -> Iterator[tuple[str, psutil.Process]]:
-    """The URL and the process of a server that answers, with these variables beside the user's environment."""
+def server(args: argparse.Namespace, side: str, variables: Variables = UNCHANGED) -> Iterator[str]:
+    """The URL of a server that answers, with these variables beside the user's environment."""
     system, setting = SIDES[side]
     if system == "lambert":
         command = ["-P", "-m", "lambert", "serve", f"--model={args.model}", f"--precision={setting}"]
@@ -104,7 +97,7 @@ def server(
                 break
             except OSError:
                 time.sleep(0.1)
-        yield url, psutil.Process(process.pid)
+        yield url
     finally:
         process.terminate()
         process.wait()
@@ -127,7 +120,7 @@ def direct(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 continue
             command = [sys.executable, "-P", "-c", DIRECT, str(args.model), precision, args.task, str(args.work)]
             alone = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            with server(args, side) as (url, _):
+            with server(args, side) as url:
                 full = load(args, url, connections=args.connections, seconds=args.seconds)
                 rate = round(0.7 * full["answers_per_second"], 2)
                 calm = load(args, url, rate=rate, seconds=args.seconds)
@@ -153,7 +146,7 @@ def largest_rate(args: argparse.Namespace, url: str) -> dict[str, Any]:
 
 def seconds_of_answer(args: argparse.Namespace, side: str, variables: Variables) -> float:
     """Seconds in which a saturated server gives an answer."""
-    with server(args, side, variables) as (url, _):
+    with server(args, side, variables) as url:
         found = load(args, url, connections=args.connections, seconds=args.seconds)
     return 1 / float(found["answers_per_second"])
 
@@ -167,7 +160,7 @@ def peers(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"work": "environment", "side": side, **trial.as_json()}
     for number in range(args.rounds):
         for side in args.sides:
-            with server(args, side, chosen[side]) as (url, _):
+            with server(args, side, chosen[side]) as url:
                 yield {
                     "work": "peers",
                     "side": side,
@@ -177,30 +170,7 @@ def peers(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 }
 
 
-def sample(process: psutil.Process, memory: list[int]) -> None:
-    """Appends the memory of a process, in MiB."""
-    memory.append(process.memory_info().rss >> 20)
-
-
-def overload(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Five times the capacity."""
-    for side in args.sides:
-        if SIDES[side][0] != "lambert":
-            continue
-        with server(args, side) as (url, process):
-            most = load(args, url, connections=args.connections, seconds=args.seconds)["answers_per_second"]
-            memory: list[int] = []
-            sample(process, memory)
-            threading.Timer(args.overload_seconds / 2, sample, (process, memory)).start()
-            found = load(args, url, rate=round(5 * most, 1), seconds=args.overload_seconds)
-            sample(process, memory)
-            again = load(args, url, rate=round(0.5 * most, 1), seconds=args.seconds)
-        yield {
-            "work": "overload", "side": side, "capacity": most, "memory_mb": memory, "run": found, "afterwards": again,
-        }  # fmt: skip
-
-
-WORKS = {"direct": direct, "peers": peers, "overload": overload}
+WORKS = {"direct": direct, "peers": peers}
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
@@ -233,7 +203,6 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=["lambert", "lambert-int8"])
     parser.add_argument("--steps", type=int, default=6, help="of the bisection")
     parser.add_argument("--bound", type=float, default=500.0, help="largest p99 in ms")
-    parser.add_argument("--overload-seconds", type=float, default=60.0)
     args = parser.parse_args()
     args.work = args.out.with_suffix(".bodies")
     args.work.write_bytes(b"\n".join(bodies(args)) + b"\n")

@@ -26,7 +26,7 @@ from cyclopts.exceptions import (
 from lambert.cli_errors import missing, no_recipe, other_verb, place_of, stray
 from lambert.core import launcher, signals
 from lambert.core.errors import EXPLAINED, UsageError, printable_line
-from lambert.core.files import DISK
+from lambert.core.files import path_of, remedy
 from lambert.core.launcher import save_traceback
 from lambert.core.other_names import our_setting
 from lambert.core.settings import (
@@ -111,12 +111,15 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             _crash(tokens)
         _leave(f"Out of memory. {advice}", 4, debug)
     except OSError as error:
-        place = error.filename or "the output folder"
+        if error.errno == errno.ENOMEM:
+            _leave(f"Out of memory. {advice}", 4, debug)
+        place = path_of(error) or "the output folder"
         if error.errno in WRONG_PATH:
             _leave(f"{error.strerror}: {place}. Choose another path.", 2, debug)
-        if error.errno not in DISK:
+        if not (helps := remedy(error, "folder")):
             _crash(tokens)
-        _leave(f"{error.strerror}: {place}. Free space or choose another folder.", 4, debug)
+        where = f": {place}" if path_of(error) or "folder" in helps else ""
+        _leave(f"{error.strerror}{where}. {helps}.", 4, debug)
     except Exception:  # a bug in Lambert: the only place that catches everything
         _crash(tokens)
     sys.exit(0)

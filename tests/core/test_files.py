@@ -8,24 +8,29 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lambert.core import files
-from lambert.core.errors import DataError, MachineError
+from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import (
     atomic_folder,
     check_regular,
     json_object,
     json_text,
+    not_read,
+    not_written,
     open_regular,
     parse_json,
     read_file,
+    remedy,
     remove_all_leftovers,
     remove_leftovers,
     replace_files,
     scratch_folder,
     write_atomic,
+    write_errors,
 )
 
 
@@ -45,6 +50,31 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
         write_atomic(tmp_path / "file", "after")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "before"
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "Free space, or choose another out"),
+        (errno.EDQUOT, "Free space of the quota, or choose another out"),
+        (errno.EFBIG, "Raise the limit of the size of files (ulimit -f), or choose another out"),
+        (errno.EIO, "Check the disk, or choose another out"),
+        (errno.ESTALE, "Mount the file system again, or choose another out"),
+        (errno.EMFILE, "Raise the limit of open files (ulimit -n), or use fewer workers"),
+        (errno.ENFILE, "End other programs, or raise the limit of open files of the system (sysctl fs.file-max)"),
+        (errno.ENOMEM, "Free memory that other programs use"),
+        (errno.EROFS, ""),
+        (errno.EACCES, ""),
+        (None, ""),
+    ],
+)  # fmt: skip
+def test_the_advice_fits_the_error_of_the_system(number: int | None, advice: str) -> None:
+    error = OSError(number, os.strerror(number)) if number else OSError("of a library")
+    assert remedy(error, "out") == advice
+    written = not_written(Path("a/b"), error, "out")
+    assert str(written) == f"a/b cannot be written: {error.strerror or error}. {advice or 'Choose another out'}."
+    assert type(written) is (MachineError if advice else UsageError)
+    assert type(not_read(Path("a/b"), error)) is (MachineError if advice else DataError)
 
 
 def beside(name: str, pid: int, what: str = "new") -> str:
@@ -172,6 +202,28 @@ def test_other_errors_of_paths_are_those_of_python(tmp_path: Path) -> None:
             read_file(path)
     with pytest.raises(OSError, match="symbolic links"):
         read_file(tmp_path / "loop")
+
+
+@pytest.mark.parametrize(
+    ("name", "explained"),
+    [
+        ("/a/b/.tmp-new-1@h@c/x", True),
+        (b"/a/b/.tmp-new-1@h@c", True),
+        ("/a/b", True),
+        ("/a", True),
+        (None, True),
+        (7, True),
+        ("/a/b/other", False),
+    ],
+)
+def test_errors_about_a_folder_that_is_written_name_it(name: Any, explained: bool) -> None:
+    error = OSError(errno.EACCES, "Permission denied", name)
+    with pytest.raises(UsageError if explained else PermissionError) as raised, write_errors(Path("/a/b/c")):
+        raise error
+    if explained:
+        assert str(raised.value) == "/a/b/c cannot be written: Permission denied. Choose another output folder."
+    with pytest.raises(OSError, match="of a library"), write_errors(Path("/a/b/c")):
+        raise OSError("of a library")
 
 
 def test_a_file_that_is_read_whole_has_a_limit(tmp_path: Path) -> None:

@@ -71,6 +71,13 @@ def commands(home: Path, texts: Path, corpus: Path, pretrained: Path, small: dic
     lines: dict[str, object] = {"documents": "line", "vocabulary": 160, "heldout": 0.2, "workers": 1}
     tuning: dict[str, object] = {"task__max_length": 32, "train__batch_size": 8, "train__steps": 2, "log__every": 1}
     run: dict[str, object] = {"train__steps": 6, "train__save_every": 2, "train__evaluate_every": 4}
+    sweep = home / "sweep.toml"
+    sweep.write_text(
+        f'data = "{rows}"\ndev = "{rows}"\ninit = "{pretrained}"\n[task]\nmax_length = 32\n[log]\nevery = 1\n'
+        '[train]\nbatch_size = 8\nsteps = 2\nsave_every = 1\nevaluate_every = 1\nmicro_tokens = 400\ndevice = "cpu"\n'
+        f'compile = "off"\n[sweep]\nout = "{place / "sweep"}"\ntrials = 2\nsampler = "random"\n[sweep.space]\n'
+        '"optim.lr" = {low = 1e-5, high = 1e-2, log = true}\n"optim.weight_decay" = {choices = [0.0, 0.1]}\n'
+    )
     return {
         "prepare": ["prepare", *flags(input=texts, out=place / "corpus", **lines)],
         "steps": [
@@ -83,6 +90,7 @@ def commands(home: Path, texts: Path, corpus: Path, pretrained: Path, small: dic
             *flags(data=rows, dev=rows, init=pretrained, out=place / "tuned", optim__lr=1e-3, train__save_every=1),
             *flags(**tuning, **fixed),
         ],
+        "sweep": ["sweep", str(sweep)],
         "import": ["import", *flags(**{"from": pretrained / "model", "out": place / "imported"})],
         "export": ["export", *flags(model=pretrained / "model", out=place / "exported")],
     }
@@ -144,6 +152,10 @@ def command(commands: dict[str, list[str]], verb: str) -> list[str]:
 def products(files: Files, rows: bool = True) -> dict[str, Any]:
     """What must be the same however often the command was broken off; `rows`: those of metrics.jsonl, too."""
     found: dict[str, Any] = {path: data for path, data in files.items() if Path(path).name not in TOLD}
+    for path in [path for path in found if path.endswith(("sweep.json", "study.journal"))]:
+        content = json.loads(found.pop(path)) if path.endswith("sweep.json") else {"trials": []}
+        trials = [{key: value for key, value in trial.items() if key != "seconds"} for trial in content["trials"]]
+        found[path] = {**content, "trials": trials}
     for path in [path for path in found if path.endswith("metrics.jsonl")]:
         lines = found.pop(path).decode().splitlines()
         if rows:
@@ -247,6 +259,29 @@ def test_after_a_crash_at_any_operation_the_same_command_ends_in_the_same_bytes(
         said = told(wrong, said)
     print(f"\n{verb}: {len(done)} operations, {len(spread(found))} of {len(found)} states after a crash")
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong[:40])
+
+
+MOMENTS = ("mkdir sweep/locks/0001", "write sweep/study.journal", "metrics.jsonl", "step-000001", "sweep.json")
+"""Operations of the second trial of a sweep after which it is killed."""
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_sweep_that_is_killed_chooses_and_trains_the_same(
+    moment: str, warm: Warm, commands: dict[str, list[str]], sound: Callable[[str], Sound]
+) -> None:
+    """The trials, their metrics.jsonl and weights, sweep.json and best.toml, but for times."""
+    straight, tokens = sound("sweep"), command(commands, "sweep")
+    operations = [one for one in straight.done if ".journal.lock" not in one.path]  # Optuna's, a symbolic link
+    done = [str(operation) for operation in operations]
+    second = next(at for at, text in enumerate(done) if "locks/0001" in text)
+    wrong: list[str] = []
+    for number in spread([at for at in range(second, len(done)) if moment in done[at]]):
+        disk = Disk(straight.before)
+        for operation in operations[: number + 1]:
+            disk.do(operation)
+        disks.write(warm.root, disk.seen())
+        wrong += again(warm, tokens, straight, f"killed after operation {number + 1} of {len(done)}: {done[number]}")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("verb", ["prepare", "pretrain", "finetune"])

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cards import parts, structure, written
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -68,6 +69,23 @@ def test_urls(scheme: str, password: str, signature: str, parameter: str) -> Non
     said = without_secrets(f"Invalid bucket name 'me:{password}@host': {url} ({signature})", url)
     assert password not in said
     assert signature not in said
+
+
+MARKUP = st.sampled_from(
+    [*"`~*_[]()<>!|#-+.:;&$\\'\"{}=@ \n\r\t", "---", "www.", "http:", "&lt;", "1.", "<!--", "a", "é"]
+)
+PLAIN = [structure(parts(written("name", kind))[1]) for kind in ("converted", "trained")]
+
+
+@fuzz
+@given(st.lists(MARKUP, min_size=1, max_size=8).map("".join).filter(str.strip) | names.map(lambda name: f"x{name}"))
+def test_cards(name: str) -> None:
+    """A name in a field of a model card changes neither its structure nor its metadata."""
+    name = re.sub("[/\0]|[\ud800-\udfff]", "", name).strip(".") or "x"
+    for kind, plain in zip(("converted", "trained"), PLAIN, strict=True):
+        front, tokens = parts(written(name, kind))
+        assert structure(tokens) == plain
+        assert front["base_model"] == "".join(letter if letter.isprintable() else " " for letter in name)
 
 
 def test_verbs(labelled: Callable[..., Path], tuned: Callable[..., Path], tmp_path: Path, lambert: Lambert) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lambert
-from lambert.core.errors import UsageError
+from lambert.core.errors import DataError, UsageError
 
 TEXTS = ["the king found a river", "a bird", "stone and boat", "the"]
 
@@ -44,7 +44,7 @@ def test_similarities_are_those_of_sentence_transformers(folder: Path, name: str
 
 
 def test_other_similarities_and_no_vectors_are_refused(folder: Path) -> None:
-    with pytest.raises(UsageError, match="similarity_fn_name = 'maxsim' is unknown"):
+    with pytest.raises(DataError, match=r"has similarity_fn_name = 'maxsim'; known: cosine, dot"):
         lambert.load(named(folder, "maxsim")).similarity([1.0], [2.0])
     model = lambert.load(named(folder, "cosine"))
     for a, b, said in (

@@ -143,6 +143,9 @@ def test_an_encoder_trained_on_is_saved(tuned: Tuned, tmp_path: Path) -> None:
     after, vectors = model(TEXTS), model.encode(TEXTS)
     assert after != before
     again = library.load(model.save(tmp_path / "saved"))
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert card.startswith(f'---\nlibrary_name: transformers\nbase_model: "{model.path.name}"\npipeline_tag: text-cl')
+    assert "AutoModelForSequenceClassification.from_pretrained" in card
     assert again(TEXTS) == after
     assert np.array_equal(again.encode(TEXTS), vectors)
     model._inference = dataclasses.replace(model._inference, precision="int8")

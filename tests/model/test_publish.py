@@ -19,7 +19,8 @@ from lambert.model.config import EncoderConfig
 from lambert.model.folder import read_config
 from lambert.model.heads import Model, built
 from lambert.model.publish import publish
-from lambert.runs.card import PIPELINES, Origin, card, card_of_converted
+from lambert.runs.card import card
+from lambert.tasks.card import PIPELINES, Origin, card_of_converted
 from lambert.tasks.config import TaskConfig
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs.settings.finetune import FinetuneConfig
@@ -62,39 +63,6 @@ def test_transformers_computes_the_same_from_each_head(
     assert "largest difference from transformers" in said
     assert weights.load(tmp_path / "model")[0].labels == heads
     assert read_config(tmp_path / "model").get("problem_type") == problem
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a\n---\nlicense: mine\n---",
-        "<script>alert(1)</script>",
-        "[here](http://evil.example)",
-        "![x](http://evil.example/x.png)",
-        "*bold* `code` | cell",
-        "```",
-        "````\n# no heading",
-    ],
-)
-def test_a_card_shows_names_from_outside_as_they_stand(name: str, model: Model, tmp_path: Path) -> None:
-    from markdown_it import MarkdownIt
-
-    out = tmp_path / name.replace("/", "∕")
-    text = card(model, FinetuneConfig(data=Path(name), out=out, init=Path(name)), {name: 0.5, "f1": 0.25})
-    front, _, rest = text.removeprefix("---\n").partition("\n---\n")
-    assert front == (
-        f"library_name: transformers\nbase_model: {json.dumps(Path(name).name)}\npipeline_tag: fill-mask\n"
-        "tags: [bert, lambert]"
-    )
-    tokens = MarkdownIt("commonmark").enable("table").parse(rest)
-    kinds = [token.type for token in tokens] + [part.type for token in tokens for part in token.children or ()]
-    assert not {"html_block", "html_inline", "link_open", "image", "strong_open", "em_open"} & set(kinds)
-    assert kinds.count("heading_open") == 4
-    assert kinds.count("fence") == 3
-    assert kinds.count("tr_open") == 3
-    shown = "".join(part.content for part in tokens[1].children or ())
-    assert shown == " ".join(out.name.split("\n"))
-    assert next(token.content for token in tokens if token.info == "toml").count("\ninit = ") == 1
 
 
 @pytest.mark.parametrize(

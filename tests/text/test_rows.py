@@ -100,6 +100,13 @@ def test_encodings_and_ends_of_lines(encoding: str, end: str, tmp_path: Path) ->
         ("x.csv", b"<html><body>", "is an HTML page, not a file of rows"),
         ("x.csv", b"PAR1", "is a Parquet file"),
         ("x.csv", b"text,text\na,b\n", ":1: two columns have the name 'text'"),
+        (
+            "x.csv",
+            b"text,label" + b"x" * (2 << 20),
+            "has no line end in its first 1 MiB, by which the columns are found",
+        ),
+        ("x.tsv", b"name\t" * (1 << 19) + b"label\n", "has no line end in its first 1 MiB"),
+        ("x.csv", b'"text,label\n' + b"a,b\n" * (1 << 19), "has no end of the quotation mark of its first row in its"),
         ("x.docx", b"?", ": rows are read from .csv"),
     ],
 )

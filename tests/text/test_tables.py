@@ -115,6 +115,24 @@ def test_a_beginning_that_is_cut_within_a_row() -> None:
     assert form(content[:BLOCK]) == form(content[: 9 * 100 + 11])
 
 
+@pytest.mark.parametrize(
+    ("first", "problem"),
+    [
+        (b"text,label," + b"x" * BLOCK, "has no line end in its first 1 MiB"),
+        (b"column," * (BLOCK // 7) + b"text\n", "has no line end in its first 1 MiB"),
+        (
+            b'"text,label\n' + b"words of a text,x\n" * (BLOCK // 18),
+            "has no end of the quotation mark of its first row",
+        ),
+        (b"\n" * (BLOCK + 1) + b"text,label\n", "has no row in its first 1 MiB"),
+    ],
+)
+def test_a_first_row_that_does_not_end_in_the_beginning(first: bytes, problem: str) -> None:
+    content = first + b"a,b\n"
+    assert form(content[:BLOCK]).problem.startswith(problem)
+    assert not form(content[:900]).problem  # a short file is read to its end
+
+
 def test_where_rows_begin_and_all_cells() -> None:
     content = b'\xef\xbb\xbftext,label\n"a\nb",x\nc,y\n'
     assert [content[at : at + 1] for at in row_starts(io.BytesIO(content), form(content))] == [b'"', b"c"]

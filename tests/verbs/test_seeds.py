@@ -45,7 +45,9 @@ def test_each_seed_is_an_ordinary_run_and_a_repeat_adds_what_is_missing(
     values = [json.loads((out / f"seed-{seed}" / "scores.json").read_text())["loss"] for seed in kept["seeds"]]
     assert kept["scores"]["loss"]["values"] == values
     assert len(set(values)) == 2
-    table = done.out.splitlines()[-len(kept["scores"]) :]  # without the number of examples
+    *before, last = done.out.splitlines()
+    assert last == f"models  {out / 'seed-1' / 'model'}, {out / 'seed-3' / 'model'}"
+    table = before[-len(kept["scores"]) :]  # without the number of examples
     assert table[0].split()[:2] == ["2", "seeds"]
     loss = next(line.split() for line in table if line.startswith("loss "))
     assert [float(cell) for cell in loss[1:]] == pytest.approx(

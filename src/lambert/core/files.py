@@ -26,8 +26,17 @@ MAX_BYTES = 1 << 30
 _NEW, _OLD, _GONE = "new", "old", "gone"
 """The kinds of temporary names: content that is being written; content that is being replaced, which is restored if its
 replacement was not completed; and content that is being deleted."""
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE)
-"""Errors of a disk that is full or fails, and of a process with too many open files."""
+_REMEDIES = {
+    errno.ENOSPC: "free space, or choose another {kind}",
+    errno.EDQUOT: "free space of the quota, or choose another {kind}",
+    errno.EFBIG: "raise the limit of the size of files (ulimit -f), or choose another {kind}",
+    errno.EIO: "check the disk, or choose another {kind}",
+    errno.ESTALE: "mount the file system again, or choose another {kind}",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer workers",
+    errno.ENFILE: "end other programs, or raise the limit of open files of the system (sysctl fs.file-max)",
+    errno.ENOMEM: "free memory that other programs use",
+}
+"""What helps against the errors of the operating system that are problems of the machine."""
 _UNSUPPORTED_ERRORS = (errno.EACCES, errno.EINVAL, errno.ENOTSUP)
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _TEMPORARY = re.compile(rf"\.tmp-(?P<what>{_NEW}|{_OLD}|{_GONE})-(?P<pid>\d+)@(?P<host>[^@]*)@(?P<name>.+)")
@@ -82,15 +91,60 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
-def not_written(path: Path, error: OSError, kind: str = "place") -> LambertError:
-    """Returns the error for a file or folder that the system does not let write: MachineError if the disk is full or
-    fails, UsageError if only another `kind` of path helps, such as in a folder that is read-only."""
-    problem = f"{path} cannot be written: {error.strerror or error}."
-    if error.errno == errno.EMFILE:
-        return MachineError(f"{problem} Raise the limit of open files (ulimit -n).")
-    if error.errno in DISK:
-        return MachineError(f"{problem} Free space or choose another {kind}.")
-    return UsageError(f"{problem} Choose another {kind}.")
+def remedy(error: OSError, kind: str = "place") -> str:
+    """Returns what helps against an error that is a problem of the machine, such as a full disk, as a sentence without
+    a full stop; "" for other errors.
+
+    Args:
+        kind: What the user may choose differently.
+    """
+    advice = _REMEDIES.get(error.errno or 0, "").format(kind=kind)
+    return advice[:1].upper() + advice[1:]
+
+
+def not_written(path: Path, error: OSError, kind: str = "place", kept: str = "") -> LambertError:
+    """Returns the error for a file or folder that the system does not let write: MachineError for a problem of the
+    machine, UsageError if only another `kind` of path helps, such as in a folder that is read-only.
+
+    Args:
+        kept: What remains after a problem of the machine, as a sentence without a full stop.
+    """
+    problem = f"{named(path)} cannot be written: {error.strerror or error}."
+    if not (advice := remedy(error, kind)):
+        return UsageError(f"{problem} Choose another {kind}.")
+    return MachineError(f"{problem} {f'{kept}; {advice[0].lower()}{advice[1:]}' if kept else advice}.")
+
+
+@contextmanager
+def write_errors(path: Path, kind: str = "output folder") -> Iterator[None]:
+    """A context in which `path` is written: an OSError of the system about it, its content or its parents, or about no
+    path, becomes `not_written`."""
+    try:
+        yield
+    except OSError as error:
+        about = Path(path_of(error) or path)
+        if error.errno is None or not (path in (about, *about.parents) or about in path.parents):
+            raise
+        raise not_written(path, error, kind) from error
+
+
+def path_of(error: OSError) -> str:
+    """Returns the path that an error of the system is about, "" if it names none."""
+    name = error.filename
+    return named(os.fsdecode(name)) if isinstance(name, str | bytes | os.PathLike) else ""
+
+
+def named(path: str | Path) -> str:
+    """Returns a path with the final name of each part that has a temporary one, as messages show it."""
+    found = [(part, _TEMPORARY.fullmatch(part)) for part in Path(path).parts]
+    return str(Path(*(match["name"] if match else part for part, match in found)))
+
+
+def not_read(path: str | Path, error: OSError) -> LambertError:
+    """Returns the error for a file that the system does not let read: MachineError for a problem of the machine, else
+    DataError."""
+    problem = f"{path} cannot be read: {error.strerror or error}."
+    return MachineError(f"{problem} {advice}.") if (advice := remedy(error, "copy of it")) else DataError(problem)
 
 
 def check_regular(path: Path) -> Path:

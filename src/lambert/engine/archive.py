@@ -26,7 +26,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.core.files import atomic_folder, delete_folder, make_folder, open_regular, read_file, remove_all_leftovers
+from lambert.core.files import (
+    atomic_folder,
+    delete_folder,
+    make_folder,
+    open_regular,
+    read_file,
+    remedy,
+    remove_all_leftovers,
+)
 
 FOLDER = "checkpoints"
 FORMAT = 3
@@ -78,7 +86,13 @@ def write(run: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], sta
     except (OSError, SafetensorError) as error:
         room = f"{megabytes(needed)} needed, {megabytes(free(run))} free"
         reason = str(error).rstrip(".")
-        raise MachineError(f"{target} could not be written: {reason}; {room}. Free some space on that disk.") from error
+        raise MachineError(f"{target} could not be written: {reason}; {room}. {disk_remedy(error)}.") from error
+
+
+def disk_remedy(error: OSError | SafetensorError) -> str:
+    """Returns what helps if weights could not be written, as a sentence without a full stop."""
+    advice = remedy(error, "disk") if isinstance(error, OSError) else ""
+    return advice or "Check the space and the permissions of that disk"
 
 
 def _write(target: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: str) -> None:

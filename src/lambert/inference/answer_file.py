@@ -18,6 +18,7 @@ from lambert.core.files import (
     atomic_file,
     delete_folder,
     make_folder,
+    not_read,
     not_written,
     open_regular,
     read_file,
@@ -188,7 +189,7 @@ def input_identity(paths: Sequence[Path]) -> str:
                 found.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
                 found.update(hashlib.sha256(file.read(_BEGINNING)).digest())
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+            raise not_read(path, error) from error
     return found.hexdigest()
 
 

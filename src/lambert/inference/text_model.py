@@ -23,7 +23,6 @@ from lambert.engine.progress import in_notebook, progress
 from lambert.inference.config import InferenceConfig, Precisions
 from lambert.inference.outputs import load_task, outputs, ready
 from lambert.inference.scheduler import Work
-from lambert.inference.similarity import similarity
 from lambert.model.encoder import Encoder
 from lambert.model.families import family_of, reads_segments
 from lambert.model.folder import model_folder, read_config
@@ -31,12 +30,15 @@ from lambert.model.heads import Model
 from lambert.model.pooling import modes_of, pooled, pooling_of
 from lambert.model.publish import publish
 from lambert.tasks import Outputs, Row, Task, TaskConfig, asked, scored
+from lambert.tasks.card import card_of_converted
 from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, OtherColumns
 from lambert.tasks.reading.bad_rows import readable
 from lambert.tasks.reading.mismatch import using_a_model
 from lambert.tasks.reading.templates import columns_of, is_template
+from lambert.tasks.reading.unknown import unknown_notes
 from lambert.tasks.vectors import sentence_transformers
 from lambert.tasks.vectors.embed import Embed
+from lambert.tasks.vectors.similarity import similarity
 from lambert.text.memory import data_path, is_path, is_table, items_of, plain_row, rows_of
 from lambert.text.tokenizers import tokenizer as tokenizers
 
@@ -355,20 +357,29 @@ class TextModel:
         """Number of components of its vectors."""
         return self._task.width(self._model.config.hidden)
 
-    def evaluate(self, data: Any) -> dict[str, float]:
+    def evaluate(self, data: Any) -> "Scores":
         """Returns the scores on a labelled file or on labelled rows: a table of pandas, polars, pyarrow or datasets, a
-        list of dicts with the keys of a line of JSON, or a dict of columns. Warns (UserWarning) of what
-        `lambert evaluate` notes about the data, such as labels that are read as numbers."""
+        list of dicts with the keys of a line of JSON, or a dict of columns; with the notes of `lambert evaluate`. Warns
+        (UserWarning) of those about the data, such as labels that are read as numbers."""
         with data_path(data) as path:
             read = self.read(path)
-        for line in read.notes:
-            if line.startswith("note: "):
-                warnings.warn(line if is_path(data) else line.replace(str(path), "data"), stacklevel=2)
-        return scored(self.task, read, self.task.predictions(read, self.outputs(read)))
+
+        def named(lines: Iterable[str]) -> tuple[str, ...]:
+            return tuple(line if is_path(data) else line.replace(str(path), "data") for line in lines)
+
+        for line in named(line for line in read.notes if line.startswith("note: ")):
+            warnings.warn(line, stacklevel=2)
+        scores = scored(self.task, read, self.task.predictions(read, self.outputs(read)))
+        return Scores(scores, named(self.notes(path, read)))
+
+    def notes(self, path: Path, data: Any) -> tuple[str, ...]:
+        """Returns lines for the user about the model, and about the labelled file `path`, which was read as `data`."""
+        return (*filter(None, [self.note]), *data.notes, *unknown_notes([(path, data)]))
 
     def save(self, folder: str | Path) -> Path:
         """Writes the model with its current weights to a new model folder, which is complete or absent. The folder is
-        read back and its outputs are compared with the model's before it appears.
+        read back and its outputs are compared with the model's before it appears. Its README.md is a model card, which
+        names the folder that was loaded as the origin.
 
         Raises:
             DataError: The outputs differ or are not finite.
@@ -384,7 +395,8 @@ class TextModel:
             tokenizers.save, self.tokenizer, longest=self._model.config.positions,
             segments=reads_segments(self._model.config),
         )  # fmt: skip
-        publish(self._model, Path(folder), write, extra, files=files)
+        card = card_of_converted(self._model, Path(folder), self.folder, self._task.config)
+        publish(self._model, Path(folder), write, extra, card=card, files=files)
         return Path(folder)
 
     def read(self, path: Path) -> Any:
@@ -418,6 +430,16 @@ class TextModel:
         words."""
         text = row.get(self._text_key, "")
         return self._task.config.name != "tag" and isinstance(text, Iterable) and not isinstance(text, str | Mapping)
+
+
+class Scores(dict[str, float]):
+    """Scores by name, with their standard errors, as NAME_se."""
+
+    def __init__(self, scores: Mapping[str, float], notes: tuple[str, ...] = ()) -> None:
+        super().__init__(scores)
+        self.notes = notes
+        """Lines about the model and the data, such as how numbers of labels were read, and which rows were left
+        out."""
 
 
 class _Vectors(nn.Module):

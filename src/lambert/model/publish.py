@@ -13,7 +13,7 @@ from torch import Tensor
 from lambert.core.batch import Batch, Target, flat_batch
 from lambert.core.contents import write_sums
 from lambert.core.errors import DataError
-from lambert.core.files import atomic_folder, write_files
+from lambert.core.files import atomic_folder, write_errors, write_files
 from lambert.core.randomness import below, key, words
 from lambert.model import folder as layout
 from lambert.model import weights
@@ -60,9 +60,10 @@ def publish(
     Raises:
         NotFinite: An output is not finite.
         DataError: An output differs. `folder` is unchanged.
+        LambertError: `folder` cannot be written (`not_written`).
     """
     training = model.training
-    with atomic_folder(folder, replace=replace) as aside:
+    with write_errors(folder), atomic_folder(folder, replace=replace) as aside:
         weights.save(model, aside, extra)
         write_tokenizer(aside)
         write_files(aside, {**({"README.md": card} if card else {}), **(files or {})})

@@ -179,6 +179,6 @@ class Best:
         except (OSError, SafetensorError) as error:
             return (
                 f"{self._folder} could not be written ({error}): the best weights are still those of update "
-                f"{self.step:,}. Free some space on that disk."
+                f"{self.step:,}. {archive.disk_remedy(error)}."
             )
         return ""

@@ -1,57 +1,15 @@
-"""The model card of a run: README.md of its model folder."""
+"""The model card of a run: what every model folder has (`tasks.card`), the scores, the data and the recipe."""
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
 from lambert.core import settings
-from lambert.core.files import open_regular
-from lambert.core.version import __version__
 from lambert.engine.progress import score_text
-from lambert.model.families import DEFAULT, family_of
-from lambert.model.folder import architecture, unknown_to_transformers
 from lambert.model.heads import Model
 from lambert.runs.config import RunConfig
+from lambert.tasks.card import Origin, beginning, fenced, plain, use
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.reading.templates import columns_of, is_template
-
-PIPELINES = {
-    "classify": "text-classification", "multilabel": "text-classification", "regress": "text-classification",
-    "choice": "multiple-choice", "squad": "question-answering", "tag": "token-classification",
-    "embed": "sentence-similarity", "mask": "fill-mask",
-}  # fmt: skip
-"""The names of tasks on the Hugging Face Hub."""
-_LICENSE = re.compile(r"^license: *[\"']?([A-Za-z0-9][\w.+-]{0,60})[\"']? *$", re.MULTILINE)
-_SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)")
-"""The folder of a model in the cache of huggingface_hub."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The model that a run began with."""
-
-    name: str
-    """Its name on the Hugging Face Hub if its path says it, else that of its folder."""
-    license: str
-    """Empty if its card does not say it."""
-
-    @classmethod
-    def of(cls, path: Path) -> Self:
-        """Returns the origin that a run folder, a model folder or one of the Hub's cache is."""
-        path = path.absolute()
-        own = path.parent if path.name == "model" else path
-        found = next(filter(None, (_SNAPSHOT.fullmatch(part) for part in own.parts)), None)
-        card = (path / "model" if (path / "model").is_dir() else path) / "README.md"
-        front = ""
-        if card.is_file():
-            with open_regular(card) as file:
-                front = file.read(1 << 16).decode("utf-8", "replace").replace("\r\n", "\n")
-            front = front[4:].partition("\n---")[0] if front.startswith("---\n") else ""
-        license_ = _LICENSE.search(front)
-        return cls("/".join(found.groups()) if found else own.name, license_[1] if license_ else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,132 +36,30 @@ def card(model: Model, config: RunConfig, scores: Mapping[str, float], trained: 
     fine-tuned model also its task, its data and the limits of its scores."""
     errors = {name: f" ± {scores[f'{name}_se']:.4f}" for name in scores if f"{name}_se" in scores}
     rows = "".join(
-        f"| {_plain(name)} | {score_text(name, value)}{errors.get(name, '')} |\n"
+        f"| {plain(name)} | {score_text(name, value)}{errors.get(name, '')} |\n"
         for name, value in scores.items()
         if name not in {f"{scored}_se" for scored in errors}
     )
     base = None if getattr(config, "random_init", False) or config.init is None else Origin.of(config.init)
     task = trained.task if trained else None
     return (
-        _beginning(model, config.out.name, base, task)
+        beginning(model, config.out.name, base, task)
         + (_data(trained) if trained else "")
         + (f"## Held-out scores\n\n| score | value |\n|---|---|\n{rows}\n" if scores else "")
         + (_limits(trained, config) if trained else "")
-        + f"## Use\n\n{_use(model, task)}"
-        f"## Recipe\n\n{_fenced(settings.text(config), 'toml')}"
+        + f"## Use\n\n{use(model, task)}"
+        f"## Recipe\n\n{fenced(settings.text(config), 'toml')}"
     )
-
-
-def card_of_converted(model: Model, out: Path, source: Path, task: TaskConfig) -> str:
-    """Returns the model card of a folder that was converted from another: its shape, its origin, and how to load it."""
-    known = None if task.name == "mask" else task
-    return f"{_beginning(model, out.name, Origin.of(source), known)}## Use\n\n{_use(model, known)}".rstrip() + "\n"
-
-
-def _beginning(model: Model, name: str, base: Origin | None, task: TaskConfig | None) -> str:
-    """Returns the metadata, the title and the shape of the model."""
-    shape = model.config
-    size = sum(parameter.numel() for parameter in model.parameters())
-    names = _plain(", ".join(model.objectives))
-    heads = f"with the heads {names}" if names else "without a head"
-    return (
-        f"{_front(model, base, task)}# {_plain(name)}\n\n"
-        f"A {family_of(shape).title} encoder of {shape.layers} layers, width {shape.hidden}, {shape.heads} heads, "
-        f"{shape.vocabulary:,} pieces and {size:,} parameters, {heads}. "
-        f"Made by Lambert {__version__}"
-        + (f" from {_plain(base.name)}, whose licence is {base.license or 'not known'}.\n\n" if base else ".\n\n")
-    )
-
-
-def _has_vectors(model: Model, task: TaskConfig | None) -> bool:
-    """Returns whether sentence-transformers reads the folder."""
-    return (model.joint or (task is not None and task.name == "embed")) and not model.config.custom_block
-
-
-def _front(model: Model, base: Origin | None, task: TaskConfig | None) -> str:
-    """Returns the metadata of the card, as the Hugging Face Hub reads it."""
-    library = "sentence-transformers" if _has_vectors(model, task) else "transformers"
-    name = task.name if task else "mask" if "mlm" in model.objectives else ""
-    lines = {
-        "library_name": library,
-        "license": base.license if base else "",
-        "base_model": json.dumps(base.name) if base else "",
-        "pipeline_tag": PIPELINES.get(name, ""),
-        "tags": f"[{DEFAULT if model.config.custom_block else model.config.block}, lambert]",
-    }
-    return "".join(["---\n", *(f"{key}: {value}\n" for key, value in lines.items() if value), "---\n\n"])
-
-
-def _use(model: Model, task: TaskConfig | None) -> str:
-    """Returns the text that says how to load the model: with Lambert, and with the library that reads the folder. The
-    snippets run in the folder."""
-    shape = model.config
-    code = f", code=[{json.dumps(shape.block)}]" if shape.custom_block else ""
-    own = f'import lambert\n\nmodel = lambert.load("."{code})\nprint({_call(model, task)})\n'
-    said = _fenced(own, "python") + "\n"
-    if shape.custom_block:
-        return (
-            f"{said}Its layers are of the class {_plain(shape.block)}, which must be importable and named by `--code`. "
-            "Lambert reads this folder, transformers does not.\n\n"
-        )
-    if name := unknown_to_transformers(shape, model.labels):
-        return (
-            f"{said}Lambert reads this folder. transformers has no {name}: its `AutoModel` reads the encoder without "
-            "the head.\n\n"
-        )
-    if _has_vectors(model, task):
-        theirs = "from sentence_transformers import SentenceTransformer\n\n"
-        theirs += 'model = SentenceTransformer(".")\nvectors = model.encode(["A text.", "Another text."])\n'
-    else:
-        _, has, head = architecture(shape, model.labels)[0].partition("For")
-        theirs = f"from transformers import AutoModel{has}{head}, AutoTokenizer\n\n"
-        theirs += f'tokenizer = AutoTokenizer.from_pretrained(".")\nmodel = AutoModel{has}{head}.from_pretrained(".")\n'
-        theirs += _inputs(task) + "outputs = model(**inputs)\n"
-    return f"{said}{_fenced(theirs, 'python')}\n"
-
-
-def _call(model: Model, task: TaskConfig | None) -> str:
-    """Returns an expression of Python that calls a loaded model."""
-    if task is None:
-        return 'model("A text with a [MASK].")' if "mlm" in model.objectives else 'model.encode("A text.")'
-    if task.name == "embed":
-        return 'model.encode(["A text.", "Another text."])'
-    if task.name == "squad":
-        return 'model({"question": "Who wrote it?", "context": "Jane Austen wrote it."})'
-    columns = task.columns
-    texts = columns.row_keys()[: 1 if task.name == "tag" else 2]
-    row: dict[str, Any] = {}
-    for text, words in zip(texts, ("A text.", "Another text."), strict=False):
-        row |= dict.fromkeys(columns_of(text), words)
-    if task.name == "choice":
-        several = len(columns.choices) > 1
-        row |= dict.fromkeys(columns.choices, "One.") if several else {columns.choices[0]: ["One.", "Another."]}
-    if task.name == "tag" or (len(row) == 1 and not is_template(columns.text)):
-        return 'model("A text.")'
-    return f"model({json.dumps(row)})"
-
-
-def _inputs(task: TaskConfig | None) -> str:
-    """Returns the lines of Python that make the inputs of the model of transformers."""
-    if task is not None and task.name == "choice":
-        texts = '["A text."] * 2, ["One.", "Another."]'
-        return (
-            f'inputs = tokenizer({texts}, return_tensors="pt", padding=True)\n'
-            "inputs = {name: tensor[None] for name, tensor in inputs.items()}\n"
-        )
-    pair = task is not None and (task.name == "squad" or bool(task.columns.text_b))
-    texts = '"A text.", "Another text."' if pair else '"A text."'
-    return f'inputs = tokenizer({texts}, return_tensors="pt", truncation=True)\n'
 
 
 def _data(trained: Trained) -> str:
     """Returns the section about the task and the files."""
-    labels, name = trained.task.labels, _plain(trained.task.name)
-    listed = ", ".join(map(_plain, labels[:50])) + (", ..." if len(labels) > 50 else "")
+    labels, name = trained.task.labels, plain(trained.task.name)
+    listed = ", ".join(map(plain, labels[:50])) + (", ..." if len(labels) > 50 else "")
     of = f" with the {len(labels)} labels {listed}" if labels else ""
     rows = "".join(
-        f"| {use} | {_plain(file.path.name)} | {_counted(file.counts)} | {file.sha256} |\n"
-        for use, file in (("training", trained.data), ("scores", trained.dev))
+        f"| {purpose} | {plain(file.path.name)} | {_counted(file.counts)} | {file.sha256} |\n"
+        for purpose, file in (("training", trained.data), ("scores", trained.dev))
         if file is not None
     )
     table = f"| use | file | contents | SHA-256 |\n|---|---|---|---|\n{rows}\n"
@@ -211,7 +67,7 @@ def _data(trained: Trained) -> str:
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {_plain(name.replace('_', ' '))}" for name, count in counts.items() if count)
+    return ", ".join(f"{count:,} {plain(name.replace('_', ' '))}" for name, count in counts.items() if count)
 
 
 def _limits(trained: Trained, config: RunConfig) -> str:
@@ -221,21 +77,5 @@ def _limits(trained: Trained, config: RunConfig) -> str:
     return (
         f"## Limits\n\n- The scores are of one training run, with the seed {config.seed}; other seeds give others.\n"
         "- ± is the standard error over the examples of the file; it does not include the variation between seeds.\n"
-        f"- The model was scored on no other data than {_plain(trained.dev.path.name)}.\n\n"
+        f"- The model was scored on no other data than {plain(trained.dev.path.name)}.\n\n"
     )
-
-
-_MARKUP = re.compile(r"[\\`*\[\]<>|&~$#@]|:(?=//)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-"""Characters that may begin markup, HTML, a table cell or a link within a line of Markdown."""
-
-
-def _plain(text: str) -> str:
-    """Returns a line of Markdown that shows the text unchanged."""
-    return _MARKUP.sub(r"\\\g<0>", "".join(character if character.isprintable() else " " for character in text))
-
-
-def _fenced(text: str, language: str) -> str:
-    """Returns a code block whose fence is longer than any in the text (CommonMark, section 4.5)."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text}{fence}\n"

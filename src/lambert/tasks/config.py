@@ -220,6 +220,10 @@ class EmbedConfig:
     normalize: bool | None = None
     """Whether vectors have length 1. Unset: as the folder of a sentence-transformers model says, otherwise true, except
     for the loss margin, which is that of inner products, false."""
+    similarity: Literal["", "cosine", "dot", "euclidean", "manhattan"] = ""
+    """How the scores compare vectors, and which function the model folder names to programs that read it: cosine, dot
+    (the inner product), or a negative distance. The losses do not depend on it. Empty: dot for the loss margin, else
+    cosine."""
     scale: float = 20.0
     """ranking, cosent: factor of the cosines, the inverse of the temperature."""
     negatives: tuple[str, ...] = ()
@@ -257,6 +261,10 @@ class EmbedConfig:
     def unit(self) -> bool:
         """Returns whether vectors have length 1."""
         return self.loss != "margin" if self.normalize is None else self.normalize
+
+    def compared(self) -> str:
+        """Returns the name of the function by which vectors are compared."""
+        return self.similarity or ("dot" if self.loss == "margin" else "cosine")
 
     def named_prompts(self) -> dict[str, str]:
         """Returns the prompts by name."""

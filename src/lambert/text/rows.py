@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lambert.core.errors import DataError
-from lambert.core.files import open_regular
+from lambert.core.files import not_read, open_regular
 from lambert.core.unsupported import markup, refuse_archive
 from lambert.text.arrow import ArrowFile, NotArrow, dataset_files, dataset_splits, is_dataset
 from lambert.text.encodings import UTF8, invalid, plain, unmarked
@@ -85,7 +85,7 @@ def opened(path: Path, max_ratio: int = UNPACKED_RATIO) -> Iterator[tuple[Binary
         if not is_damage(error):
             raise
         if isinstance(error, OSError) and error.errno is not None:
-            raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+            raise not_read(path, error) from error
         what = "is truncated or damaged" if path.suffix.lower() in COMPRESSIONS else "cannot be read"
         raise DataError(f"{path} {what} ({error}). Download or copy it again.") from error
 
@@ -226,6 +226,8 @@ class RowFile:
             raise DataError(f"{self.path} {error}.") from error
 
     def _open_table(self, table: Table, header: bool | None, numbered: bool) -> None:
+        if table.problem:
+            raise DataError(f"{self.path} {table.problem}.")
         headed = table.is_headed(header, numbered)
         self.table = table
         if table.separator == "\t" and table.quoted:

@@ -29,6 +29,7 @@ _SEP_LINE = re.compile(rb'"?sep=(.)"?\r?\n?', re.IGNORECASE)
 """The first line with which a file tells Excel the separator."""
 _ODD = "\ufeff\u200b\u200c\u200d\u200e\u200f\u2060\u00ad"
 """Invisible characters: the byte-order mark, spaces and joiners without width, marks of direction, a hyphen."""
+_ENDLESS = f"has no {{}} in its first {BLOCK >> 20} MiB, by which the columns are found: shorten the first row"
 _COLUMN_NAME = re.compile(r"[^\W\d][\w .#/()-]{0,39}")
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 _LED_QUOTE = re.compile(r' +"')
@@ -58,6 +59,8 @@ class Table:
     """Bytes and lines before the second row."""
     named: str = ""
     """Why the first row seems to have the names of the columns although no setting says so, or ""."""
+    problem: str = ""
+    """Why the columns cannot be found, as the end of a sentence without a full stop, or ""."""
 
     def is_headed(self, header: bool | None, numbered: bool) -> bool:
         """Returns whether the first row has the names of the columns, given the setting `header`, and whether columns
@@ -96,7 +99,8 @@ def recognised(beginning: bytes, suffix: str) -> Table:
         del lines[0]
     own = "," if suffix == ".csv" else "\t"
     if not lines:
-        return Table(given or own, begin=(begin, number), second=(begin, number))
+        nothing = "" if whole else _ENDLESS.format("row")
+        return Table(given or own, begin=(begin, number), second=(begin, number), problem=nothing)
     text = [line.decode(UTF8, "replace") for line in lines[: _JUDGED * 20]]
     forms = [_form(text, separator, whole) for separator in ([given] if given else _SEPARATORS)]
     several = [form for form in forms if len(form.rows[0]) > 1]
@@ -106,10 +110,15 @@ def recognised(beginning: bytes, suffix: str) -> Table:
         best = max(fit, key=lambda form: (form.share, form.tight, not form.decimal))
     reader = _Lines(io.BytesIO(b"".join(lines)), begin, number)
     next(_split(reader, best.separator, quoted=best.quoted, spaced=best.spaced), None)
+    problem = ""
+    if not whole and not lines[0].endswith(b"\n"):
+        problem = _ENDLESS.format("line end")
+    elif not whole and reader.ended:
+        problem = _ENDLESS.format("end of the quotation mark of its first row")
     first = tuple(map(visible, best.rows[0]))
     return Table(
         best.separator, best.quoted, best.spaced, first, (begin, number), (reader.position, reader.number),
-        _looks_named(first, [row for row in best.rows[1:] if len(row) == len(first)]),
+        _looks_named(first, [row for row in best.rows[1:] if len(row) == len(first)]), problem,
     )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Result, Say, silent
 from lambert.tasks import Outputs, named, scored
-from lambert.tasks.reading.unknown import unknown_notes
 from lambert.tasks.scores.examples import examples_of, is_examples, write
 from lambert.tasks.task import is_predictions
 from lambert.verbs.settings.evaluate import EvaluateConfig
@@ -55,7 +54,7 @@ def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[st
                     raise UsageError(f"The task {task.config.name!r} has no method `examples`: leave examples out.")
             data = model.read(config.data)
         compare_ranks(world, config.model, config.data)
-        notes = (*filter(None, [model.note]), *data.notes, *unknown_notes([(config.data, data)]))
+        notes = model.notes(config.data, data)
         if world.is_first and not config.json:
             if data.unknown.count or any(data.counts.get(name) for name in _TOLD):
                 say(counted(config.data, data, task.config))

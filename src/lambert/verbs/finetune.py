@@ -217,6 +217,8 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     else:
         notes = [*report.warnings(), *notes]
     notes += filter(None, [_untrained(layers), _reader(shape, heads), freeze(model, config.train.freeze)])
+    if config.task.name == "embed":
+        notes += filter(None, [_compared(folder, task.embed.compared())])
     files = {"the labelled data": train_path} | ({"the dev data": dev_path} if dev_path else {})
     hashes = {name: digest(path) for name, path in files.items()}
     if not config.random_init:
@@ -293,6 +295,17 @@ def _of_folder(task: TaskConfig, folder: Path) -> TaskConfig:
     if task.embed.loss == "margin":
         kept.pop("normalize", None)
     return replace(task, max_length=task.max_length or theirs.max_length, embed=replace(task.embed, **kept))
+
+
+def _compared(folder: Path, ours: str) -> str:
+    """Returns a line if a folder of vectors names another similarity than that of the run; else an empty text."""
+    theirs = sentence_transformers.similarity_name(folder)
+    if theirs == ours or sentence_transformers.root(folder) is None:
+        return ""
+    return (
+        f"note: {folder} compares vectors by {theirs}; the scores of this run and its model folder compare them by "
+        f'{ours}. To keep it: task.embed.similarity = "{theirs}"'
+    )
 
 
 def _untrained(layers: Sequence[Any]) -> str:

@@ -39,6 +39,7 @@ def run_seeds(config: FinetuneConfig, run: Callable[[FinetuneConfig, Say], Resul
         write_atomic(config.out / SEEDS, json_text({"seeds": list(config.seeds), "scores": scores}, indent=1) + "\n")
     for line in _lines(scores, config):
         say(line)
+    say(f"models  {', '.join(str(config.out / f'seed-{seed}' / 'model') for seed in config.seeds)}")
     return Result(config.out, {name: of["mean"] for name, of in scores.items()})
 
 

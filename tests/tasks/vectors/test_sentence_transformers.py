@@ -44,14 +44,58 @@ def test_a_run_folder_gives_the_same_vectors_there(loss: str, pooling: str, pret
     assert np.abs(model.encode(TEXTS, prompt="") - wanted).max() > 1e-3
 
 
-@pytest.mark.parametrize("loss", ["ranking", "margin"])
-def test_the_files_are_read_as_they_were_written(loss: str, tmp_path: Path) -> None:
-    embed = EmbedConfig(loss=loss, pooling="cls", prompt="query: ", prompt_b="passage: ")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("loss", "similarity"), [("ranking", ""), ("margin", ""), ("", "dot"), ("", "euclidean"), ("margin", "manhattan")]
+)
+def test_the_files_are_read_as_they_were_written(loss: Any, similarity: Any, tmp_path: Path) -> None:
+    embed = EmbedConfig(loss=loss, similarity=similarity, pooling="cls", prompt="query: ", prompt_b="passage: ")
     files = sentence_transformers.files(TaskConfig(name="embed", max_length=64, embed=embed), 8)
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert sentence_transformers.files(sentence_transformers.described(tmp_path), 8) == files
+
+
+@pytest.mark.parametrize("name", ["cosine", "dot", "euclidean", "manhattan"])
+def test_pairs_and_searches_are_scored_by_the_similarity_of_the_folder(
+    name: str, tuned: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from scipy.stats import spearmanr
+    from sentence_transformers import SentenceTransformer
+
+    shutil.copytree(tuned("embed") / "model", tmp_path / "model", ignore=shutil.ignore_patterns("SHA256SUMS", "2_*"))
+    plain = json.loads((tmp_path / "model" / "modules.json").read_text())[:2]  # without Normalize
+    (tmp_path / "model" / "modules.json").write_text(json.dumps(plain))
+    changed(tmp_path / "model" / "config_sentence_transformers.json", similarity_fn_name=name)
+    changed(tmp_path / "model" / "config.json", lambert=None)
+    net, model = SentenceTransformer(str(tmp_path / "model"), device="cpu"), library.load(tmp_path / "model")
+    others = ["a king saw the boat", "the bright river", "an old road near the house 7"]
+    similar = net.similarity(net.encode(TEXTS), net.encode(others)).numpy()
+    truth = [4, 0, 3, 1, 2, 5, 0, 1, 3]
+    texts = [(a, b) for a in TEXTS for b in others]
+    scored = [{"sentence1": a, "sentence2": b, "score": score} for (a, b), score in zip(texts, truth, strict=True)]
+    expected = spearmanr(similar.ravel(), truth).statistic
+    assert model.evaluate(scored)["spearman"] == pytest.approx(expected, abs=1e-6)
+    places = (similar > np.diagonal(similar)[:, None]).sum(1)
+    found = [{"anchor": a, "positive": b} for a, b in zip(TEXTS, others, strict=True)]
+    assert model.evaluate(found)["mrr_10"] == pytest.approx((1 / (1 + places)).mean())
+    copy = library.import_model(tmp_path / "model", out=tmp_path / "copy").folder
+    assert sentence_transformers.similarity_name(copy) == name
+
+
+@pytest.mark.parametrize(("given", "written"), [("", "cosine"), ("euclidean", "euclidean")])
+def test_training_says_that_it_compares_by_another_function(
+    given: str, written: str, tuned: Callable[[str], Path], labelled: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(tuned("embed") / "model", tmp_path / "model", ignore=shutil.ignore_patterns("SHA256SUMS"))
+    changed(tmp_path / "model" / "config_sentence_transformers.json", similarity_fn_name="euclidean")
+    run = library.finetune(
+        init=tmp_path / "model", data=labelled("embed", "train"), out=tmp_path / "run", train__steps=1,
+        task__name="embed", task__columns__text_b="text_b", task__embed__similarity=given,
+    )  # fmt: skip
+    said = f"{tmp_path / 'model'} compares vectors by euclidean; the scores of this run and its model folder compare"
+    assert (said in (run.folder / "log.txt").read_text()) is not bool(given)
+    assert library.load(run.folder).similarity_fn_name == written
 
 
 Make = Callable[..., Path]

@@ -184,7 +184,7 @@ def test_scored_pairs(tuned: Callable[[str], Path], tmp_path: Path, lambert: Cal
     worst = int(apart_N.argmax())
     first = text.partition("Largest differences of ranks the king ")[2]
     assert first.startswith(f"{texts[worst]} example: {worst + 1} truth: ")
-    assert f"rank by cosine: {ranks_N[worst]:g} rank by truth: {true_N[worst]:g}" in first.partition("example: ")[2]
+    assert f"rank by similarity: {ranks_N[worst]:g} rank by truth: {true_N[worst]:g}" in first.partition("example: ")[2]
     assert first.count("rank by truth: ") == (apart_N > 0).sum()
     table = text.partition("By length Tokens Examples rank difference ")[2].partition("Largest")[0].split()
     counts, means = [int(part) for part in table[1::3]], [float(part) for part in table[2::3]]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_folders import Outline
 
 from lambert.core.errors import DataError
 from lambert.verbs.report import ReportConfig, run, sweep
@@ -43,6 +44,23 @@ def test_the_page_has_trials_importances_and_charts(folder: Path) -> None:
     assert "&lt;b&gt;" in page
     assert "<b>" not in page
     assert "http" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", "$\\frac$", "$x$", "{{ 7 * 7 }}", "]]>", "&lt;"])
+def test_a_sweep_of_hostile_names_is_text_on_the_page(name: str, tmp_path: Path) -> None:
+    rows = [trial(0, 0.5, **{name: "a", "other": name}), trial(1, 0.7, **{name: "b", "other": "c"})]
+    for one in rows:
+        one["note"] = one["state"] if one["number"] else name
+    content = {
+        "metric": name, "direction": "maximize", "verdict": name, "trials": rows, "importances": {name: 1.0},
+        "space": {name: {"choices": ["a", "b"]}, "other": {"choices": [name, "c"]}},
+    }  # fmt: skip
+    (tmp_path / "sweep.json").write_text(json.dumps(content))
+    page = Outline(run(ReportConfig((tmp_path,))).read_text())
+    assert "script" not in page.tags
+    assert page.tags.count("svg") == 2
+    assert page.text.count(name) >= 6
+    assert "http" not in "".join(page.links)
 
 
 def test_trials_are_ranked(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """In from Hugging Face and out to it, bit for bit, and nothing that a file could do to the reader."""
 
+import errno
 import json
 import os
 import pickle
@@ -190,6 +191,41 @@ def test_what_is_there_is_left_alone(verb: str, pretrained: Path, tmp_path: Path
     wrong = lambert("export", model=pretrained / "model", out=tmp_path / "new", format="onyx")
     assert wrong.code == 2
     assert "Did you mean 'onnx'?" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("verb", "settings"),
+    [
+        ("import", {}),
+        ("export", {"precision": "bfloat16"}),
+        ("export", {"format": "onnx"}),
+        ("extend", {"words": 1, "min_count": 1}),
+    ],
+)
+def test_a_folder_that_cannot_be_written_has_its_own_name(
+    verb: str,
+    settings: dict[str, Any],
+    pretrained: Path,
+    tmp_path: Path,
+    lambert: Lambert,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = Path.mkdir
+
+    def refused(path: Path, *arguments: Any, **options: Any) -> None:
+        if path.name.startswith(".tmp-new"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        original(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    if verb == "extend":
+        (tmp_path / "text.txt").write_text("The barouche and the phaeton.\n" * 9)
+        arguments, settings = [verb, pretrained], settings | {"input": tmp_path / "text.txt"}
+    else:
+        arguments, settings = [verb], settings | {"from" if verb == "import" else "model": pretrained / "model"}
+    done = lambert(*arguments, out=tmp_path / "out", **settings)
+    said = f"lambert: {tmp_path / 'out'} cannot be written: Read-only file system. Choose another output folder."
+    assert (done.code, done.err.splitlines()[-1:]) == (2, [said])
 
 
 def test_a_run_folder_is_exported(pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:

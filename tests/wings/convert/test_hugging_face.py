@@ -23,6 +23,7 @@ def test_weights_of_half_the_size(kind: str, head: str, tmp_path: Path, lambert:
     assert before.keys() == after.keys()
     assert all(tensor.to(torch.bfloat16).equal(after[name]) for name, tensor in before.items())
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    assert f'base_model: "{tmp_path.name}"\n' in (out / "README.md").read_text()
 
 
 def test_transformers_reads_half_the_size(tmp_path: Path, lambert: object) -> None:

@@ -13,7 +13,8 @@ from lambert.wings.corpus.disk import disk_errors, size_text
     [
         (errno.ENOSPC, MachineError, r"No space left on device\. All is kept; free space, or choose another out\."),
         (errno.EACCES, UsageError, r"Permission denied\. Choose another out\."),
-        (errno.EIO, MachineError, r"Input/output error\. All is kept; choose another out\."),
+        (errno.EIO, MachineError, r"Input/output error\. All is kept; check the disk, or choose another out\."),
+        (errno.EMFILE, MachineError, r"Too many open files\. All is kept; raise the limit of open files \(ulimit -n\)"),
         (errno.ENAMETOOLONG, UsageError, r"File name too long\. Choose another out\."),
         (errno.ENOTEMPTY, UsageError, r"written by another process meanwhile"),
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lambert.core.errors import DataError
-from lambert.core.files import json_text, read_file, write_atomic
+from lambert.core.files import json_text, not_read, read_file, write_atomic
 from lambert.core.settings import typed
 from lambert.tasks.scores.formulas import FORMULAS, Formula, scorer
 
@@ -70,7 +70,7 @@ def read(path: Path) -> Examples:
         lines = read_file(path).decode().rstrip("\n").split("\n")
         head, rows = (json.loads(lines[0]) if lines[0] else None), [json.loads(line) for line in lines[1:]]
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+        raise not_read(path, error) from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not a file of scored examples: it is not JSON lines ({error}).") from error
     if not isinstance(head, dict) or "lambert_examples" not in head:

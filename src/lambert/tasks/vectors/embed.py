@@ -33,6 +33,7 @@ from lambert.tasks.task import Outputs, Row, Task, text_of
 from lambert.tasks.vectors import contrastive, retrieval, sentence_transformers
 from lambert.tasks.vectors.pairs import SCORED, Layout, find_layout, read_examples
 from lambert.tasks.vectors.retrieval import Search
+from lambert.tasks.vectors.similarity import similarity_of_pair
 
 D = TypeVar("D", bound="TextVectors")
 
@@ -85,7 +86,7 @@ class Examples(TextVectors):
 
 
 class Embed(Task[TextVectors, Floats]):
-    """A vector for each text. Scores: pearson and spearman of cosines and scores for scored pairs; else those of
+    """A vector for each text. Scores: pearson and spearman of similarities and scores for scored pairs; else those of
     `retrieval.scores`, ndcg_10 first."""
 
     head = head_of("mean")
@@ -154,7 +155,7 @@ class Embed(Task[TextVectors, Floats]):
 
     def score(self, data: TextVectors, predictions: Sequence[Floats]) -> dict[str, float]:
         if data.scores_N is not None:
-            return _similarity(np.array([_cosine(found) for found in predictions]), data.scores_N)
+            return _correlations(np.array([self._similarity(found) for found in predictions]), data.scores_N)
         assert data.search is not None, "scoring needs labelled data"
         ranked = self._ranked(data, predictions)
         found = retrieval.scores(ranked, data.search.relevant)
@@ -162,22 +163,26 @@ class Embed(Task[TextVectors, Floats]):
 
     def _ranked(self, data: TextVectors, predictions: Sequence[Floats]) -> list[Ints]:
         assert data.search is not None
-        units_UD = np.zeros((len(data.lengths_S), predictions[0].shape[1]), dtype=np.float32)
+        vectors_UD = np.zeros((len(data.lengths_S), predictions[0].shape[1]), dtype=np.float32)
         for texts_G, found_GD in zip(data.texts_NG, predictions, strict=True):
-            units_UD[texts_G] = found_GD
-        if self.embed.loss != "margin":  # which trains inner products
-            units_UD /= np.maximum(np.linalg.norm(units_UD, axis=1, keepdims=True), 1e-12)
-        return retrieval.rankings(units_UD, data.search)
+            vectors_UD[texts_G] = found_GD
+        name = self.embed.compared()
+        if name == "cosine":
+            vectors_UD /= np.maximum(np.linalg.norm(vectors_UD, axis=1, keepdims=True), 1e-12)
+        return retrieval.rankings(vectors_UD, data.search, "dot" if name == "cosine" else name)
+
+    def _similarity(self, found_GD: Floats) -> float:
+        return similarity_of_pair(found_GD[0], found_GD[1], self.embed.compared())
 
     def examples(self, data: TextVectors, predictions: Sequence[Floats]) -> ScoredExamples:
-        """Returns rows of pairs with truth and prediction (cosine), or of queries with their scores, a relevant text
-        and the first result (prediction). The relevant text is decoded by the tokenizer of this model, so it is no
+        """Returns rows of pairs with truth and prediction (similarity), or of queries with their scores, a relevant
+        text and the first result (prediction). The relevant text is decoded by the tokenizer of this model, so it is no
         truth that another model must have too."""
         if data.scores_N is not None:
             sides = ([self._shown(data, text) for text in texts_G] for texts_G in data.texts_NG[:, :2].tolist())
             rows = [{**a, "text_b": b["text"], "tokens": a["tokens"] + b["tokens"]} for a, b in sides]
             for row, truth, found_GD in zip(rows, data.scores_N.tolist(), predictions, strict=True):
-                row |= {"truth": truth, "prediction": _cosine(found_GD)}
+                row |= {"truth": truth, "prediction": self._similarity(found_GD)}
             return ScoredExamples(rows, {"spearman": Formula("spearman"), "pearson": Formula("pearson")})
         assert data.search is not None, "scoring needs labelled data"
         ranked = self._ranked(data, predictions)
@@ -196,10 +201,10 @@ class Embed(Task[TextVectors, Floats]):
         return {"text": self._text(data, text), "tokens": int(data.lengths_S[text])}
 
     def rows(self, data: TextVectors, predictions: Sequence[Floats]) -> list[Row]:
-        """Returns {"vector": [...]} of each text, or {"similarity": cosine} of each pair."""
+        """Returns {"vector": [...]} of each text, or {"similarity": ...} of each pair."""
         if data.texts_NG.shape[1] == 1:
             return [{"vector": found[0].tolist()} for found in predictions]
-        return [{"similarity": _cosine(found)} for found in predictions]
+        return [{"similarity": self._similarity(found)} for found in predictions]
 
     def model_files(self, width: int) -> dict[str, str | bytes]:
         """Returns the files that sentence-transformers reads."""
@@ -296,14 +301,9 @@ def _loss(config: EmbedConfig) -> contrastive.Loss:
     return contrastive.at_widths(loss, config.widths) if config.widths else loss
 
 
-def _cosine(found_GD: Floats) -> float:
-    first, second = found_GD[0].astype(np.float64), found_GD[1].astype(np.float64)
-    return float(first @ second / max(float(np.linalg.norm(first) * np.linalg.norm(second)), 1e-12))
-
-
-def _similarity(cosines_N: Floats, truth_N: Floats) -> dict[str, float]:
+def _correlations(found_N: Floats, truth_N: Floats) -> dict[str, float]:
     def scores(rows_N: Ints) -> dict[str, float]:
-        pair = truth_N[rows_N], cosines_N[rows_N]
+        pair = truth_N[rows_N], found_N[rows_N]
         return {"spearman": metrics.spearman(*pair), "pearson": metrics.pearson(*pair)}
 
     rows_N = np.arange(len(truth_N))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError
@@ -15,6 +16,7 @@ from lambert.tasks.config import Columns
 from lambert.tasks.reading.table import read_rows, value_cell
 from lambert.tasks.scores import metrics
 from lambert.tasks.task import Row, text_of
+from lambert.tasks.vectors.similarity import SIMILARITIES
 
 DEPTH = 100
 """Texts of a ranking that the metrics consider: mean average precision is that of the first 100, the others are those
@@ -32,18 +34,20 @@ class Search:
     """For each query, the relevant texts of the corpus; none is empty."""
 
 
-def rankings(units_TD: npt.NDArray[Any], search: Search) -> list[Ints]:
+def rankings(vectors_TD: npt.NDArray[Any], search: Search, similarity: str = "dot") -> list[Ints]:
     """Returns for each query the numbers of the `DEPTH` most similar texts, best first. Of equally similar texts the
     first of the corpus comes first. A text is not a result of itself.
 
     Args:
-        units_TD: Vectors of all texts, compared by inner products; those of length 1 by cosines.
+        vectors_TD: Vectors of all texts.
+        similarity: A name of `SIMILARITIES`; the inner products of vectors of length 1 are their cosines.
     """
     corpus = np.asarray(search.corpus)
+    corpus_CD, compare = torch.from_numpy(vectors_TD[corpus]), SIMILARITIES[similarity]
     found = []
     for begin in range(0, len(search.queries), _QUERIES):
         part = search.queries[begin : begin + _QUERIES]
-        scores_QC = units_TD[part] @ units_TD[corpus].T
+        scores_QC = compare(torch.from_numpy(vectors_TD[part]), corpus_CD).numpy()
         for query, scores_C in zip(part, scores_QC, strict=True):
             order = corpus[_best(scores_C, DEPTH + 1)]
             found.append(order[order != query][:DEPTH])

@@ -21,6 +21,7 @@ from lambert.model import files as tensor_files
 from lambert.model.pooling import modes_of
 from lambert.model.vector_layers import ACTIVATIONS, Dense, Unit, activation_named
 from lambert.tasks.config import POOLINGS, EmbedConfig, TaskConfig
+from lambert.tasks.vectors.similarity import SIMILARITIES
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
@@ -81,10 +82,9 @@ def files(config: TaskConfig, width: int, layers: Sequence[nn.Module] = ()) -> d
     prompts = {name: text for name, text in embed.named_prompts().items() if text or name not in ("query", "document")}
     if embed.default_prompt:
         prompts.setdefault(embed.default_prompt, "")
-    similarity = "dot" if embed.loss == "margin" else "cosine"
     settings = {
         "__version__": {}, "prompts": prompts, _DEFAULT: embed.default_prompt or None,
-        "similarity_fn_name": similarity,
+        "similarity_fn_name": embed.compared(),
     }  # fmt: skip
     if embed.truncate_dim:
         settings["truncate_dim"] = embed.truncate_dim
@@ -141,10 +141,16 @@ def root(folder: Path) -> Path | None:
 
 def similarity_name(folder: Path) -> str:
     """Returns the name of the similarity of vectors that a model folder asks for, as sentence-transformers reads it:
-    cosine if it says nothing."""
+    cosine if it says nothing. Raises DataError for an unknown one."""
     top = root(folder)
-    found = _settings(top / SETTINGS).get("similarity_fn_name") if top is not None else None
-    return str(found or "cosine")
+    return "cosine" if top is None else _similarity(_settings(top / SETTINGS), top / SETTINGS)
+
+
+def _similarity(settings: Mapping[str, Any], path: Path) -> Any:
+    found = settings.get("similarity_fn_name") or "cosine"
+    if found not in SIMILARITIES:
+        raise DataError(f"{path} has similarity_fn_name = {shown(found)}; known: {', '.join(SIMILARITIES)}.")
+    return found
 
 
 def is_cross_encoder(folder: Path) -> bool:
@@ -236,7 +242,7 @@ def _vectors(folder: Path) -> tuple[TaskConfig, list[nn.Module]]:
     default = settings.get(_DEFAULT) or ""
     try:
         embed = EmbedConfig(
-            loss="margin" if settings.get("similarity_fn_name") == "dot" else "",  # so that inner products are compared
+            similarity=_similarity(settings, top / SETTINGS),
             pooling=_modes(pooling, modules[1].folder),
             normalize=normalize,
             prompt=prompts.get("query", ""),

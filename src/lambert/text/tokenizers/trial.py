@@ -17,6 +17,7 @@ from typing import Any
 import tokenizers
 
 from lambert.core.errors import DataError, MachineError
+from lambert.core.files import remedy
 from lambert.text.tokenizers import trial_process
 
 _PLAIN = {
@@ -68,7 +69,8 @@ def _tried(parts: str) -> str:
     except subprocess.TimeoutExpired:
         return f"take more than {_SECONDS:.0f} s for short texts"
     except OSError as error:
-        raise MachineError(f"The process that tries a tokenizer cannot start: {error.strerror}.") from error
+        problem = f"The process that tries a tokenizer cannot start: {error.strerror}."
+        raise MachineError(f"{problem} {remedy(error) or 'Repeat the command'}.") from error
     if done.returncode > 0:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise MachineError(f"The process that tries a tokenizer failed: {last[:300]}.")

@@ -42,15 +42,15 @@ def pages(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _ranked(found: Examples) -> Examples:
-    """Returns scored pairs of texts with the ranks of their cosine and of their truth, 1 for the most similar pair, and
-    the difference of the ranks, 1 if the most similar pair is taken for the least similar one. Returns other examples
-    as they are."""
+    """Returns scored pairs of texts with the ranks of their similarity and of their truth, 1 for the most similar pair,
+    and the difference of the ranks, 1 if the most similar pair is taken for the least similar one. Returns other
+    examples as they are."""
     if found.task != "embed" or "spearman" not in found.formulas:
         return found
     found_N, truth_N = (metrics.ranks(-numbers(found.rows, key)) for key in ("prediction", "truth"))
     apart_N = np.abs(found_N - truth_N) / max(1, len(truth_N) - 1)
     rows = [
-        {**row, "rank_by_cosine": rank, "rank_by_truth": true, "rank_difference": apart}
+        {**row, "rank_by_similarity": rank, "rank_by_truth": true, "rank_difference": apart}
         for row, rank, true, apart in zip(found.rows, found_N.tolist(), truth_N.tolist(), apart_N.tolist(), strict=True)
     ]
     formula = Formula("mean", ("rank_difference",), lower_is_better=True)
@@ -220,7 +220,7 @@ def _charts(rows: Rows) -> Iterator[dict[str, str]]:
         chosen_N = np.linspace(0, len(truth_N) - 1, min(len(truth_N), 1000)).astype(np.int64)
 
         def scatter(axes: Any) -> None:
-            if _has(rows, "squared_error"):  # a cosine has another scale than the truth
+            if _has(rows, "squared_error"):  # a similarity has another scale than the truth
                 ends = [float(truth_N.min()), float(truth_N.max())]
                 axes.plot(ends, ends, color=INK, linewidth=1, linestyle="--", alpha=0.6)
             axes.scatter(truth_N[chosen_N], found_N[chosen_N], s=9, color=RUNS[0], alpha=0.5, linewidth=0)
@@ -276,7 +276,7 @@ def _shown(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     facts += [(key.replace("_", " "), f"{row[key]:.3f}") for key in shares if isinstance(row.get(key), int | float)]
     facts += [
         (key.replace("_", " "), f"{row[key]:,.1f}".removesuffix(".0"))
-        for key in ("rank_by_cosine", "rank_by_truth")
+        for key in ("rank_by_similarity", "rank_by_truth")
         if key in row
     ]
     texts = [str(row[key]) for key in ("text", "text_b") if row.get(key)]

@@ -130,9 +130,9 @@ def _parallel(rows: Sequence[Mapping[str, Any]], space: Mapping[str, Any], metri
         for number, (_, ends) in enumerate(columns):
             axes.axvline(number, color=INK, linewidth=0.6)
             for height, text in zip((0.0, 1.0), ends, strict=True):
-                axes.annotate(text, (number, height), color=INK, fontsize=7, ha="center", va="center",
+                axes.annotate(text, (number, height), color=INK, fontsize=7, ha="center", va="center", parse_math=False,
                               xytext=(0, 9 if height else -9), textcoords="offset points")  # fmt: skip
-        axes.set_xticks(range(len(names)), [name.rpartition(".")[2] for name in names])
+        axes.set_xticks(range(len(names)), [name.rpartition(".")[2] for name in names], parse_math=False)
         axes.tick_params(axis="x", pad=16)
         axes.set_ylim(-0.03, 1.12)
         axes.set_yticks([])

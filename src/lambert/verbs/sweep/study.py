@@ -79,9 +79,13 @@ class Study:
             with self._alone():
                 trial = self._unfinished(held)
                 if trial is None and self.is_open():
+                    number = len(self.trials)
+                    held.enter_context(lock_folder(self._lock(number)))  # first, so that no trial is without a lock
                     with explained(self.plan.config):
                         trial = self._study.ask({one.name: one.distribution for one in self.plan.space})
-                    held.enter_context(lock_folder(self._lock(trial.number)))
+                    if trial.number != number:  # a process with another `out` chose a trial meanwhile
+                        held.pop_all().close()
+                        held.enter_context(lock_folder(self._lock(trial.number)))
             yield trial
 
     def is_open(self) -> bool:
@@ -146,8 +150,20 @@ class Study:
                 held.pop_all().close()
                 continue
             with explained(self.plan.config):
-                return Trial(self._study, found._trial_id)
+                return self._chosen(found)
         return None
+
+    def _chosen(self, found: FrozenTrial) -> Trial:
+        """Returns a trial with all its settings: its process may have been killed while it recorded them, one by one.
+        Those that are recorded are drawn again where they are not drawn together, so that the others are what they
+        would have been."""
+        trial = Trial(self._study, found._trial_id)
+        for one in self.plan.space:
+            drawn = one.name in found.params and not one.distribution.single()
+            if drawn and len(found.params) < len(self.plan.space) and one.name not in trial.relative_params:
+                self._study.sampler.sample_independent(self._study, found, one.name, one.distribution)
+            trial._suggest(one.name, one.distribution)
+        return trial
 
     def _fail(self, trial: FrozenTrial, why: str) -> None:
         with explained(self.plan.config):

@@ -109,7 +109,7 @@ def _write(found: torch.profiler.profile, path: Path) -> None:
     except OSError as error:
         raise not_written(path, error, "file") from error
     if not written:  # the profiler does not report a full disk
-        raise MachineError(f"{path} cannot be written. Free space or choose another place.")
+        raise MachineError(f"{path} cannot be written. Free space, or choose another file.")
 
 
 def kind_of(names: Iterable[str]) -> str:

@@ -10,10 +10,11 @@ import torch
 
 from lambert.core.contents import write_sums
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import atomic_folder, check_new_folder, write_files
+from lambert.core.files import atomic_folder, check_new_folder, write_errors, write_files
 from lambert.model import weights
 from lambert.model.heads import Model
 from lambert.model.publish import quiet_transformers
+from lambert.tasks.card import card_of_converted
 from lambert.wings.convert.config import ExportConfig
 from lambert.wings.convert.original import Original, read
 from lambert.wings.convert.sample import LONGEST, Difference, samples
@@ -29,7 +30,7 @@ def export_bfloat16(config: ExportConfig) -> Iterator[str]:
     """Writes a folder of Hugging Face with weights in bfloat16, which reads back equal to the rounded weights."""
     check_new_folder(config.out)
     original = read(config)
-    with atomic_folder(config.out, replace=True) as aside:
+    with write_errors(config.out), atomic_folder(config.out, replace=True) as aside:
         _write(original, aside, config)
         difference = _reread(original, aside, config)
         check(difference, config, _HALF, "The folder with weights in bfloat16")
@@ -48,7 +49,7 @@ def export_vectors(config: ExportConfig) -> Iterator[str]:
             f"{config.model} is not a model of vectors, and --format sentence-transformers needs one: fine-tune it "
             "with task.name = 'embed' (docs/vectors.md), or use --format hf."
         )
-    with atomic_folder(config.out, replace=True) as aside:
+    with write_errors(config.out), atomic_folder(config.out, replace=True) as aside:
         _write(original, aside, config)
         _reread(original, aside, config)
         with quiet():
@@ -69,7 +70,8 @@ def _write(original: Original, folder: Path, config: ExportConfig) -> None:
     with _stored(original.model, config.precision) as model:
         weights.save(model, folder, original.extra)
     original.write_tokenizer(folder)
-    write_files(folder, original.files)
+    card = card_of_converted(original.model, config.out, original.folder, original.task)
+    write_files(folder, {**original.files, "README.md": card})
     write_sums(folder)
 
 

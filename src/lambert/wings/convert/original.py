@@ -24,18 +24,23 @@ from lambert.wings.convert.config import ExportConfig
 class Original:
     """A model folder that was read."""
 
+    folder: Path
     model: Model
     tokenizer: Any
     extra: Mapping[str, Any]
     """Keys of config.json that are copied."""
     files: Mapping[str, str | bytes]
     """Files of sentence-transformers, by name."""
-    vectors: TaskConfig | None
-    """The task of a model of vectors."""
+    task: TaskConfig
     finish: VectorLayers
     """Module that maps pooled states to vectors."""
     limit: int
     """Number of tokens to which the folder cuts a text; 0: the model's positions."""
+
+    @property
+    def vectors(self) -> TaskConfig | None:
+        """The task of a model of vectors; None for other models."""
+        return self.task if self.task.name == "embed" else None
 
     @property
     def segments(self) -> bool:
@@ -58,7 +63,9 @@ def read(config: ExportConfig) -> Original:
     folder = layout.model_folder(config.model)
     settings = layout.read_config(folder)
     layout.check_family(settings, folder)
-    vectors = _vectors(settings, folder)
+    task = task_of(folder, settings)
+    task = task.resolved() if task.name == "embed" else task
+    vectors = task if task.name == "embed" else None
     heads = None if vectors is None else {head_of(vectors.embed.pooling): 0}
     tokenizer = tokenizers.load(folder)
     model, report = weights.load(folder, heads, roles.size(tokenizer), code=config.code)
@@ -68,7 +75,7 @@ def read(config: ExportConfig) -> Original:
     embed, layers = (vectors or TaskConfig()).embed, sentence_transformers.layers(folder) if vectors else []
     finish = VectorLayers(layers, vectors is not None and embed.unit(), embed.truncate_dim)
     limit = sentence_transformers.length(folder)
-    return Original(model.float().eval(), tokenizer, extra, files, vectors, finish, limit)
+    return Original(folder, model.float().eval(), tokenizer, extra, files, task, finish, limit)
 
 
 def check_traceable(model: Model, format: str) -> None:
@@ -85,8 +92,3 @@ def check_pooled(original: Original, format: str) -> None:
             f"--format {format} cannot leave the tokens of prompts out of the pooling (include_prompt = false): use "
             "--format sentence-transformers."
         )
-
-
-def _vectors(settings: Mapping[str, Any], folder: Path) -> TaskConfig | None:
-    task = task_of(folder, settings)
-    return task.resolved() if task.name == "embed" else None

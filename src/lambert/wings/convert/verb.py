@@ -18,8 +18,8 @@ from lambert.model.families import reads_segments
 from lambert.model.files import encoder_path, weights_file
 from lambert.model.heads import Model
 from lambert.model.publish import publish
-from lambert.runs.card import card_of_converted
 from lambert.runs.result import Result, Say, silent
+from lambert.tasks.card import card_of_converted
 from lambert.tasks.model_folder import kept, task_of
 from lambert.tasks.vectors.sentence_transformers import length
 from lambert.text.tokenizers import roles

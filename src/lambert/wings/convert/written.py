@@ -12,7 +12,7 @@ import torch
 
 from lambert.core.contents import write_sums
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import atomic_folder, check_new_folder, json_text, write_files
+from lambert.core.files import atomic_folder, check_new_folder, json_text, write_errors, write_files
 from lambert.model import folder as layout
 from lambert.wings.convert.card import card
 from lambert.wings.convert.config import ExportConfig
@@ -70,7 +70,7 @@ def written(form: Format, config: ExportConfig) -> Iterator[str]:
     original = read(config)
     check_traceable(original.model, config.format)
     check_pooled(original, config.format)
-    with atomic_folder(config.out, replace=True) as aside, quiet():
+    with write_errors(config.out), atomic_folder(config.out, replace=True) as aside, quiet():
         padded = PaddedModel(original.model, original.finish).eval()
         with torch.inference_mode(False), torch.no_grad():
             form.write(padded, original, aside, config)

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lambert.core.errors import MachineError, UsageError
-from lambert.core.files import DISK
+from lambert.core.errors import UsageError
+from lambert.core.files import not_written
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRITTEN = (errno.ENOTEMPTY, errno.EEXIST)
 
 
@@ -30,7 +29,7 @@ def disk_errors(path: Path, setting: str = "work folder", kept: str = "Complete 
         kept: What remains, as a sentence without a full stop.
 
     Raises:
-        MachineError: The disk refuses a write.
+        MachineError: The disk refuses a write, or the machine has too little of something else.
         UsageError: `path` may not be written, or another process has written it.
     """
     try:
@@ -38,8 +37,4 @@ def disk_errors(path: Path, setting: str = "work folder", kept: str = "Complete 
     except OSError as error:
         if error.errno in _WRITTEN:
             raise UsageError(f"{path} was written by another process meanwhile: nothing was changed.") from error
-        problem = f"{path} cannot be written: {error.strerror or error}."
-        if error.errno not in DISK:
-            raise UsageError(f"{problem} Choose another {setting}.") from error
-        free = "free space, or " if error.errno in _FULL else ""
-        raise MachineError(f"{problem} {kept}; {free}choose another {setting}.") from error
+        raise not_written(path, error, setting, kept) from error

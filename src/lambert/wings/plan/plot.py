@@ -64,7 +64,7 @@ def draw(config: PlanConfig, found: Sequence[Choice], table: Sequence[Choice], c
             # There is no choice below an efficient one and to its left.
             axes.annotate(
                 choice.cluster.name, (choice.seconds / _UNITS[time], choice.cost), (-6, -6),
-                textcoords="offset points", fontsize=7, ha="right", va="top",
+                textcoords="offset points", fontsize=7, ha="right", va="top", parse_math=False,
             )  # fmt: skip
         axes.margins(x=0.14, y=0.08)
         look: dict[str, Any] = {"color": "#b00000", "linewidth": 1, "linestyle": "--", "zorder": 1}

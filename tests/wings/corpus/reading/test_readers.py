@@ -107,6 +107,14 @@ def test_a_table_is_no_text_whatever_its_name(tmp_path: Path, content: bytes, ki
         assert len(texts(path, kind="text")) == 1
 
 
+@pytest.mark.parametrize("kind", ["auto", "csv"])
+def test_a_table_whose_first_row_does_not_end(kind: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "x.csv", b"text,label," + b"name," * (1 << 18) + b"\na,b\n")
+    (piece,) = read(path, DEFAULT, kind)
+    assert piece.place == "line 1"
+    assert piece.error.startswith("has no line end in its first 1 MiB, by which the columns are found")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lambert.core.contents import sha256
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import UsageError
+from lambert.core.files import not_read
 from lambert.core.settings import as_dict
 from lambert.wings.corpus.filters.c4 import c4
 from lambert.wings.corpus.filters.decontamination import Decontamination
@@ -46,7 +47,7 @@ def _evaluation_files(config: "PrepareConfig") -> dict[str, Any]:
     try:
         hashes = [[path.name, sha256(Path(path))] for path in config.decontaminate.files]
     except OSError as error:
-        raise DataError(f"decontaminate.files: {error.filename} cannot be read: {error.strerror}.") from error
+        raise not_read(f"decontaminate.files: {error.filename}", error) from error
     return as_dict(config.decontaminate) | {"files": hashes}
 
 

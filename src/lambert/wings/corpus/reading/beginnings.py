@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lambert.core.errors import DataError
-from lambert.core.files import open_regular
+from lambert.core.files import not_read, open_regular
 from lambert.core.unsupported import LABELLED, markup
 from lambert.text.encodings import UTF8
 from lambert.text.streams import Stream, inner_suffix, unpacked
@@ -32,7 +32,7 @@ def check_prose(path: Path, text_field: str = "text", encoding: str = UTF8, url:
             beginning = Stream(opened).peek()
             kind, problem = recognised(inner, beginning, text_field, encoding)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise not_read(path, error) from error
     if url and kind not in ("html", "warc") and "HTML page" in markup(beginning):
         what = "gave an HTML page, such as one for a login or an error, and not a file of text"
         raise DataError(f"{url} {what}. Check the URL, and delete the copy {path}.")

@@ -8,6 +8,7 @@ from typing import Any
 
 from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError
+from lambert.core.files import not_read
 from lambert.core.unsupported import LABELLED, is_corpus, is_work_folder, refuse_archive, refuse_corpus
 from lambert.text.arrow import dataset_files, is_dataset
 from lambert.text.streams import EXPANSION, inner_suffix
@@ -96,7 +97,7 @@ def hashed(
             digest = sha256(file, lambda count: progress(done + count, total, "hashing inputs"))  # noqa: B023
             inputs.append({"file": str(file), "bytes": file.stat().st_size, "sha256": digest})
         except OSError as error:
-            raise DataError(f"{file} cannot be read: {error.strerror}.") from error
+            raise not_read(file, error) from error
         done += inputs[-1]["bytes"]
     return inputs, stamps
 

@@ -12,8 +12,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from lambert.core.errors import DataError
-from lambert.core.files import open_regular
+from lambert.core.files import not_read, open_regular
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import labelled, markup
 from lambert.text.arrow import ArrowFile, NotArrow
@@ -112,6 +111,8 @@ def _columns(table: Table, layout: Layout) -> tuple[list[str], str]:
     """Returns the names of the columns of a table, and "" or why it does not have exactly one column of text."""
     field = layout.text_field
     names = [*table.first]
+    if table.problem:
+        return [], table.problem
     if field.isdecimal():
         names = [str(number) for number in range(1, len(names) + 1)]
     found = aliases(names, [field, *layout.metadata])
@@ -224,7 +225,7 @@ def open_file(path: Path) -> BinaryIO:
     try:
         return open_regular(path)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+        raise not_read(path, error) from error
 
 
 def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator[Piece]:

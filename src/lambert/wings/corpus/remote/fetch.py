@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.core.files import make_folder, open_regular, read_file, replace_files, sync
+from lambert.core.files import make_folder, not_read, open_regular, read_file, replace_files, sync
 from lambert.core.urls import is_remote, public
 from lambert.wings.corpus.disk import disk_errors, size_text
 from lambert.wings.corpus.remote.addresses import name_of
@@ -242,7 +242,7 @@ def _checksums(where: str, source_of: Callable[[str], Source]) -> dict[str, str]
             with open_regular(Path(where)) as file:
                 data = file.read(_LIST + 1)
     except OSError as error:
-        raise DataError(f"{where} cannot be read: {error.strerror}.") from error
+        raise not_read(where, error) from error
     except Unavailable as error:
         raise MachineError(f"{public(where)} cannot be fetched: {error}.") from error
     sums = {}

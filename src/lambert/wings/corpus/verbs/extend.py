@@ -12,8 +12,8 @@ from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.families import reads_segments
 from lambert.model.publish import publish
-from lambert.runs.card import card_of_converted
 from lambert.runs.result import Result, Say, silent
+from lambert.tasks.card import card_of_converted
 from lambert.tasks.model_folder import kept, task_of
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers

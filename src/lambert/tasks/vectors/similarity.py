@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from lambert.core.errors import UsageError
-from lambert.core.registry import choose
 
 SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cosine": lambda a_ND, b_MD: normalize(a_ND) @ normalize(b_MD).T,
@@ -22,13 +22,23 @@ negative."""
 
 
 def similarity(a: Any, b: Any, name: str) -> Tensor:
-    """Returns the similarities [N, M] of N and M vectors; one vector alone is a row. Raises UsageError for what is not
-    a vector, for vectors of different widths, and for an unknown name."""
-    function = choose(SIMILARITIES, name, "similarity_fn_name")
+    """Returns the similarities [N, M] of N and M vectors by the function of this name; one vector alone is a row.
+    Raises UsageError for what is not a vector, and for vectors of different widths."""
     a_ND, b_MD = _rows(a), _rows(b)
     if a_ND.shape[1] != b_MD.shape[1]:
         raise UsageError(f"The vectors have {a_ND.shape[1]} and {b_MD.shape[1]} components: both need as many.")
-    return function(a_ND, b_MD.to(a_ND))
+    return SIMILARITIES[name](a_ND, b_MD.to(a_ND))
+
+
+def similarity_of_pair(a_D: npt.NDArray[Any], b_D: npt.NDArray[Any], name: str) -> float:
+    """Returns the similarity of two vectors, computed in float64."""
+    a_D, b_D = a_D.astype(np.float64), b_D.astype(np.float64)
+    if name == "euclidean":
+        return -float(np.linalg.norm(a_D - b_D))
+    if name == "manhattan":
+        return -float(np.abs(a_D - b_D).sum())
+    length = float(np.linalg.norm(a_D) * np.linalg.norm(b_D)) if name == "cosine" else 1.0
+    return float(a_D @ b_D / max(length, 1e-12))
 
 
 def _rows(vectors: Any) -> Tensor:
