@@ -98,7 +98,10 @@ def test_weights_for_inference_stay_in_the_file(pretrained: Path) -> None:
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("optimizer", ["lamb", "adamw", "radam", "lars", "stable_adamw"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["lamb", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "radam", "lars", "stable_adamw"))],
+)
 def test_training_does_not_import_the_compiler(
     optimizer: str, corpus: Path, small: dict[str, object], tmp_path: Path
 ) -> None:

@@ -17,11 +17,11 @@ from lambert.engine.lock import hold
 def holding(run: Path, ready: Path) -> None:
     with hold(run):
         ready.touch()
-        time.sleep(60)
+        time.sleep(HANGS)
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANGS
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
