@@ -33,9 +33,9 @@ class Forked:
         outputs = tuple(Path(self._folder.name, name) for name in ("out", "err"))
         self.process = _start(outputs, tokens, variables, prepare, arguments)
 
-    def called(self) -> Called:
-        """Waits for its end."""
-        self.process.join(HANGS)
+    def called(self, seconds: float = HANGS) -> Called:
+        """Waits for its end, and kills it after so many seconds."""
+        self.process.join(seconds)
         self.process.kill()
         self.process.join()
         out, err = (Path(self._folder.name, name).read_text() for name in ("out", "err"))
