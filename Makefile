@@ -1,14 +1,16 @@
-# make demo   raw text to a scored model in minutes      make test   the tests
+# make demo   raw text to a scored model in minutes      make test   the tests, but for slow ones (minutes)
 # make lint   ruff, mypy                                 make setup  the environment only
+# make test-all   every test that needs no GPU, browser or network: all that follow up to test-wheel (hours)
+# make test-slow  the tests marked slow, or a part of them: PART=3/8
 # make test-cluster  ranks that are killed, hung, cut off or not alike (minutes; the network's need root), and preparation
 #                    that is killed at random instants
 # make test-crash  every crash, failure of the disk and damaged file, and random kills (hours on two cores)
 # make test-fuzz  10,000 examples of each test that makes up input
 # make test-exports  every format with every family and head, and native code (an hour on one core)
+# make test-wheel  the source distribution and the wheel, which runs the demo in an environment without a checkout
 # make test-page  the page of `lambert serve` in a browser (Chromium must be installed; axe-core is fetched from npm)
 # make test-gpu  the tests that need a GPU
 # make test-minimum  part of the tests with the oldest packages that pyproject.toml allows, torch apart
-# make test-wheel  the source distribution and the wheel, which runs the demo in an environment without a checkout
 # make docs    the documentation as a site, build/site/index.html, which needs no network
 # make native  the compiled kernels for CPUs, in place (`make setup` builds them too)
 # make reference  docs/reference.md and docs/settings.md from the docstrings
@@ -25,9 +27,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help setup demo demo-short test test-cluster test-crash test-exports test-fuzz test-page test-gpu test-minimum test-wheel lint docs native reference pins
+.PHONY: help setup demo demo-short test test-all test-slow test-cluster test-crash test-exports test-fuzz test-page test-gpu test-minimum test-wheel lint docs native reference pins
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
 
 # torch is pinned here, apart from the other pins, so that an image with its own build keeps it.
 $(VENV)/torch.txt:
@@ -57,22 +59,32 @@ demo: $(VENV)/setup
 demo-short: $(VENV)/setup
 	@$(BIN)/lambert demo --short
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+ELSEWHERE = $(CLUSTER:%=--ignore=%) --ignore=tests/wings/serve/page --ignore=tests/packaging
 test: $(VENV)/setup-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(CLUSTER:%=--ignore=%) --ignore=tests/wings/serve/page \
-		--ignore=tests/packaging
+	@$(PYTEST) -n auto --dist worksteal -m 'not slow' $(FLAGS) $(ELSEWHERE)
+
+PART ?= 1/1
+WORKERS ?= auto
+test-slow: $(VENV)/setup-dev
+	@echo "slow tests, part $(PART)"
+	@$(PYTEST) -n $(WORKERS) --dist worksteal -m slow --part $(PART) $(FLAGS) $(ELSEWHERE)
+
+test-all: test test-slow test-cluster test-wheel test-exports test-fuzz test-crash
 
 # One after the other: they start groups of processes and measure how fast these notice what happens to one of them.
 CLUSTER := $(addprefix tests/faults/test_,cluster.py unlike_ranks.py unlike_disks.py lost_ranks.py uneven_ranks.py \
 	network.py killed_preparation.py) tests/wings/serve/test_ray_serve.py
 test-cluster: $(VENV)/setup-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(FLAGS) $(CLUSTER)
+	@$(PYTEST) -o cache_dir=.pytest_cache/cluster $(FLAGS) $(CLUSTER)
 
 # One after the other: a point is quick where nothing else runs. POINTS=20 for so many of each kind and command.
 POINTS ?= all
 KILLED_RUNS ?= 200
 test-crash: $(VENV)/setup-dev
 	@OMP_NUM_THREADS=1 LAMBERT_TEST_CRASHES=$(POINTS) LAMBERT_TEST_KILLED_RUNS=$(KILLED_RUNS) LAMBERT_DAMAGE=all \
-		nice $(BIN)/python -m pytest -s $(FLAGS) $(addprefix tests/faults/test_,every_crash.py damage.py)
+		LAMBERT_TEST_KILLED_PREPARATIONS=$(KILLED_RUNS) \
+		nice $(BIN)/python -m pytest -s $(FLAGS) $(addprefix tests/faults/test_,every_crash.py damage.py killed_preparation.py)
 
 test-exports: $(VENV)/setup-dev
 	@OMP_NUM_THREADS=1 LAMBERT_TEST_EXPORTS=all nice $(BIN)/python -m pytest $(FLAGS) tests/wings/convert
@@ -105,7 +117,7 @@ test-minimum:
 		tests/wings/convert/test_convert.py tests/verbs/test_report.py
 
 test-wheel: $(VENV)/setup-dev
-	@$(BIN)/python -m pytest $(FLAGS) tests/packaging
+	@$(BIN)/python -m pytest -p no:cacheprovider $(FLAGS) tests/packaging
 
 docs: $(VENV)/setup-dev
 	@rm -rf build/site

@@ -7,6 +7,7 @@ import random
 import re
 import signal
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's job in the ba
 hypothesis.settings.register_profile("lambert", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("lambert")
 
+
 WORDS = re.findall(
     r"\w+",
     "the a river stone boat morning light house garden king window bird walked slowly under bright saw found lost "
@@ -37,6 +39,27 @@ WORDS = re.findall(
 
 
 Lambert = Callable[..., Called]
+
+
+def _part(text: str) -> tuple[int, int]:
+    """`3/8` as (3, 8)."""
+    part, parts = map(int, text.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError
+    return part, parts
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", type=_part, default=(1, 1), metavar="K/N", help="Part K of N parts of the tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps one part of the tests. The hash of its name says in which part a test is, whatever others there are."""
+    part, parts = config.getoption("--part")
+    others = {item for item in items if zlib.crc32(item.nodeid.encode()) % parts != part - 1}
+    if others:
+        config.hook.pytest_deselected(items=[*others])
+        items[:] = [item for item in items if item not in others]
 
 
 def _lambert(*arguments: object, stdin: str = "", **settings: object) -> Called:

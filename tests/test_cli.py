@@ -106,7 +106,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
 def test_settings_read_back_equal(verb: str, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
 
-    @examples(max_examples=20, suppress_health_check=list(HealthCheck))
+    @examples(max_examples=10, suppress_health_check=list(HealthCheck))
     @given(instances(stage(verb)[1]))
     def check(config: Any) -> None:
         path.write_text(toml.text(config), encoding="utf-8")

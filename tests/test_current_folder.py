@@ -25,8 +25,16 @@ def trapped(tmp_path: Path) -> Path:
     [
         (["-m", "lambert", "doctor"], None),
         (["-m", "lambert", "predict", "--model", "MODEL", "--task", "evil_of_tests:x"], 2),
-        (["-m", "lambert", "pretrain", "--corpus=CORPUS", "--out=run", "--model.block=evil_of_tests:x"], 2),
-        (["-m", "lambert", "launch", "-np", "1", "evaluate", "--model=MODEL", "--data=d", "--task=evil_of_tests:x"], 2),
+        pytest.param(
+            ["-m", "lambert", "pretrain", "--corpus=CORPUS", "--out=run", "--model.block=evil_of_tests:x"],
+            2,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["-m", "lambert", "launch", "-np", "1", "evaluate", "--model=MODEL", "--data=d", "--task=evil_of_tests:x"],
+            2,
+            marks=pytest.mark.slow,
+        ),
         (["-m", "torch.distributed.run", "--nproc-per-node=1", "-m", "lambert", "--version"], 0),
         (["-m", "lambert.wings.horovod.run", "--version"], 0),
     ],

@@ -94,6 +94,7 @@ def test_slurm_asks_for_a_signal_that_is_handled() -> None:
     assert all(re.fullmatch(r"--[a-z-]+(=\S+)?", option) for option in options)
 
 
+@pytest.mark.slow
 def test_slurm_prepares_the_corpus_of_one_process(tmp_path: Path) -> None:
     pytest.importorskip("datatrove")
     command(tmp_path, "sbatch", SBATCH)

@@ -72,10 +72,9 @@ def pretraining(corpus: Path, small: dict[str, object], tmp_path: Path) -> dict[
 
 def test_the_import_is_light() -> None:
     code = (
-        "import time; t = time.perf_counter(); import lambert, sys\n"
+        "import lambert, sys\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules and 'cyclopts' not in sys.modules\n"
         "assert {'finetune', 'load', 'Lamb'} <= {*dir(lambert)}\n"
-        "assert time.perf_counter() - t < 0.3\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -202,12 +202,11 @@ def test_the_two_stages_of_bert_are_one_schedule(size: str, monkeypatch: pytest.
 
 
 def test_stages_that_follow_one_another_agree_on_the_corpus_and_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    followed = 0
-    for path in ALL:
-        config = parsed(path, monkeypatch)
+    followed, configs = 0, {path: parsed(path, monkeypatch) for path in ALL}
+    for path, config in configs.items():
         stage = "corpus" in {field.name for field in dataclasses.fields(config)} and config.init is not None
         if stage and path.name not in ("adapt.toml", "continue-modernbert.toml"):  # they begin with a model folder
-            before = next(one for one in (parsed(p, monkeypatch) for p in ALL) if one.out == config.init)
+            before = next(one for one in configs.values() if one.out == config.init)
             assert config.corpus == before.corpus
             if config.model is not None:  # a later phase of ModernBERT, with other angles
                 angles = dataclasses.replace(before.model.modern, theta=config.model.modern.theta)

@@ -169,7 +169,7 @@ class _Line:
         self.kind: Any = settings_of(self.verb) if self.verb and self.verb.settings else None
         self.takes = self.verb.takes if self.verb else ""
         self.trains = self.verb is not None and bool(self.verb.updates)
-        if self.verb and " " in self.verb.name:  # two words, which are one command to the parser
+        if self.verb and tokens[0] != self.verb.name:  # two words, which are one command to the parser
             tokens = [self.verb.name, *tokens[2:]]
         self.tokens = with_names(self.kind, tokens) if self.trains else tokens
         self.beside: dict[str, Any] = {}

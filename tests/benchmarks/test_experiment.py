@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from patience import HANGS
 
 from benchmarks.aggregation import run as aggregation
 from benchmarks.base_encoder import run as base_encoder
@@ -80,9 +81,9 @@ def test_sigterm_ends_the_run_under_way(tmp_path: Path) -> None:
     assert study.stdout is not None
     child = Path("/proc") / study.stdout.readline().strip()
     study.send_signal(signal.SIGTERM)
-    assert study.wait(60) != 0
+    assert study.wait(HANGS) != 0
     study.communicate()
-    for _ in range(100):
+    for _ in range(3000):
         if not child.exists():
             break
         time.sleep(0.1)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import HANGS, patient
+from patience import HANGS
 
 from lambert.core.batch import Target, flat_batch
 from lambert.core.errors import DataError, UsageError
@@ -260,7 +260,7 @@ def test_the_next_update_is_assembled_while_the_caller_works():
 
     class Slow(Numbered):
         def collate(self, epochs, indices):
-            time.sleep(0.5)
+            time.sleep(0.2)
             if next(calls):
                 second_is_made.set()
             return super().collate(epochs, indices)
@@ -270,13 +270,15 @@ def test_the_next_update_is_assembled_while_the_caller_works():
     assert second_is_made.wait(HANGS), "nobody has asked for it yet"
     second = next(batches)
     batches.close()
-    assert first.wait_seconds >= 0.45
-    assert second.wait_seconds < 0.45
+    assert first.wait_seconds > second.wait_seconds
 
 
 def test_an_interrupt_while_waiting_leaves_at_once():
+    begun = []
+
     class Slow(Numbered):
         def collate(self, epochs, indices):
+            begun.append(indices)
             time.sleep(0.5)
             return super().collate(epochs, indices)
 
@@ -285,13 +287,12 @@ def test_an_interrupt_while_waiting_leaves_at_once():
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     try:
         timer.start()
-        asked = time.perf_counter()
         with pytest.raises(KeyboardInterrupt):
             next(batches)
     finally:
         timer.join()
         signal.signal(signal.SIGINT, handler)
-    assert time.perf_counter() - asked < patient(3)  # the batch under way is finished, none is begun
+    assert len(begun) == 1  # the batch under way is finished, none is begun
     assert not alive()
 
 

@@ -90,6 +90,8 @@ DOORS: dict[str, Start] = {
     "the environment (RANK, WORLD_SIZE)": by_ray_train,
 }
 """What the log says of each launcher, and how it starts the ranks."""
+QUICK = by_launch, by_kubernetes
+"""tests/distributed/test_launch_environment.py has the variables of the others."""
 
 
 def trained(start: Start, folder: Path, corpus: Path, small: dict[str, object]) -> tuple[str, bytes]:
@@ -110,7 +112,13 @@ def weights() -> dict[str, bytes]:
     return {}
 
 
-@pytest.mark.parametrize(("named", "start"), DOORS.items(), ids=[start.__name__ for start in DOORS.values()])
+@pytest.mark.parametrize(
+    ("named", "start"),
+    [
+        pytest.param(named, start, id=start.__name__, marks=() if start in QUICK else pytest.mark.slow)
+        for named, start in DOORS.items()
+    ],
+)
 def test_a_launcher_starts_the_ranks(
     named: str, start: Start, tmp_path: Path, corpus: Path, small: dict[str, object], weights: dict[str, bytes]
 ) -> None:
@@ -139,6 +147,7 @@ trainer.fit()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the test above stands in for Ray, which is absent")
 def test_ray_train_itself_starts_the_ranks(tmp_path: Path, corpus: Path, small: dict[str, object]) -> None:
     """The example of docs/cluster.md."""

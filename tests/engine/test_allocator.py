@@ -37,6 +37,7 @@ def test_pages_are_kept() -> None:
     assert faults("keep") < faults("leave") / 4  # some pages are lost where memory is short
 
 
+@pytest.mark.slow
 def test_what_the_user_set_stays() -> None:
     assert faults("keep", MALLOC_ARENA_MAX="2") > 2000
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import HANGS
 
-BYTES = 100 * 10**6
-"""Of each bomb, decompressed."""
+BYTES = 72 * 10**6
+"""Of each bomb, decompressed: more than 64 MiB, which every file may have."""
 READ_TEXT = """
 from lambert.wings.corpus.reading.readers import Layout, read
 def read_all(path):
@@ -79,13 +80,14 @@ def parquet_bombs(folder: Path) -> list[Path]:
 def measured(read: str, *paths: Path) -> dict[str, tuple[list[str], int]]:
     """What was said of each file, and by how many megabytes the memory had grown after it."""
     command = [sys.executable, "-c", read + MEASURE, *map(str, paths)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     return {name: (said, grown) for name, said, grown in json.loads(done.stdout)}
 
 
-def test_raw_text(tmp_path: Path) -> None:
-    texts = [bomb(tmp_path / f"a.txt.{suffix}") for suffix in OPEN]
+@pytest.mark.parametrize("suffixes", [("gz", "zst"), pytest.param(("bz2", "xz"), marks=pytest.mark.slow)])
+def test_raw_text(suffixes: tuple[str, ...], tmp_path: Path) -> None:
+    texts = [bomb(tmp_path / f"a.txt.{suffix}") for suffix in suffixes]
     lines = bomb(tmp_path / "a.jsonl.gz", b'{"text": "')
     refused = measured(READ_TEXT, *texts, lines)
     found = measured(READ_ANY, *texts, lines)
@@ -98,8 +100,11 @@ def test_raw_text(tmp_path: Path) -> None:
     assert grown < 250
 
 
-def test_labelled(tmp_path: Path) -> None:
-    names = ("rows.tsv.gz", "rows.csv.bz2", "rows.jsonl.xz", "rows.json.gz")
+@pytest.mark.parametrize(
+    "names",
+    [("rows.tsv.gz", "rows.json.gz"), pytest.param(("rows.csv.bz2", "rows.jsonl.xz"), marks=pytest.mark.slow)],
+)
+def test_labelled(names: tuple[str, ...], tmp_path: Path) -> None:
     found = measured(READ_LABELLED, *(bomb(tmp_path / name) for name in names))
     for name, (said, grown) in found.items():
         (line,) = said
@@ -107,10 +112,12 @@ def test_labelled(tmp_path: Path) -> None:
         assert grown < 300, found
 
 
-@pytest.mark.parametrize("read", [READ_TEXT, READ_LABELLED], ids=["text", "labelled"])
+@pytest.mark.parametrize(
+    "read", [pytest.param(READ_TEXT, id="text"), pytest.param(READ_LABELLED, id="labelled", marks=pytest.mark.slow)]
+)
 def test_parquet(read: str, tmp_path: Path) -> None:
     found = measured(read, *parquet_bombs(tmp_path))
     (said,) = found["one.parquet"][0]
-    assert "has a row group of 100,0" in said
+    assert f"has a row group of {BYTES // 10**6}," in said
     assert not found["many.parquet"][0]
     assert found["many.parquet"][1] < 600, found

@@ -37,11 +37,6 @@ def wait_for_handlers(process: "subprocess.Popen[str]") -> None:
         time.sleep(0.0005)
 
 
-def processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def stopped(process: "subprocess.Popen[str]") -> str:
     """The one line of a process that was asked to stop."""
     process.send_signal(signal.SIGTERM)
@@ -69,7 +64,7 @@ COMMANDS = {
 def test_every_verb_heeds_a_signal_before_it_imports_anything(verb: str, tmp_path: Path) -> None:
     process = start(tmp_path, *COMMANDS[verb])
     wait_for_handlers(process)
-    assert processor_seconds(process.pid) < 0.25, "torch alone takes a second"
+    assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
     continues = verb in ("prepare", "pretrain", "finetune", "predict", "launch")
     again = "To continue: the same command again." if continues else "To start again: the same command."
     assert stopped(process) == f"lambert: Stopped by SIGTERM. {again}\n"
@@ -78,10 +73,10 @@ def test_every_verb_heeds_a_signal_before_it_imports_anything(verb: str, tmp_pat
 def test_a_signal_at_any_time_of_the_first_half_second(tmp_path: Path, corpus: Path, small: dict[str, object]) -> None:
     """While it imports, starts again with another allocator, and imports torch."""
     flags = [f"--{name.replace('__', '.').replace('_', '-')}={value}" for name, value in small.items()]
-    for number in range(11):
+    for number in range(6):
         process = start(tmp_path, "pretrain", f"--corpus={corpus}", f"--out={tmp_path}/{number}", *flags)
         wait_for_handlers(process)
-        time.sleep(0.05 * number)
+        time.sleep(0.1 * number)
         stopped(process)
 
 

@@ -230,7 +230,7 @@ def newest(files: Files) -> int:
     return max((int(found[2]) for found in map(CHECKPOINT.match, files) if found), default=0)
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [*VERBS[:-1], pytest.param("launch two", marks=pytest.mark.slow)])
 def test_after_a_crash_at_any_operation_the_same_command_ends_in_the_same_bytes(
     verb: str, warm: Warm, commands: dict[str, list[str]], sound: Callable[[str], Sound]
 ) -> None:
@@ -284,6 +284,7 @@ def test_a_sweep_that_is_killed_chooses_and_trains_the_same(
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["prepare", "pretrain", "finetune"])
 def test_killed_again_and_again_at_random_instants_it_ends_in_the_same_bytes(
     verb: str, warm: Warm, commands: dict[str, list[str]], sound: Callable[[str], Sound]
@@ -328,7 +329,16 @@ def complaint(left: Ended, launched: bool) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("verb", "fault"), [(v, f) for v in VERBS for f in FAULTS if f != "killed" or v in LAUNCH])
+def faults() -> Iterator[Any]:
+    """Each verb with each fault; quick is one fault of each verb, another one of the next."""
+    kinds = [fault for fault in FAULTS if fault != "killed"]
+    for number, verb in enumerate(VERBS):
+        for fault in FAULTS if verb in LAUNCH else kinds:
+            quick = fault == ("killed" if verb == "launch" else kinds[number % 3]) and verb != "launch two"
+            yield pytest.param(verb, fault, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("verb", "fault"), faults())
 def test_a_disk_that_fails_at_any_operation_costs_one_line_and_nothing_else(
     verb: str, fault: str, warm: Warm, commands: dict[str, list[str]], sound: Callable[[str], Sound]
 ) -> None:

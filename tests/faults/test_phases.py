@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from commands import last_line
-from patience import HANGS, patient
+from patience import HANGS
 
 from lambert import tasks
 from lambert.data.stream import sequential
@@ -32,27 +32,17 @@ FIRST = " before the first update; nothing new to save. To continue: the same co
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]
 
 
-STRUCK: list[float] = []
-"""When signals were sent, on the monotonic clock."""
-
-
-def kill(number: int) -> None:
-    STRUCK.append(time.monotonic())
-    os.kill(os.getpid(), number)
-
-
 def strike(number: int = signal.SIGTERM) -> Callable[..., Any]:
     """A phase that a signal meets, and that would then take longer than anyone waits."""
 
     def phase(*arguments: Any, **options: Any) -> Any:
-        kill(number)
+        os.kill(os.getpid(), number)
         time.sleep(HANGS)
 
     return phase
 
 
-def left_at_once(called: Any, code: int, line: str) -> None:
-    assert time.monotonic() - STRUCK.pop() < patient(10)
+def left(called: Any, code: int, line: str) -> None:
     assert last_line(called, code) == f"lambert: {line}"
 
 
@@ -93,7 +83,7 @@ def test_before_the_first_update_it_leaves_at_once(
     with monkeypatch.context() as patched:
         owner, name = BEFORE[phase]
         patched.setattr(owner, name, strike())
-        left_at_once(lambert("pretrain", out=run, **same, train__compile="on"), 75, f"Stopped by SIGTERM{FIRST}")
+        left(lambert("pretrain", out=run, **same, train__compile="on"), 75, f"Stopped by SIGTERM{FIRST}")
     assert threading.active_count() == threads
     assert not (run / "checkpoints").exists()
     assert not list(run.glob(".*"))
@@ -115,7 +105,7 @@ def test_a_run_that_is_continued_has_its_checkpoints(
         owner, name = BEFORE[phase]
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, strike(number))
-            left_at_once(lambert("pretrain", out=six, **same), code, stands)
+            left(lambert("pretrain", out=six, **same), code, stands)
     assert lambert("pretrain", out=six, **same).code == 0
     assert published(six) == published(pretrained)
 
@@ -127,7 +117,7 @@ def striking_batches(number: int, at: int, seen: list[int]) -> Callable[..., Ite
         for batch in sequential(*arguments, **{**options, "micro_tokens": 1}):
             seen.append(len(seen))
             if len(seen) == at:
-                kill(number)
+                os.kill(os.getpid(), number)
             yield batch
 
     return batches
@@ -148,9 +138,7 @@ def test_scoring_is_broken_off_and_the_run_saved(
     with monkeypatch.context() as patched:
         patched.setattr(pretrain, "sequential", striking_batches(number, 2, seen))
         stopped = lambert("pretrain", out=run, **apart)
-    left_at_once(
-        stopped, code, f"Stopped by {number.name}; saved after update 4 of 8. To continue: the same command again."
-    )
+    left(stopped, code, f"Stopped by {number.name}; saved after update 4 of 8. To continue: the same command again.")
     assert len(seen) == 2
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000004"]
     assert rows(run, "heldout/mlm") == []
@@ -167,12 +155,12 @@ def test_the_final_scoring_is_made_up_for(
         patched.setattr(pretrain, "sequential", striking_batches(signal.SIGTERM, 2, seen))
         stopped = lambert("pretrain", out=run, **apart)
     stands = "Stopped by SIGTERM; the newest checkpoint is that of update 8. To continue: the same command again."
-    left_at_once(stopped, 75, stands)
+    left(stopped, 75, stands)
     assert len(seen) == 2
     assert not (run / "model").exists()
     with monkeypatch.context() as patched:
         patched.setattr(publish, "_verified", strike())
-        left_at_once(lambert("pretrain", out=run, **apart), 75, stands)
+        left(lambert("pretrain", out=run, **apart), 75, stands)
     assert not (run / "model").exists()
     assert not list(run.glob(".*"))
     assert lambert("pretrain", out=run, **apart).code == 0
@@ -195,7 +183,7 @@ def striking_outputs(
     """`outputs`, one sequence a batch, with a signal before the second."""
     for number, found in enumerate(outputs(model, source, precision, world, 1, advance)):
         if number == 1:
-            kill(signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
         yield found
 
 
@@ -207,23 +195,23 @@ def test_fine_tuning_evaluating_and_predicting(
     flags |= {"train__batch_size": 8, "train__steps": 2, "train__micro_tokens": 64, "optim__lr": 1e-3, "log__every": 1}
     with monkeypatch.context() as patched:
         patched.setattr(tasks, "learn", strike(signal.SIGINT))
-        left_at_once(lambert("finetune", **flags), 130, f"Stopped by SIGINT{FIRST}")
+        left(lambert("finetune", **flags), 130, f"Stopped by SIGINT{FIRST}")
     with monkeypatch.context() as patched:
         patched.setattr(finetune, "outputs", striking_outputs)
         again = "To continue: the same command again."
-        left_at_once(
+        left(
             lambert("finetune", **flags, train__evaluate_every=1), 75,
             f"Stopped by SIGTERM; saved after update 1 of 2. {again}",
         )  # fmt: skip
         assert rows(run, "heldout/accuracy") == []
-        left_at_once(
+        left(
             lambert("finetune", **flags), 75, f"Stopped by SIGTERM; the newest checkpoint is that of update 2. {again}"
         )
     assert lambert("finetune", **flags).code == 0
     with monkeypatch.context() as patched:
         patched.setattr(text_model, "outputs", striking_outputs)
         written = tmp_path / "predictions.tsv"
-        left_at_once(
+        left(
             lambert("evaluate", model=run, data=labelled, predictions=written), 75,
             "Stopped by SIGTERM before the end; nothing was written. To start again: the same command.",
         )  # fmt: skip
@@ -231,12 +219,12 @@ def test_fine_tuning_evaluating_and_predicting(
         stopped = lambert("predict", model=run, stdin='{"text": "the river"}\n' * 3)
         answers = tmp_path / "answers.jsonl"
         unwritten = lambert("predict", model=run, out=answers, stdin='{"text": "the river"}\n' * 3)
-    left_at_once(
+    left(
         stopped, 75,
         "Stopped by SIGTERM before the first prediction; nothing was written. To continue: the same command, with the "
         "remaining lines.",
     )  # fmt: skip
-    left_at_once(
+    left(
         unwritten, 75,
         "Stopped by SIGTERM before the first prediction; nothing was written. To be able to continue, name the files "
         "to read (input).",
@@ -252,7 +240,7 @@ def test_a_corpus_is_complete_or_absent(
     threads = threading.active_count()
     with monkeypatch.context() as patched:
         patched.setattr(progress, "update", strike())
-        left_at_once(
+        left(
             lambert("prepare", **flags), 75,
             "Stopped by SIGTERM before the end; no corpus was written. To start again: the same command.",
         )  # fmt: skip

@@ -48,11 +48,11 @@ print((peaks[1] - peaks[0]) / (3072 - 512))
     ("precision", "length", "dropout", "vocabulary", "share"),
     [
         ("float32", 128, 0.1, 1000, 0.15),
-        ("float32", 512, 0.1, 1000, 0.15),
-        ("float32", 512, 0.0, 1000, 0.15),
-        ("float32", 128, 0.0, 30_522, 0.6),
+        pytest.param("float32", 512, 0.1, 1000, 0.15, marks=pytest.mark.slow),
+        pytest.param("float32", 512, 0.0, 1000, 0.15, marks=pytest.mark.slow),
+        pytest.param("float32", 128, 0.0, 30_522, 0.6, marks=pytest.mark.slow),
         ("bfloat16", 128, 0.1, 1000, 0.15),
-        ("bfloat16", 512, 0.1, 30_522, 0.15),
+        pytest.param("bfloat16", 512, 0.1, 30_522, 0.15, marks=pytest.mark.slow),
     ],
 )
 def test_the_estimate_is_near_the_measured_peak(

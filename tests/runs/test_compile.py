@@ -47,6 +47,7 @@ def update(model: Model, of: Batch) -> tuple[Tensor, Tensor]:
     return sums_K.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
+@pytest.mark.slow
 @needs_a_compiler
 def test_compiled_blocks_give_what_eager_ones_give_with_graphs_of_one_shape() -> None:
     from torch._dynamo.utils import counters
@@ -109,6 +110,7 @@ def test_without_a_c_compiler_the_run_is_the_eager_one_and_says_so_in_a_line(
     assert json.loads((tmp_path / "on" / "environment.json").read_text())["compiled"] is False
 
 
+@pytest.mark.slow
 @needs_a_compiler
 @pytest.mark.filterwarnings("ignore")  # a compiler's advice
 def test_the_benchmark_compiles_lambert_s_side(lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:

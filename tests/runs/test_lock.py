@@ -17,11 +17,11 @@ from lambert.runs.folder import lock_run
 def holding(run: Path, ready: Path) -> None:
     with lock_run(run):
         ready.touch()
-        time.sleep(60)
+        time.sleep(HANGS)
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANGS
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from commands import last_line
-from patience import HANGS
+from forked import Forked
 
 from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.core.errors import DataError, MachineError
@@ -385,35 +383,29 @@ def test_found_recorded_and_kept_to_the_bit(
     assert json.loads((tmp_path / "short" / "environment.json").read_text())["micro_tokens"] < found
 
 
-RANKED = """
-import os, sys
-from lambert import cli
-from lambert.model.heads import Model
+def limited(most: int) -> None:
+    """On the second rank, models have memory for `most` tokens."""
+    forward = Model.forward
 
-forward = Model.forward
-def limited(self, batch):
-    if os.environ["RANK"] == "1" and batch.tokens > int(os.environ["MOST"]):
-        raise MemoryError
-    return forward(self, batch)
-Model.forward = limited
-cli.main(sys.argv[1:])
-"""
+    def forward_limited(self: Model, batch: Any) -> Any:
+        if os.environ["RANK"] == "1" and batch.tokens > most:
+            raise MemoryError
+        return forward(self, batch)
+
+    Model.forward = forward_limited  # type: ignore[method-assign]
 
 
 def ranked(port: int, most: int, **settings: object) -> list[str]:
     """What two ranks printed of a pre-training in which the second has memory for `most` tokens."""
     flags = [f"--{name.replace('__', '.')}={value}" for name, value in settings.items()]
-    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "MOST": str(most)}
-    command = [sys.executable, "-c", RANKED, "pretrain", *flags]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [
-        subprocess.Popen(
-            command, env={**common, "RANK": str(rank), "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
-        )
+        Forked("pretrain", *flags, variables={**common, "RANK": str(rank)}, prepare=limited, arguments=(most,))
         for rank in range(2)
     ]
-    said = [process.communicate(timeout=HANGS)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
-    return said
+    called = [process.called() for process in processes]
+    assert [each.code for each in called] == [0, 0], called
+    return [each.err for each in called]
 
 
 def free_port() -> int:

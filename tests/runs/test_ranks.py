@@ -20,6 +20,7 @@ import pytest
 import torch
 from commands import Called, one_line
 from patience import HANGS
+from ranks import ranks
 from tiny import free_port, start  # type: ignore[import-not-found]
 
 from lambert.distributed.detection import detect
@@ -97,11 +98,11 @@ def killed(tokens: list[str], stdin: str) -> Said:
         return command(tokens, stdin)
 
 
-def shared(tokens: list[str], stdin: str) -> Said:
-    """What `World` shares, in a group whose collectives wait for three seconds."""
-    with detect("cpu", timeout=3) as world:
+def shared(tokens: list[str], stdin: str, timeout: float = HANGS, pause: float = 0.0) -> Said:
+    """What `World` shares, in a group whose collectives wait for `timeout` seconds, after a pause of the first rank."""
+    with detect("cpu", timeout=timeout) as world:
         if world.is_first:
-            time.sleep(3.5)
+            time.sleep(pause)
         text = world.broadcast_text("at last" if world.is_first else "", 30)
         alike = all(
             theirs.keys() == expected.keys() and all(same_bits(theirs[name], expected[name]) for name in expected)
@@ -268,6 +269,15 @@ def test_what_fails_on_one_rank_ends_both(ran: Any) -> None:
 
 def test_what_ranks_tell_one_another(ran: Any) -> None:
     assert [json.loads(said.out) for said in ran("shared")] == [["at last", True]] * 2
+
+
+@pytest.mark.slow
+def test_what_ranks_tell_one_another_may_be_late() -> None:
+    ranks(2, late)
+
+
+def late() -> None:
+    assert json.loads(shared([], "", timeout=3, pause=3.5).out) == ["at last", True]
 
 
 def test_each_rank_computes_its_share(ran: Any) -> None:

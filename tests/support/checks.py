@@ -1,4 +1,7 @@
-"""Checks that need ranks: four processes are started once, and every check runs in them, in groups of 2, 3 and 4."""
+"""Checks that need ranks: processes are started once, and every check runs in them, in groups of 2 and 3.
+
+Groups of 4 are slow on a machine of two cores: they are started once, too, for tests that are marked so.
+"""
 
 import json
 import tempfile
@@ -18,36 +21,39 @@ from torch.distributed import ProcessGroup
 from lambert.distributed.detection import detect
 from lambert.engine.gradients import Bucket
 
-RANKS = 4
-SIZES = (2, 3, 4)
+QUICK, SLOW = (2, 3), (4,)
 Check = Callable[[ProcessGroup], None]
 
 
-def on_all_ranks(*checks: Check, sizes: Sequence[int] = SIZES) -> Callable[..., None]:
-    """A test of each check in groups of each size. The first that runs starts the processes, for all of them."""
+def on_all_ranks(*checks: Check, sizes: Sequence[int] = ()) -> Callable[..., None]:
+    """A test of each check in groups of each size, by default of those above. The first that runs starts the processes,
+    for all of them."""
 
     @cache
-    def found() -> dict[tuple[str, int], str]:
+    def found(sizes: Sequence[int]) -> dict[tuple[str, int], str]:
         with tempfile.TemporaryDirectory() as folder:
             return outcomes(checks, Path(folder), sizes)
 
-    @pytest.mark.parametrize("size", sizes)
+    slow = [pytest.param(size, marks=pytest.mark.slow) for size in SLOW]
+
+    @pytest.mark.parametrize("size", sizes or [*QUICK, *slow])
     @pytest.mark.parametrize("check", [check.__name__ for check in checks])
     def test(check: str, size: int) -> None:
-        assert not found()[check, size], found()[check, size]
+        outcome = found(tuple(sizes) or (QUICK if size in QUICK else SLOW))[check, size]
+        assert not outcome, outcome
 
     return test
 
 
 def outcomes(checks: Sequence[Check], folder: Path, sizes: Sequence[int]) -> dict[tuple[str, int], str]:
     """What went wrong, by the name of the check and the size of the group: nothing where it holds on every rank."""
-    port = free_port()
-    processes = [start(_all, checks, folder, sizes, rank=rank, world=RANKS, port=port) for rank in range(RANKS)]
+    port, ranks = free_port(), max(sizes)
+    processes = [start(_all, checks, folder, sizes, rank=rank, world=ranks, port=port) for rank in range(ranks)]
     for process in processes:
         process.join(HANGS)
         process.kill()
     found: dict[tuple[str, int], str] = {(check.__name__, size): "" for check in checks for size in sizes}
-    for rank in range(RANKS):
+    for rank in range(ranks):
         file = folder / f"{rank}.json"
         said = json.loads(file.read_text()) if file.exists() else {}
         for name, size in found:

@@ -1,13 +1,15 @@
 """Runs of several ranks that exchange gradients: the same updates for every number of ranks."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from patience import HANGS
-from tiny import LENGTH, Share, Tiny, adamw, batch_of, free_port, start
+from ranks import ranks
+from tiny import LENGTH, Share, Tiny, adamw, batch_of
 from tiny import schedule as falling
 from torch import Tensor, nn
 
@@ -67,20 +69,19 @@ def trained(*arguments: Any, **options: Any) -> list[Step]:
     return list(updates(*arguments, **options))
 
 
-def found_by(*checks: Check, sizes: tuple[int, ...] = (1, 2, 4)) -> Any:
-    """A fixture that gives a `Found`: groups of these sizes are started once and run all checks."""
+def found_by(*checks: Check) -> Any:
+    """A fixture that gives a `Found`. A group of each size is started when first asked for, and runs all checks."""
 
     @pytest.fixture(scope="module")
     def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         out = tmp_path_factory.mktemp("ranks")
-        for size in sizes:
-            port = free_port()
-            processes = [start(_all, checks, out, rank=rank, world=size, port=port) for rank in range(size)]
-            for process in processes:
-                process.join(HANGS)
-            assert [process.exitcode for process in processes] == [0] * size
+
+        @cache
+        def run(size: int) -> None:
+            ranks(size, _all, checks, out)
 
         def of(check: str, size: int, rank: int = 0) -> Any:
+            run(size)
             return torch.load(out / f"{check}-{size}-{rank}.pt")
 
         return of

@@ -2,9 +2,11 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -41,10 +43,10 @@ HEADS = {
 }
 
 
-def cases(*sample: tuple[str, str]) -> list[tuple[str, str]]:
-    """Pairs of a family and a head: a sample of them, or with `make test-exports` all."""
+def cases(*sample: tuple[str, str], slow: Sequence[tuple[str, str]] = ()) -> list[Any]:
+    """Pairs of a family and a head: a sample of them, some marked slow, or with `make test-exports` all."""
     if os.environ.get("LAMBERT_TEST_EXPORTS") != "all":
-        return [*sample]
+        return [*sample, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in slow)]
     kinds = [kind for kind in KINDS if kind not in ("xlm-roberta", "camembert")]  # RoBERTa's modules
     return [(kind, head) for kind in kinds for head in HEADS]
 

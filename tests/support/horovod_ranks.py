@@ -2,7 +2,6 @@
 
 import faulthandler
 import json
-import multiprocessing
 import os
 import socket
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from forked import FORKS
 
 import lambert.horovod as hvd
 
@@ -22,10 +22,8 @@ SLOWEST = 600.0
 def outcomes(checks: Sequence[Check], folder: Path, ranks: int = 2) -> dict[str, str]:
     """What went wrong on any rank, by the name of the check: nothing where it holds. The folder is the checks' own."""
     port = free_port()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lambert.horovod", "torch._dynamo"])
     processes = [
-        context.Process(target=_all, args=(rank, ranks, port, checks, folder), daemon=True) for rank in range(ranks)
+        FORKS.Process(target=_all, args=(rank, ranks, port, checks, folder), daemon=True) for rank in range(ranks)
     ]
     for process in processes:
         process.start()

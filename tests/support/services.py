@@ -1,13 +1,10 @@
 """A running service for tests: `lambert serve` in a process of its own, and a client."""
 
 import json
-import os
 import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,13 +13,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from forked import Piped
+from patience import HANGS
 from safetensors.torch import load_file, save_file
 
 
 class Service:
     """A process that serves, at `url`."""
 
-    def __init__(self, process: "subprocess.Popen[str]", url: str) -> None:
+    def __init__(self, process: Piped, url: str) -> None:
         self.process, self.url = process, url
 
     def ask(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
@@ -30,7 +29,7 @@ class Service:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **(headers or {})})
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=HANGS) as answer:
                 return answer.status, _content(answer)
         except urllib.error.HTTPError as error:
             return error.code, _content(error)
@@ -42,7 +41,7 @@ class Service:
 
     def connect(self) -> socket.socket:
         """Returns a connection that nothing was sent over."""
-        return socket.create_connection(self.address, timeout=30)
+        return socket.create_connection(self.address, timeout=HANGS)
 
     def raw(self, request: bytes) -> bytes:
         """Returns what the service sends until it closes the connection."""
@@ -57,7 +56,7 @@ class Service:
         found = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in found}
 
-    def wait_for(self, name: str, holds: Callable[[float], bool], seconds: float = 30) -> float:
+    def wait_for(self, name: str, holds: Callable[[float], bool], seconds: float = HANGS) -> float:
         """Returns the value of a metric as soon as it fulfils a condition."""
         deadline = time.monotonic() + seconds
         while not holds(value := self.metrics().get(name, 0.0)):
@@ -67,7 +66,6 @@ class Service:
 
     def reads(self, gist: str) -> str:
         """Returns the next line that the process prints and that contains a text."""
-        assert self.process.stdout is not None
         lines = []
         for line in self.process.stdout:
             lines.append(line)
@@ -78,7 +76,8 @@ class Service:
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Sends a signal and returns the exit code and what was printed after the address."""
         self.process.send_signal(number)
-        said, _ = self.process.communicate(timeout=60)
+        said, _ = self.process.communicate(timeout=HANGS)
+        assert self.process.returncode is not None
         return self.process.returncode, said
 
 
@@ -128,19 +127,14 @@ def changed(model: Path) -> Path:
 
 @contextmanager
 def serving(
-    *models: str | Path, env: dict[str, str] | None = None,
-    before: Callable[["subprocess.Popen[str]"], None] | None = None, **settings: Any,
+    *models: str | Path, env: dict[str, str] | None = None, before: Callable[[Piped], None] | None = None,
+    **settings: Any,
 ) -> Iterator[Service]:  # fmt: skip
     """A service of the models on a free port, killed at the end if it still runs. `before` is called while it starts,
     when it has handlers of signals."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    command = [sys.executable, "-m", "lambert", "serve", "--port=0", *flags]
-    command += [f"--model={model}" for model in models]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **(env or {})}
-    )
+    process = Piped("serve", "--port=0", *flags, *(f"--model={model}" for model in models), variables=env)
     try:
-        assert process.stdout is not None
         while before is not None and not _catches(process.pid, signal.SIGTERM):
             time.sleep(0.001)
         if before is not None:
@@ -155,8 +149,7 @@ def serving(
     finally:
         process.kill()
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        process.stdout.close()
 
 
 def _catches(process: int, number: int) -> bool:

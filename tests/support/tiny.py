@@ -1,6 +1,5 @@
 """A net, its data and a whole run, as small as they can be. Run as a process of its own by the tests of faults."""
 
-import multiprocessing
 import os
 import socket
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from forked import FORKS
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Target, flat_batch
@@ -220,11 +220,7 @@ def free_port() -> int:
 
 def start(work: Callable[..., Any], *arguments: Any, rank: int = 0, world: int = 1, port: int = 0) -> Any:
     """`work(*arguments)` in a process of its own, as one rank of a world."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch._dynamo", "safetensors.torch", "lambert.engine.log", "lambert.engine.checkpoint"]
-    )
-    process = context.Process(target=_ranked, args=(rank, world, port, work, arguments), daemon=True)
+    process = FORKS.Process(target=_ranked, args=(rank, world, port, work, arguments), daemon=True)
     process.start()
     return process
 

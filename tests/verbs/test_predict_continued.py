@@ -109,7 +109,15 @@ def killed(config: Any, fatal: int) -> bool:
     return code == 9
 
 
-@pytest.mark.parametrize(("suffix", "step"), [(".jsonl", 2), (".csv", 5), (".parquet", 4), (".npy", 5)])
+@pytest.mark.parametrize(
+    ("suffix", "step"),
+    [
+        pytest.param(".jsonl", 2, marks=pytest.mark.slow),
+        (".csv", 5),
+        (".parquet", 4),
+        pytest.param(".npy", 5, marks=pytest.mark.slow),
+    ],
+)
 def test_the_same_command_continues_after_a_kill_at_any_call(
     suffix: str, step: int, rows: list[Path], pretrained: Path, tuned: Tuned, tmp_path: Path, lambert: Lambert,
     monkeypatch: pytest.MonkeyPatch,

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 from commands import last_line
+from forked import Forked
 from safetensors.torch import load_file
 
 from lambert.runs import updates
@@ -129,19 +128,17 @@ def test_stopped_and_continued_it_is_the_same_run(
     assert learnt(tmp_path / "run") == learnt(pretrained)
 
 
-KILLED = """
-import os, signal, sys
-from lambert import cli
-from lambert.runs import updates
-train = updates.train
-def struck(*arguments, **settings):
-    for step in train(*arguments, **settings):
-        if step.index == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield step
-updates.train = struck
-cli.main(sys.argv[1:])
-"""
+def dying() -> None:
+    """This process is killed after update 5."""
+    train = updates.train
+
+    def struck(*arguments: Any, **settings: Any) -> Iterator[Any]:
+        for step in train(*arguments, **settings):
+            if step.index == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield step
+
+    updates.train = struck  # type: ignore[assignment]
 
 
 def test_killed_and_continued_it_is_the_same_run(
@@ -149,9 +146,8 @@ def test_killed_and_continued_it_is_the_same_run(
 ) -> None:
     out = tmp_path / "run"
     flags = [f"--{name.replace('__', '.')}={value}" for name, value in same.items()]
-    command = [sys.executable, "-c", KILLED, "pretrain", f"--out={out}", *flags]
-    process = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert process.returncode == -signal.SIGKILL, process.stderr
+    killed = Forked("pretrain", f"--out={out}", *flags, prepare=dying).called()
+    assert killed.code == -signal.SIGKILL, killed.err
     # The one after update 4 was still being written, or was not.
     done = max(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*"))
     assert done in (2, 4)

@@ -14,6 +14,7 @@ from lambert.distributed.config import ExchangeConfig, Name
 from lambert.distributed.exchange import build
 from lambert.engine.precision import Precision
 
+SIZES = 2, pytest.param(4, marks=pytest.mark.slow)
 COMPRESSED: tuple[Name, ...] = ("bfloat16", "float16", "int8", "int4", "powersgd")
 
 
@@ -97,7 +98,7 @@ def scaled(world: World) -> Any:
 found = found_by(compressed, continued, early, scaled)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_fewer_bits_learn_as_well_and_all_ranks_alike(found: Found, name: str, size: int) -> None:
     exact, _ = found("compressed", 1)[name]
@@ -108,7 +109,7 @@ def test_fewer_bits_learn_as_well_and_all_ranks_alike(found: Found, name: str, s
     assert same_on_all_ranks(found, "compressed", size, lambda out: out[name][1])
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_residuals_are_restored_from_a_checkpoint(found: Found, name: str, size: int) -> None:
     (straight, restored), kept = found("continued", size)[name]
@@ -116,7 +117,7 @@ def test_residuals_are_restored_from_a_checkpoint(found: Found, name: str, size:
     assert bool(kept) == (name != "bfloat16")
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["int4", "powersgd"])
 def test_nothing_is_lost_where_a_run_begins_in_more_bits(found: Found, name: str, size: int) -> None:
     went_in, *_ = found("early", size)["float32"]
@@ -127,7 +128,7 @@ def test_nothing_is_lost_where_a_run_begins_in_more_bits(found: Found, name: str
     assert any(key.startswith("q/") for key in after) == (name == "powersgd")
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", SIZES)
 def test_residuals_follow_the_loss_scale(found: Found, size: int) -> None:
     stays, changes = found("scaled", size)
     assert (changes - stays).norm() <= 0.01 * stays.norm()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from patience import HANGS
 from task_cases import CASES, VOCABULARY, Case, classify, squad, tag
 from tokenizers import Tokenizer
 
@@ -189,7 +190,7 @@ def test_of_processes_that_start_together_one_builds(words: Tokenizer, tmp_path:
     processes = [context.Process(target=_learn, args=arguments) for _ in range(4)]
     for process in processes:
         process.start()
-    found = [results.get(timeout=60) for _ in processes]
+    found = [results.get(timeout=HANGS) for _ in processes]
     for process in processes:
         process.join()
     assert sorted(len(notes) for notes, _ in found) == [0, 1, 1, 1]
@@ -202,7 +203,7 @@ def _learn_together(words: str, folder: Path, path: Path, barrier: Any, results:
     """Builds the features only if another process builds some at the same time."""
 
     def build(*arguments: Any) -> Any:
-        barrier.wait(timeout=20)
+        barrier.wait(timeout=HANGS)
         return learn(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -222,7 +223,7 @@ def test_different_files_are_built_at_the_same_time(words: Tokenizer, tmp_path: 
         arguments = (words.to_str(), tmp_path / "cache", tmp_path / name, barrier, results)
         processes.append(context.Process(target=_learn_together, args=arguments))
         processes[-1].start()
-    assert sorted(results.get(timeout=30) for _ in processes) == ["a", "b"]
+    assert sorted(results.get(timeout=HANGS) for _ in processes) == ["a", "b"]
     for process in processes:
         process.join()
     assert len(files(tmp_path / "cache")) == 2

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 from tokenizers import Tokenizer
@@ -137,6 +137,7 @@ def test_the_best_threshold_is_the_best_of_all(seed: int) -> None:
     assert f1(best_threshold(truth, chances)) == pytest.approx(max(f1(value) for value in np.unique(chances)))
 
 
+@settings(max_examples=15)
 @given(st.integers(0, 2**32 - 1))
 def test_the_best_thresholds_are_those_of_an_exhaustive_search(seed: int) -> None:
     """Scores of scikit-learn, with each probability and a value above all as the threshold."""

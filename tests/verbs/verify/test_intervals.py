@@ -16,7 +16,7 @@ def test_quantiles_are_students(freedom: int, probability: float) -> None:
 
 
 def test_a_band_holds_one_more_value_as_often_as_it_says() -> None:
-    draws = np.random.default_rng(0).normal(1.0, 0.5, (40_000, 5))
+    draws = np.random.default_rng(0).normal(1.0, 0.5, (10_000, 5))
     inside = 0
     for *values, next_one in draws.tolist():
         low, high = band(values)

@@ -38,6 +38,7 @@ def config(corpus: Path) -> BenchConfig:
     return BenchConfig(**settings, corpus=corpus).resolved()
 
 
+@pytest.mark.slow
 def test_a_run_beside_its_peers(lambert: Lambert, corpus: Path) -> None:
     peers = ["transformers-expert", "transformers"]
     done = lambert("bench", "--json", **SMALL, corpus=corpus, peer=",".join(peers))

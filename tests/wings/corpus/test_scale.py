@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from patience import HANGS
 from small_corpora import content as all_content
 from small_corpora import small_config
 
@@ -72,7 +73,10 @@ class InOrder:
             self._step(None, rank, self._tasks)
 
 
-@pytest.mark.parametrize(("workers", "tasks"), [(1, 1), (1, 4), (2, 3), (2, 9)])
+@pytest.mark.parametrize(
+    ("workers", "tasks"),
+    [(1, 4), (2, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 1), (2, 9)))],
+)
 def test_datatroves_local_executor_gives_the_bytes_of_one_process(inputs: Path, workers: int, tasks: int) -> None:
     prepare(config(inputs, "one"))
     prepare_on_cluster(config(inputs, "many"), partial(executors.LocalPipelineExecutor, workers=workers), tasks)
@@ -209,7 +213,7 @@ def function(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         started = set(psutil.Process().children(recursive=True)) - before
         yield folder
         ray.shutdown()
-    _, alive = psutil.wait_procs(started, timeout=20)
+    _, alive = psutil.wait_procs(started, timeout=HANGS)
     assert started
     assert not alive
     shutil.rmtree(session)

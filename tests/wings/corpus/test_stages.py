@@ -43,7 +43,7 @@ def inputs(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_steps_give_the_bytes_of_the_single_pass(inputs: Path, workers: int) -> None:
     long = f"{WORDS}.\n\n" * (2 * PIECE // len(WORDS))  # is read in several pieces
     (inputs / "a.txt").write_text(long, encoding="utf-8")
@@ -54,7 +54,14 @@ def test_the_steps_give_the_bytes_of_the_single_pass(inputs: Path, workers: int)
     assert content(inputs.parent / "single") == content(inputs.parent / "stepped")
 
 
-@pytest.mark.parametrize(("more", "weights"), [((), ()), (("clean",), (2.5,)), (("deduplicate",), (0.7,))])
+@pytest.mark.parametrize(
+    ("more", "weights"),
+    [
+        pytest.param((), (), marks=pytest.mark.slow),
+        pytest.param(("clean",), (2.5,), marks=pytest.mark.slow),
+        (("deduplicate",), (0.7,)),
+    ],
+)
 def test_the_step_encode_does_not_change_the_corpus(
     inputs: Path, tmp_path: Path, more: tuple[str, ...], weights: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

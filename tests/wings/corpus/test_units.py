@@ -15,7 +15,7 @@ from lambert.text.tokenizers.encoding import Encoder
 from lambert.wings.corpus import documents, units
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.pipeline import prepare
-from lambert.wings.corpus.reading.readers import PIECE
+from lambert.wings.corpus.reading import readers
 from lambert.wings.corpus.reading.slices import WHOLE
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -149,9 +149,11 @@ def test_each_document_keeps_its_file_and_place(inputs: Path) -> None:
 
 
 def test_a_document_of_several_pieces_among_small_files(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "SMALL", PIECE * 3)
-    monkeypatch.setattr(units, "GROUP", PIECE * 8)
-    (inputs / "31.txt").write_text(f"{WORDS}.\n\n" * (2 * PIECE // len(WORDS)))
+    piece = 1 << 15
+    monkeypatch.setattr(readers, "PIECE", piece)
+    monkeypatch.setattr(units, "SMALL", piece * 3)
+    monkeypatch.setattr(units, "GROUP", piece * 8)
+    (inputs / "31.txt").write_text(f"{WORDS}.\n\n" * (2 * piece // len(WORDS)))
     chosen = config(inputs, "out", steps=("extract,tokens",))
     prepare(chosen)
     prepare(config(inputs, "single"))

@@ -61,6 +61,7 @@ def test_fine_tuning_without_its_files(lambert: Lambert, monkeypatch: pytest.Mon
     assert 100 < result["chosen"]["seconds"] < 1440
 
 
+@pytest.mark.usefixtures("quick_ceilings")
 def test_this_machine_is_measured(lambert: Lambert, small: Path) -> None:
     result = found(lambert, small, "--seconds=0.5")
     assert result["chosen"]["device"]

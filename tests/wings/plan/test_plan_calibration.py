@@ -24,6 +24,7 @@ def updates(device: Device) -> float:
     return predict(WORK, cluster(device, 1)).seconds
 
 
+@pytest.mark.slow
 def test_a_wrong_ceiling_is_corrected_by_the_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs disturb every measurement: by a factor of 3, not of 20."""
     measured: Measure = calibration._measured
@@ -50,6 +51,7 @@ def test_a_wrong_ceiling_is_corrected_by_the_micro_batch(monkeypatch: pytest.Mon
     ],
 )
 @pytest.mark.parametrize("head", ["mlm", "vector"])
+@pytest.mark.usefixtures("quick_ceilings")
 def test_every_shape_is_fitted(shape: dict[str, int | str], head: str) -> None:
     state = torch.get_rng_state()
     work = replace(WORK, config=replace(SMALL, hidden=32, **shape), targets={head: 1.0}, labels={"vector": 0})
@@ -57,6 +59,7 @@ def test_every_shape_is_fitted(shape: dict[str, int | str], head: str) -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.usefixtures("quick_ceilings")
 def test_what_takes_too_long_or_does_not_fit_is_not_computed() -> None:
     assert this_device(replace(WORK, config=replace(SMALL, layers=200)), 0.01).fitted == 1.0
     assert this_device(replace(WORK, config=replace(SMALL, vocabulary=2**31 - 1)), 1.0).fitted == 1.0

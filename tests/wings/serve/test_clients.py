@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,44 +46,55 @@ def test_a_client_that_leaves_is_dropped(service: Service) -> None:
     with service.connect() as connection:
         connection.sendall(body)
         service.wait_for("lambert_waiting_tokens", lambda tokens: tokens > 0)
-    service.wait_for("lambert_waiting_tokens", lambda tokens: tokens == 0, 1)
+    service.wait_for("lambert_waiting_tokens", lambda tokens: tokens == 0)
     time.sleep(0.3)
     assert service.metrics()["lambert_sequences_total"] - before < MANY
     service.wait_for('lambert_requests_total{model="topics",path="/embed",status="499"}', lambda count: count == 1)
     service.wait_for("lambert_requests_in_flight", lambda count: count == 1)
 
 
-@pytest.mark.parametrize(
-    ("sent", "slow"),
-    [
-        (b"", b""),
-        (b"", b"\r\n"),
-        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ", b"x"),
-        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\r\n"),
-        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n", b"x"),
-        (post("/embed", {"inputs": "a"})[:-3], b""),
-        (post("/embed", {"inputs": "a" * 100})[:-100], b"a"),
-    ],
-    ids=["silent", "empty lines", "headers", "after an answer", "unread body", "body", "bytes of a body"],
-)
-def test_a_slow_client_is_cut_off(sent: bytes, slow: bytes, hasty: Service) -> None:
-    begin = time.monotonic()
-    with hasty.connect() as connection:
-        connection.sendall(sent)
-        connection.settimeout(0.2)
-        answer, closed = b"", False
-        while not closed and time.monotonic() - begin < 4 * SECONDS:
-            with suppress(TimeoutError, OSError):
-                connection.send(slow)
-            try:
-                part = connection.recv(1000)
-                closed, answer = not part, answer + part
-            except TimeoutError:
-                pass
-            except OSError:
-                closed = True
-    assert closed
-    assert SECONDS * 0.8 < time.monotonic() - begin < SECONDS + 1.5 + 2 * (b"healthz" in sent)
+SLOW = {
+    "silent": (b"", b""),
+    "empty lines": (b"", b"\r\n"),
+    "headers": (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ", b"x"),
+    "after an answer": (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\r\n"),
+    "unread body": (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n", b"x"),
+    "body": (post("/embed", {"inputs": "a"})[:-3], b""),
+    "bytes of a body": (post("/embed", {"inputs": "a" * 100})[:-100], b"a"),
+}
+"""What a slow client sends at first, and then again and again."""
+
+
+@pytest.fixture(scope="module")
+def cut_off(hasty: Service) -> dict[str, tuple[bytes, float]]:
+    """What each slow client got until it was cut off, and its seconds. All are slow at the same time."""
+
+    def ask(name: str) -> tuple[bytes, float]:
+        (sent, slow), begin = SLOW[name], time.monotonic()
+        with hasty.connect() as connection:
+            connection.sendall(sent)
+            connection.settimeout(0.2)
+            answer, closed = b"", False
+            while not closed:
+                with suppress(TimeoutError, OSError):
+                    connection.send(slow)
+                try:
+                    part = connection.recv(1000)
+                    closed, answer = not part, answer + part
+                except TimeoutError:
+                    pass
+                except OSError:
+                    closed = True
+        return answer, time.monotonic() - begin
+
+    with ThreadPoolExecutor(len(SLOW)) as pool:
+        return dict(zip(SLOW, pool.map(ask, SLOW), strict=True))
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_slow_client_is_cut_off(name: str, cut_off: dict[str, tuple[bytes, float]]) -> None:
+    (answer, seconds), (sent, _) = cut_off[name], SLOW[name]
+    assert seconds > SECONDS * 0.8
     if b"X:" in sent or b"embed" in sent:
         assert answer.startswith(b"HTTP/1.1 408"), answer
         assert b"in time" in answer or b"after 2 s" in answer
@@ -101,8 +113,8 @@ def test_clients_that_do_not_read_are_cut_off(header: str, hasty: Service) -> No
         connection.sendall(asked * (1 if "close" in header else 4))
         connections.append(connection)
     try:
-        hasty.wait_for('lambert_refusals_total{reason="unread"}', lambda count: count == before + 4, 10 * SECONDS)
-        hasty.wait_for("lambert_requests_in_flight", lambda count: count == 1, 6 * SECONDS)
+        hasty.wait_for('lambert_refusals_total{reason="unread"}', lambda count: count == before + 4)
+        hasty.wait_for("lambert_requests_in_flight", lambda count: count == 1)
         for connection in connections:
             assert len(received(connection)) < 600_000
     finally:

@@ -100,7 +100,10 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-@pytest.mark.parametrize(("threshold", "words", "step"), [(0.6, 120, 0.015), (0.8, 120, 0.006), (0.95, 800, 0.0015)])
+@pytest.mark.parametrize(
+    ("threshold", "words", "step"),
+    [(0.6, 120, 0.015), (0.8, 120, 0.006), pytest.param(0.95, 800, 0.0015, marks=pytest.mark.slow)],
+)
 def test_the_result_is_that_of_all_pairs(run: Run, threshold: float, words: int, step: float) -> None:
     texts = [text for seed in range(0, 3000, 50) for text in family(seed, words, step)]
     lists, left = run(texts[:100], texts[100:], threshold=threshold)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from commands import one_line
+from patience import HANGS
 
 from lambert.wings.corpus import documents
 from lambert.wings.corpus.reading.readers import Piece, read
@@ -38,7 +39,7 @@ from lambert.wings.corpus.pipeline import prepare
 resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))
 folder, good = map(Path, sys.argv[1:])
 for path in sorted(folder.iterdir()):
-    begun = time.monotonic()
+    begun = time.process_time()
     config = PrepareConfig(
         input=(path, good), out=folder.parent / "out" / path.name, vocabulary=200, workers=1, max_bad=0.9, min_tokens=2,
         heldout=0.0,
@@ -49,7 +50,7 @@ for path in sorted(folder.iterdir()):
     except LambertError as error:
         said = [f"error {error.exit_code}", str(error)]
     peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
-    print(json.dumps([path.name, said, time.monotonic() - begun, peak]), flush=True)
+    print(json.dumps([path.name, said, time.process_time() - begun, peak]), flush=True)
 """
 
 
@@ -94,22 +95,23 @@ def http(body: bytes, **headers: str) -> bytes:
 
 
 SENTENCE = b"The old king found a river near the bright road and walked home. "
-ZEROS = bytes(100 << 20)
+ZEROS = bytes(66 << 20)
+"""More than 64 MiB, which every file may have."""
 ENTITIES = b"<!DOCTYPE mediawiki [<!ENTITY a 'aaaaaaaaaa'>" + b"".join(
     b"<!ENTITY %c '%s'>" % (98 + n, b"&%c;" % (97 + n) * 10) for n in range(12)
 ) + b"]>"  # fmt: skip
 CASES: dict[str, tuple[Callable[[], bytes], str]] = {
     # compression
-    "bomb.txt.gz": (lambda: gzip.compress(ZEROS), "expands to more than max_ratio = 100"),
+    "bomb.txt.gz": (lambda: gzip.compress(ZEROS, 1), "expands to more than max_ratio = 100"),
     "bomb.txt.bz2": (lambda: bz2.compress(ZEROS), "expands to more than max_ratio = 100"),
-    "bomb.txt.xz": (lambda: lzma.compress(ZEROS), "expands to more than max_ratio = 100"),
+    "bomb.txt.xz": (lambda: lzma.compress(ZEROS, preset=0), "expands to more than max_ratio = 100"),
     "bomb.txt.zst": (lambda: zstd(ZEROS), "expands to more than max_ratio = 100"),
-    "bomb.jsonl.gz": (lambda: gzip.compress(b'{"text": "' + ZEROS), "is longer than 64 MiB"),
-    "bomb.csv.gz": (lambda: gzip.compress(b'text\n"' + ZEROS), "expands to more than max_ratio = 100"),
+    "bomb.jsonl.gz": (lambda: gzip.compress(b'{"text": "' + ZEROS, 1), "is longer than 64 MiB"),
+    "bomb.csv.gz": (lambda: gzip.compress(b'text\n"' + ZEROS, 1), "expands to more than max_ratio = 100"),
     "bomb.xml.bz2": (lambda: bz2.compress(mediawiki(page(ZEROS))), "expands to more than max_ratio = 100"),
-    "bomb.warc.gz": (lambda: gzip.compress(warc(http(ZEROS))), "expands to more than max_ratio = 100"),
-    "bomb.html.gz": (lambda: gzip.compress(ZEROS), "is longer than 16 MiB"),
-    "bomb.parquet.gz": (lambda: gzip.compress(ZEROS), "expands to more than max_ratio = 100"),
+    "bomb.warc.gz": (lambda: gzip.compress(warc(http(ZEROS)), 1), "expands to more than max_ratio = 100"),
+    "bomb.html.gz": (lambda: gzip.compress(ZEROS, 1), "is longer than 16 MiB"),
+    "bomb.parquet.gz": (lambda: gzip.compress(ZEROS, 1), "expands to more than max_ratio = 100"),
     "twice.txt.gz": (lambda: gzip.compress(gzip.compress(SENTENCE)), "more than once, and is gz inside"),
     "twice.txt.gz.gz": (lambda: gzip.compress(bz2.compress(SENTENCE)), "more than once, and is bz2 inside"),
     "twice.jsonl.gz": (lambda: gzip.compress(gzip.compress(b"{}")), "more than once, and is gz inside"),
@@ -145,11 +147,11 @@ CASES: dict[str, tuple[Callable[[], bytes], str]] = {
     "cells.csv": (lambda: b"text,id\n" + b"a," * 99_999 + b"\n", "has 100000 cells where the first line has 2"),
     "names.csv": (lambda: b"text,text\na,b\n", "has two columns 'text'"),
     # Parquet and Arrow
-    "bomb.parquet": (lambda: parquet(["a" * (100 << 20)], compression="zstd"), "has a row group of"),
+    "bomb.parquet": (lambda: parquet(["a" * (66 << 20)], compression="zstd"), "has a row group of"),
     "cut.parquet": (lambda: parquet(GOOD)[:-9], "is damaged or not Parquet"),
     "magic.parquet": (lambda: b"PAR1" + b"\xff" * 99 + b"PAR1", "is damaged or not Parquet"),
     "numbers.parquet": (lambda: parquet([1, 2]), "has a number in the field 'text', not text"),
-    "bomb.arrow": (lambda: stream(["a" * (100 << 20)], compression="zstd"), "has compressed record batches"),
+    "bomb.arrow": (lambda: stream(["a" * (66 << 20)], compression="zstd"), "has compressed record batches"),
     "dictionary.arrow": (
         lambda: stream(arrow.DictionaryArray.from_arrays(arrow.array([0] * 9), arrow.array(["a b " * (1 << 18)]))), "10"
     ),
@@ -159,7 +161,7 @@ CASES: dict[str, tuple[Callable[[], bytes], str]] = {
     "tags.html": (lambda: b"<" * 999_999 + b"<b>" * 99_999 + SENTENCE, "10"),
     "huge.warc": (lambda: warc(http(SENTENCE), length=10**14), "has fewer bytes than its Content-Length"),
     "path.warc": (lambda: warc(http(b"\xff"), "file:///../../etc/passwd\x1b[2J"), "(file:///../../etc/passwd?[2J)"),
-    "packed.warc": (lambda: warc(http(gzip.compress(ZEROS), Content_Encoding="gzip")), "longer than 16 MiB when"),
+    "packed.warc": (lambda: warc(http(gzip.compress(ZEROS, 1), Content_Encoding="gzip")), "longer than 16 MiB when"),
     "brotli.warc": (lambda: warc(http(b"\xff" * 99, Content_Encoding="br")), "is not br"),
     "chunks.warc": (lambda: warc(http(b"ffffffff\r\nx", Transfer_Encoding="chunked")), "9"),
     "header.warc": (lambda: b"WARC/1.0\r\n" + b"a" * (1 << 20), "has a header of more than 256 KiB"),
@@ -172,14 +174,14 @@ CASES: dict[str, tuple[Callable[[], bytes], str]] = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[list[str], float, int]]]:
-    """What `prepare` said of each file, its seconds, and the memory of the process after it in MB."""
+    """What `prepare` said of each file, its processor seconds, and the memory of the process after it in MB."""
     root = tmp_path_factory.mktemp("hostile")
     (root / "in").mkdir()
     for name, (make, _) in CASES.items():
         (root / "in" / name).write_bytes(make())
     (root / "good.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in GOOD))
     command = [sys.executable, "-c", RUN, str(root / "in"), str(root / "good.jsonl")]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
     lines = map(json.loads, done.stdout.splitlines())
     yield {name: (said, seconds, peak) for name, said, seconds, peak in lines}
@@ -286,7 +288,7 @@ def test_a_document_of_500_megabytes(tmp_path: Path) -> None:
         "print(sum(len(p.text) for p in read(Path(sys.argv[1]), Layout())), "
         "int(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0]) // 1024)"
     )
-    done = subprocess.run([sys.executable, "-c", code, path], check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, path], check=True, capture_output=True, text=True, timeout=HANGS)
     size, peak = map(int, done.stdout.split())
     assert size == 500 * 10**6
     assert peak < 200

@@ -22,12 +22,14 @@ FORMS = ("line", "blank-line", "jsonl", "wikipedia", "csv", "tsv", "warc")
 COMPRESSIONS = {
     "": lambda data, _: data,
     ".gz": lambda data, _: gzip.compress(data, mtime=0),
-    ".xz": lambda data, _: lzma.compress(data),
-    ".bz2": lambda data, _: bz2.compress(data),
+    ".xz": lambda data, _: lzma.compress(data, preset=0),
+    ".bz2": lambda data, _: bz2.compress(data, 1),
     "-streams.bz2": lambda data, size: b"".join(
-        bz2.compress(data[at : at + size]) for at in range(0, max(len(data), 1), size)
+        bz2.compress(data[at : at + size], 1) for at in range(0, max(len(data), 1), max(size, len(data) // MOST))
     ),
 }
+MOST = 30
+"""Most streams of a file. Each takes as long to begin as thousands of bytes to read."""
 
 
 def written(documents: list[str], form: str) -> bytes:

@@ -154,6 +154,7 @@ def test_an_input_that_changes_is_named(inputs: str, tmp_path: Path) -> None:
     assert any("failed-" in name for name in files.find("/store"))
 
 
+@pytest.mark.slow
 def test_processes_with_inputs_parts_and_corpus_in_s3(bucket: Any, inputs: str, tmp_path: Path) -> None:
     files, name = bucket
     memory = fsspec.filesystem("memory")
