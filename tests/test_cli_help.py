@@ -53,7 +53,7 @@ def test_help_explains_every_setting(verb: str, lambert: Lambert, monkeypatch: p
     assert all_verbs()[verb].summary in shown.out
     lines = [letters(line) for line in shown.out.splitlines()]
     settings = documented(stage(verb)[1])
-    assert len(settings) > 0
+    assert settings or all_verbs()[verb].takes == "folder"
     for name, text in settings.items():
         assert len(text) > 10, f"{name} has no docstring"
         flag = "from" if name == "source" else name

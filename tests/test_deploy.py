@@ -203,7 +203,7 @@ def test_service_on_kubernetes() -> None:
     wait = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert template["spec"]["terminationGracePeriodSeconds"] >= wait + config.seconds + 2
     metric = autoscaler["spec"]["metrics"][0]["pods"]["metric"]["name"]
-    assert metric in (DEPLOY.parent / "src" / "lambert" / "serving" / "metrics.py").read_text()
+    assert metric in (DEPLOY.parent / "src" / "lambert" / "wings" / "serve" / "metrics.py").read_text()
     assert "LAMBERT_API_KEY" in {variable["name"] for variable in container["env"]}
 
 

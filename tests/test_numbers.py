@@ -17,6 +17,9 @@ Lambert = Callable[..., Any]
 NEEDED = {
     "demo": [],
     "prepare": ["--input=t", "--out=o"],
+    "corpus peek": ["--input=t"],
+    "corpus fetch": ["--from=s3://b/c", "--out=o"],
+    "corpus verify": ["c"],
     "pretrain": ["--corpus=c", "--out=o", "--model.layers=1"],
     "finetune": ["--data=d", "--out=o", "--init=i"],
     "sweep": ["--out=o"],

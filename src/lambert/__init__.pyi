@@ -14,6 +14,7 @@ from lambert.inference.text_model import TextModel as TextModel
 from lambert.inference.text_model import load as load
 from lambert.model.config import EncoderConfig as EncoderConfig
 from lambert.model.encoder import Encoder as Encoder
+from lambert.model.families import build_encoder as build_encoder
 from lambert.model.heads import Model as Model
 from lambert.optim.config import OptimConfig as OptimConfig
 from lambert.optim.groups import decay_groups as decay_groups

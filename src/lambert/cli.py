@@ -51,7 +51,6 @@ Runs = Annotated[
     list[Path], Parameter(help="Run folders; for report also sweeps and corpora, for compare also seeds and files.")
 ]
 RunRecipe = Annotated[Path, Parameter(help="TOML file: the recipe of a run of pretrain or finetune.")]
-Folder = Annotated[Path, Parameter(help="The folder.")]
 Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
 
 NOT_YET = {
@@ -171,7 +170,7 @@ class _Line:
         self.trains = self.verb is not None and bool(self.verb.updates)
         if self.verb and tokens[0] != self.verb.name:  # two words, which are one command to the parser
             tokens = [self.verb.name, *tokens[2:]]
-        self.tokens = with_names(self.kind, tokens) if self.trains else tokens
+        self.tokens = self._all = with_names(self.kind, tokens) if self.trains else tokens
         self.beside: dict[str, Any] = {}
         self.given: set[str] = set()
         self._sources: list[Dict] = []
@@ -227,7 +226,7 @@ class _Line:
             if other is not self.verb:
                 app.command(App(name=other.name, help=other.summary, sort_key=place))
                 continue
-            app.command(_command(other, self.tokens, run, self.beside), name=other.name, sort_key=place)
+            app.command(_command(other, self._all, run, self.beside), name=other.name, sort_key=place)
             common = getattr(sys.modules[self.kind.__module__], "COMMON", ())
             if common and HELP_FLAGS & set(self.tokens):  # imports rich
                 from lambert.help_panels import ByTable
@@ -310,7 +309,7 @@ def _command(
     def with_runs(runs: Runs, /, *, config: Any) -> Any:
         return run_verb(dataclasses.replace(config or kind(), runs=tuple(runs)), say=_say)
 
-    def with_folder(folder: Folder, /, *, config: Any) -> Any:
+    def with_folder(folder: Annotated[Path, Parameter(help=f"Folder of the {verb.first}.")], /, *, config: Any) -> Any:
         return run_verb(dataclasses.replace(config or kind(), **{verb.first: folder}), say=_say)
 
     def with_run_recipe(recipe: RunRecipe, /, *, config: Any) -> Any:

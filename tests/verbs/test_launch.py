@@ -72,7 +72,7 @@ def test_its_help_is_not_its_verbs(lambert: Any) -> None:
         (["--endpoint=node1:99999", "pretrain"], "node1:99999"),
         (["--max-restarts=-1", "pretrain"], "max_restarts = -1 must be at least 0"),
         (["--timeout=0", "pretrain"], "timeout = 0 must be at least 1"),
-        (["prepare"], "'prepare'"),
+        (["prepare"], "prepare cannot run in several processes. These verbs can: pretrain, finetune"),
         (["--nproc=2", "pretrain"], "--nproc"),
         (["-np", "2", "pretrain", "none.toml"], "No such recipe: none.toml"),
         (["-np", "2", "pretrain", "--corpus=c", "--out=o", "--train.steps=0"], "train.steps = 0 must be above 0"),
