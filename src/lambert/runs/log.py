@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -12,9 +13,10 @@ from torch.optim import Optimizer
 from lambert import native
 from lambert.core.world import World
 from lambert.data.stream import GlobalBatch
+from lambert.engine import ceiling
 from lambert.engine.compiler import Compilation
 from lambert.engine.exchange import Exchange
-from lambert.engine.log import Monitor
+from lambert.engine.log import Monitor, RunLog
 from lambert.engine.precision import PRECISIONS
 from lambert.model import attention
 from lambert.model.families import family_of
@@ -24,7 +26,7 @@ from lambert.optim.config import OptimConfig
 from lambert.optim.lamb import Lamb
 from lambert.planning import operations
 from lambert.runs.config import TrainConfig
-from lambert.runs.run import frozen_blocks
+from lambert.runs.run import Run, frozen_blocks
 
 FEW_UPDATES = 100
 """Fewer updates cause a warning. The published recipes have from 8,599 (You et al. 2020) to 1,000,000."""
@@ -35,6 +37,26 @@ ABOVE, BELOW = 1.1, 0.88
 an entropy of 6.23 (docs/log.md). It is below the entropy because words repeat within a document."""
 _SMOOTHING = 0.9
 """Weight of the previous value in the exponential mean of the loss."""
+
+
+def open_log(
+    run: Run, steps: int, done: int, logged: Mapping[str, Any], peak: ceiling.Ceiling | None,
+    compilation: Compilation, monitor: Monitor, *, quiet: bool,
+) -> RunLog:  # fmt: skip
+    """Returns the log of a run of `steps` updates that continues after `done` of them with the state `logged`. The
+    setting log.console overrides `quiet`."""
+    config = run.config
+    facts = {
+        "micro_tokens": run.microbatch.tokens, "precision": run.precision.name, "compiled": compilation.active,
+        "compile_seconds": round(compilation.seconds, 3),
+    }  # fmt: skip
+    return RunLog(
+        config.out, steps=steps, start=done, state=logged, description=config.out.name,
+        peak_flops=None if peak is None else peak.best,
+        world=run.world, every=config.log.every, seconds=config.log.seconds, trackers=config.log.trackers,
+        quiet=quiet if config.log.console is None else not config.log.console,
+        facts=facts, monitor=monitor, price=config.log.price, measure=partial(trust_summary, run.optimizer),
+    )  # fmt: skip
 
 
 def ranks(world: World, exchange: Exchange) -> Iterator[str]:
