@@ -22,7 +22,6 @@ from lambert.model import attention
 from lambert.model.families import family_of
 from lambert.model.heads import Model
 from lambert.model.relations import RelationTeacher
-from lambert.optim.config import OptimConfig
 from lambert.optim.lamb import Lamb
 from lambert.planning import operations
 from lambert.runs.config import TrainConfig
@@ -151,10 +150,10 @@ def beside_unigrams(losses: Mapping[str, float], manifest: Mapping[str, Any]) ->
     )
 
 
-def plateau(entropy: float | None, optim: OptimConfig, init_range: float) -> Monitor:
+def plateau(entropy: float | None, *, lr: float, eps: float, init_range: float) -> Monitor:
     """Returns a function of each row of metrics.jsonl. It returns a warning once, after LONG_PLATEAU updates on the
-    plateau, and otherwise an empty string. `entropy` is the unigram entropy of the corpus in nats, or None if
-    unknown."""
+    plateau, and otherwise an empty string, and names the settings that may help. `entropy` is the unigram entropy
+    of the corpus in nats, or None if unknown."""
     mean: float | None = None
     since: int | None = None
     ended = entropy is None
@@ -178,8 +177,8 @@ def plateau(entropy: float | None, optim: OptimConfig, init_range: float) -> Mon
         return (
             f"the masked-LM loss has been near the unigram entropy of {entropy:.2f} nats for {LONG_PLATEAU:,} updates: "
             "the model has learnt little more than the frequencies of words. Settings that ended this in other runs: "
-            f"half the optim.lr (now {optim.lr:g}), model.init_range = 0.02 (now {init_range:.3g}) or, with two "
-            f"layers, 1/sqrt(width), optim.eps = 1e-9 (now {optim.eps:g}); see docs/numerics.md."
+            f"half the optim.lr (now {lr:g}), model.init_range = 0.02 (now {init_range:.3g}) or, with two "
+            f"layers, 1/sqrt(width), optim.eps = 1e-9 (now {eps:g}); see docs/numerics.md."
         )
 
     return monitor

@@ -47,16 +47,16 @@ Updates = Generator[Step, None, dict[str, float] | None]
 run was complete before."""
 
 
-def run_to_end(updates: Callable[[Any, StopRequest, Say], Iterator[Step]], config: RunConfig, say: Say) -> Result:
-    """Runs all updates that `updates(config, stop, say)` yields and returns the result of the run.
+def run_to_end(updates: Callable[[StopRequest], Iterator[Step]], out: Path) -> Result:
+    """Runs all updates that `updates(stop)` yields and returns the result of the run in the folder `out`.
 
     Raises SavedAndStopped after a signal, whenever it comes.
     """
-    done = archive.last(config.out)
+    done = archive.last(out)
     with graceful_stop(f"; {_left(done)}" if done else " before the first update; nothing new to save") as stop:
-        for _ in updates(config, stop, say):
+        for _ in updates(stop):
             pass
-    return Result.of_run(config.out)
+    return Result.of_run(out)
 
 
 def run_updates(
@@ -126,7 +126,7 @@ def run_updates(
             best.check(_scores(run, score, done, stop))
         compilation = opened.enter_context(_compiled(run, source))
         opened.enter_context(stop.deferred())
-        monitor = plateau(unigram_entropy, config.optim, model.config.init_range)
+        monitor = plateau(unigram_entropy, lr=config.optim.lr, eps=config.optim.eps, init_range=model.config.init_range)
         log = opened.enter_context(
             open_log(run, course.ends, done, logged, peak, compilation, monitor, quiet=say is silent)
         )
