@@ -25,6 +25,9 @@ _UNUSED = dict.fromkeys(("classify", "regress"), ("task.squad.", "task.tag.", "t
 }
 """Beginnings of the names of settings that a task does not use."""
 _LARGEST = 1e30
+SHARE = "utilisation"
+_ALIKE = ("device_name", "threads", "processes")
+"""Entries of environment.json on which a ceiling depends, besides the precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +176,6 @@ def is_number(value: Any) -> bool:
 def is_rate(value: Any) -> bool:
     """Returns whether the value is a positive number."""
     return is_number(value) and value > 0
-
-
-SHARE = "utilisation"
-_ALIKE = ("device_name", "threads", "processes")
-"""Entries of environment.json on which a ceiling depends, besides the precision."""
 
 
 def with_one_ceiling(runs: Sequence[Run]) -> list[Run]:
