@@ -194,17 +194,6 @@ def test_a_bug_leaves_its_traceback_in_a_file(
     assert type(error).__name__ in kept
 
 
-def test_an_old_name_is_answered_with_the_new_one(lambert: Lambert, tmp_path: Path) -> None:
-    said = "optim.warmup_share is optim.warmup_ratio now. Rename it."
-    done = lambert("pretrain", corpus="c", out="o", optim__warmup_share=0.1)
-    assert (done.code, done.err) == (2, f"lambert: The command has settings by their former names: {said}\n")
-    recipe = tmp_path / "old.toml"
-    recipe.write_text('corpus = "c"\nout = "o"\nfrom_scratch = true\n[train]\nkeep = 3\n')
-    done = lambert("pretrain", recipe)
-    assert done.code == 2
-    assert "from_scratch is restart_damaged now, train.keep is train.keep_checkpoints now. Rename them." in done.err
-
-
 @pytest.mark.parametrize("verb", [name for name, verb in all_verbs().items() if verb.computes])
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
 def test_out_of_memory_is_answered_for_the_verb(

@@ -172,7 +172,6 @@ def test_none_stands_for_not_set(pretraining: dict[str, Any], tmp_path: Path) ->
         ({"optim": {"name": "lam"}}, "optim.name = 'lam' is unknown. Did you mean 'lamb'"),
         ({"optim__lr": "fast"}, "fast"),
         ({"train__precision": "half"}, "bfloat16"),
-        ({"optim__warmup_share": 0.1}, "optim.warmup_share is optim.warmup_ratio now"),
         ({"train__steps": 0}, "train.steps = 0"),
         ({"out": None}, "--out"),
     ],
