@@ -85,9 +85,9 @@ def test_every_name_is_there_and_documented(name: str) -> None:
 
 
 def test_type_checkers_see_the_same_names() -> None:
-    source = inspect.getsource(lambert)
-    seen = [line.split(" as ")[-1] for line in source.splitlines() if line.startswith("    from lambert.")]
-    assert sorted(seen) == sorted(lambert.__all__)
+    source = Path(lambert.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    seen = [line.split(" as ")[-1] for line in source.splitlines() if line.startswith("from lambert.")]
+    assert sorted(seen) == sorted([*lambert.__all__, "__version__"])
 
 
 def test_another_name_is_an_attribute_error() -> None:
@@ -171,7 +171,6 @@ def test_none_stands_for_not_set(pretraining: dict[str, Any], tmp_path: Path) ->
         ({"optim": {"name": "lam"}}, "optim.name = 'lam' is unknown. Did you mean 'lamb'"),
         ({"optim__lr": "fast"}, "fast"),
         ({"train__precision": "half"}, "bfloat16"),
-        ({"optim__warmup_share": 0.1}, "optim.warmup_share is optim.warmup_ratio now"),
         ({"train__steps": 0}, "train.steps = 0"),
         ({"out": None}, "--out"),
     ],
@@ -303,7 +302,7 @@ def test_base_of_a_sweep_may_have_rows(tmp_path: Path) -> None:
     rows = {"text": ["a", "b"], "label": np.array([0, 1])}
     given = {"out": tmp_path / "sweep", "space": {"optim.lr": {"choices": list(np.array([1e-3, 2e-3]))}}}
     for base in ({"base": {"data": rows, "init": "pre", "optim": {"eps": np.float32(0.5)}}}, {"base__data": rows}):
-        config = library._settings("sweep", None, {**given, **base, "metric": "accuracy"})
+        config = library.call_settings("sweep", None, {**given, **base, "metric": "accuracy"})
         assert config.base["data"] == str(tmp_path / "sweep-data.jsonl")
         assert config.space == {"optim.lr": {"choices": [1e-3, 2e-3]}}
     assert (tmp_path / "sweep-data.jsonl").read_text() == '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n'

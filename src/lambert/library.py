@@ -40,9 +40,10 @@ def running() -> Iterator[None]:
         raise
 
 
-def lines(config: Any = None) -> Say:
-    """Returns what receives the lines of a verb: in a notebook they are printed, unless log.console is false."""
-    if not in_notebook() or (config is not None and config.log.console is False):
+def lines(console: bool | None = None) -> Say:
+    """Returns what receives the lines of a verb: in a notebook they are printed, unless `console` (log.console) is
+    False."""
+    if not in_notebook() or console is False:
         return silent
     return lambda line: print(printable_line(line), flush=True)
 

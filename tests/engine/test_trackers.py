@@ -240,7 +240,6 @@ def test_names_are_checked_before_the_run(recipe: Path, lambert: Lambert) -> Non
         LogConfig(trackers=("wandbb",))
     with pytest.raises(UsageError, match=r"log.trackers names wandb twice"):
         LogConfig(trackers=("wandb", "wandb"))
-    one_line(lambert("pretrain", recipe, "--log.tensorboard"), 2, "log.tensorboard is log.trackers now. Rename it.")
     one_line(lambert("pretrain", recipe, "--log.trackers", "x"), 2, "log.trackers = 'x' is unknown. Known: mlflow")
 
 

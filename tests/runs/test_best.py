@@ -47,7 +47,7 @@ def linear(value: float) -> nn.Module:
 
 def test_the_best_of_many_evaluations(tmp_path: Path) -> None:
     values = [0.5, math.nan, 0.7, 0.7, 0.6, 0.9, 0.1]
-    best = Best(tmp_path, OPTIONS, World())
+    best = Best(tmp_path, "accuracy", 2, World())
     best.begin(0, {})
     for number, value in enumerate(values, 1):
         best.offer(10 * number, {"accuracy": value, "loss": 1.0}, linear(number))
@@ -62,7 +62,7 @@ def test_the_best_of_many_evaluations(tmp_path: Path) -> None:
 def test_evaluations_are_repeated_after_a_kill(tmp_path: Path) -> None:
     """The weights are of a later update than the checkpoint; the evaluations are those of a run without the kill."""
     values, seen = {10: 0.5, 20: 0.4, 30: 0.6, 40: 0.55, 50: 0.6}, {}
-    best = Best(tmp_path, OPTIONS, World())
+    best = Best(tmp_path, "accuracy", 2, World())
     best.begin(0, {})
     saved = {}
     for step, value in values.items():
@@ -71,7 +71,7 @@ def test_evaluations_are_repeated_after_a_kill(tmp_path: Path) -> None:
         seen[step] = best.exhausted
     assert [step for step, ended in seen.items() if ended] == [50]
     for kept in (10, 20, 30, 40):
-        again = Best(tmp_path, OPTIONS, World())
+        again = Best(tmp_path, "accuracy", 2, World())
         again.begin(kept, saved[kept])
         assert again.step == 30
         for step in (step for step in values if step > kept):
@@ -84,14 +84,14 @@ def test_evaluations_are_repeated_after_a_kill(tmp_path: Path) -> None:
 
 
 def test_damage_is_found(tmp_path: Path) -> None:
-    best = Best(tmp_path, OPTIONS, World())
+    best = Best(tmp_path, "accuracy", 2, World())
     best.begin(0, {})
     best.offer(10, {"accuracy": 0.5}, linear(1))
     file, manifest = tmp_path / "best" / "model.safetensors", tmp_path / "best" / "manifest.json"
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + b"x")
     with pytest.raises(DataError, match=r"best, the best weights so far, is damaged \(its weights have another SHA"):
-        Best(tmp_path, OPTIONS, World()).begin(10, best.state())
+        Best(tmp_path, "accuracy", 2, World()).begin(10, best.state())
     best.offer(20, {"accuracy": 0.4}, linear(2))
     with pytest.raises(DataError, match="SHA-256"):
         best.take({"accuracy": 0.4}, linear(0))
@@ -99,15 +99,15 @@ def test_damage_is_found(tmp_path: Path) -> None:
     for text in ("{", "[]", '{"step": 10, "scores": {}, "sha256": ""}'):
         manifest.write_text(text)
         with pytest.raises(DataError, match="delete it"):
-            Best(tmp_path, OPTIONS, World()).begin(10, best.state())
-    anew = Best(tmp_path, OPTIONS, World())
+            Best(tmp_path, "accuracy", 2, World()).begin(10, best.state())
+    anew = Best(tmp_path, "accuracy", 2, World())
     anew.begin(0, {})
     assert anew.step == 0
     assert not (tmp_path / "best").exists()
 
 
 def test_a_disk_that_refuses_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    best = Best(tmp_path, OPTIONS, World())
+    best = Best(tmp_path, "accuracy", 2, World())
     best.begin(0, {})
     best.offer(10, {"accuracy": 0.5}, linear(1))
     with mock.patch("lambert.engine.archive.save_file", side_effect=OSError(28, "No space left on device")):

@@ -28,7 +28,6 @@ from lambert.model.heads import Model
 from lambert.planning.memory import kept_per_token, kept_per_weight, weight_count
 from lambert.planning.micro_batches import LEAST
 from lambert.runs import microbatch, updates
-from lambert.runs.config import TrainConfig
 from lambert.runs.microbatch import MicrobatchSize, Sample, check_model, shared
 from lambert.wings.plan.costs.devices import Cluster, Device
 from lambert.wings.plan.costs.steps import fitting
@@ -428,13 +427,13 @@ def test_one_rank_out_of_memory_lowers_it_on_all(same: dict[str, object], tmp_pa
 def test_a_model_larger_than_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, gradients and two moments of 4 bytes each; of four ranks with shared moments, half a weight of these."""
     config = EncoderConfig(layers=2, hidden=64, heads=4, intermediate=128, vocabulary=1000)
-    weights, options = weight_count(config), TrainConfig()
+    weights = weight_count(config)
     monkeypatch.setattr(microbatch, "free_memory", lambda device: 16 * weights)
-    check_model(config, options, "lamb", World())
+    check_model(config, "lamb", World(), shard_optimizer=False)
     monkeypatch.setattr(microbatch, "free_memory", lambda device: 16 * weights - 1)
     with pytest.raises(MachineError, match=rf"The model has {weights:,} weights: .* GB of memory are free"):
-        check_model(config, options, "lamb", World())
-    check_model(config, options, "package.module:optimizer", World())
+        check_model(config, "lamb", World(), shard_optimizer=False)
+    check_model(config, "package.module:optimizer", World(), shard_optimizer=False)
 
 
 def test_such_a_model_is_exit_code_4(corpus: Path, tmp_path: Path, lambert: Callable[..., Any]) -> None:

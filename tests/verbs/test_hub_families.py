@@ -210,12 +210,13 @@ def test_a_later_phase_changes_what_no_weight_depends_on(
 ) -> None:
     sources = []
 
-    def corpus_source(*arguments: Any) -> Any:
-        sources.append(made(*arguments))
-        return sources[-1]
+    def corpus_source(split: Any, *arguments: Any) -> Any:
+        found = made(split, *arguments)
+        sources.extend([found] * (split.name == "train"))
+        return found
 
-    made = pretraining.corpus_source
-    monkeypatch.setattr(pretraining, "corpus_source", corpus_source)
+    made = pretraining.CorpusSource
+    monkeypatch.setattr(pretraining, "CorpusSource", corpus_source)
     block = {"model__block": "modernbert", "model__dropout": 0.0, "model__attention_dropout": 0.0}
     shape = SHAPE | block | {"model__modern__theta": 10_000.0}
     first = lambert.pretrain(corpus=corpora["bpe"], out=tmp_path / "first", **shape, masking__rate=0.3)

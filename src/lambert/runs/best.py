@@ -24,7 +24,6 @@ from lambert.core.registry import nearest
 from lambert.core.world import World
 from lambert.engine import archive, state
 from lambert.engine.checkpoint import Checkpoint
-from lambert.runs.config import TrainConfig
 
 FOLDER = "best"
 _MANIFEST = "manifest.json"
@@ -48,20 +47,20 @@ def lower_is_better(name: str) -> bool:
 
 
 class Best:
-    """Keeps the best weights of the run in the folder `run`, if `train.keep_best` names a score, and decides by
-    `train.patience` when the run ends early. The first of several equal scores is the best.
+    """Keeps the best weights of the run in the folder `run`, if there is a `name` (train.keep_best), and decides by
+    `patience` (train.patience) when the run ends early. The first of several equal scores is the best.
 
     The first rank reads, writes and decides. All ranks must call every method together.
     """
 
-    def __init__(self, run: Path, options: TrainConfig, world: World) -> None:
-        self.name = options.keep_best
+    def __init__(self, run: Path, name: str, patience: int, world: World) -> None:
+        self.name = name
         """Name of the score; empty: nothing is kept."""
         self.step = 0
         """The update of the best weights; 0 before the first evaluation."""
         self.scored = 0
         """The update of the last evaluation."""
-        self._folder, self._patience, self._world = run / FOLDER, options.patience, world
+        self._folder, self._patience, self._world = run / FOLDER, patience, world
         self._scores: dict[str, float] = {}
         self._waited = 0
 

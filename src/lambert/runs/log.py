@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -12,19 +13,19 @@ from torch.optim import Optimizer
 from lambert import native
 from lambert.core.world import World
 from lambert.data.stream import GlobalBatch
+from lambert.engine import ceiling
 from lambert.engine.compiler import Compilation
 from lambert.engine.exchange import Exchange
-from lambert.engine.log import Monitor
+from lambert.engine.log import Monitor, RunLog
 from lambert.engine.precision import PRECISIONS
 from lambert.model import attention
 from lambert.model.families import family_of
 from lambert.model.heads import Model
 from lambert.model.relations import RelationTeacher
-from lambert.optim.config import OptimConfig
 from lambert.optim.lamb import Lamb
 from lambert.planning import operations
 from lambert.runs.config import TrainConfig
-from lambert.runs.run import frozen_blocks
+from lambert.runs.run import Run, frozen_blocks
 
 FEW_UPDATES = 100
 """Fewer updates cause a warning. The published recipes have from 8,599 (You et al. 2020) to 1,000,000."""
@@ -35,6 +36,26 @@ ABOVE, BELOW = 1.1, 0.88
 an entropy of 6.23 (docs/log.md). It is below the entropy because words repeat within a document."""
 _SMOOTHING = 0.9
 """Weight of the previous value in the exponential mean of the loss."""
+
+
+def open_log(
+    run: Run, steps: int, done: int, logged: Mapping[str, Any], peak: ceiling.Ceiling | None,
+    compilation: Compilation, monitor: Monitor, *, quiet: bool,
+) -> RunLog:  # fmt: skip
+    """Returns the log of a run of `steps` updates that continues after `done` of them with the state `logged`. The
+    setting log.console overrides `quiet`."""
+    config = run.config
+    facts = {
+        "micro_tokens": run.microbatch.tokens, "precision": run.precision.name, "compiled": compilation.active,
+        "compile_seconds": round(compilation.seconds, 3),
+    }  # fmt: skip
+    return RunLog(
+        config.out, steps=steps, start=done, state=logged, description=config.out.name,
+        peak_flops=None if peak is None else peak.best,
+        world=run.world, every=config.log.every, seconds=config.log.seconds, trackers=config.log.trackers,
+        quiet=quiet if config.log.console is None else not config.log.console,
+        facts=facts, monitor=monitor, price=config.log.price, measure=partial(trust_summary, run.optimizer),
+    )  # fmt: skip
 
 
 def ranks(world: World, exchange: Exchange) -> Iterator[str]:
@@ -129,10 +150,10 @@ def beside_unigrams(losses: Mapping[str, float], manifest: Mapping[str, Any]) ->
     )
 
 
-def plateau(entropy: float | None, optim: OptimConfig, init_range: float) -> Monitor:
+def plateau(entropy: float | None, *, lr: float, eps: float, init_range: float) -> Monitor:
     """Returns a function of each row of metrics.jsonl. It returns a warning once, after LONG_PLATEAU updates on the
-    plateau, and otherwise an empty string. `entropy` is the unigram entropy of the corpus in nats, or None if
-    unknown."""
+    plateau, and otherwise an empty string, and names the settings that may help. `entropy` is the unigram entropy
+    of the corpus in nats, or None if unknown."""
     mean: float | None = None
     since: int | None = None
     ended = entropy is None
@@ -156,8 +177,8 @@ def plateau(entropy: float | None, optim: OptimConfig, init_range: float) -> Mon
         return (
             f"the masked-LM loss has been near the unigram entropy of {entropy:.2f} nats for {LONG_PLATEAU:,} updates: "
             "the model has learnt little more than the frequencies of words. Settings that ended this in other runs: "
-            f"half the optim.lr (now {optim.lr:g}), model.init_range = 0.02 (now {init_range:.3g}) or, with two "
-            f"layers, 1/sqrt(width), optim.eps = 1e-9 (now {optim.eps:g}); see docs/numerics.md."
+            f"half the optim.lr (now {lr:g}), model.init_range = 0.02 (now {init_range:.3g}) or, with two "
+            f"layers, 1/sqrt(width), optim.eps = 1e-9 (now {eps:g}); see docs/numerics.md."
         )
 
     return monitor

@@ -20,7 +20,6 @@ from lambert.model.heads import Model
 from lambert.optim.optimizers import OPTIMIZERS
 from lambert.planning.memory import kept_per_token, room, training_state, weight_count
 from lambert.planning.micro_batches import LEAST, fastest, largest, shared
-from lambert.runs.config import TrainConfig
 
 _SAMPLED, _COLLATED = 4096, 8
 """Number of sequences whose lengths are read, and of the longest of them, whose targets are counted."""
@@ -122,11 +121,11 @@ class MicrobatchSize:
         )
 
 
-def check_model(config: EncoderConfig, options: TrainConfig, optimizer: str, world: World) -> None:
+def check_model(config: EncoderConfig, optimizer: str, world: World, *, shard_optimizer: bool) -> None:
     """Raises MachineError if the encoder's weights, gradients and moments alone exceed the free memory of this rank's
     device. Nothing is allocated before. The moments of an optimizer from outside are not counted."""
     weights = weight_count(config)
-    shards = world.size if options.shard_optimizer else 1
+    shards = world.size if shard_optimizer else 1
     needed = training_state(weights, shards=shards) if optimizer in OPTIMIZERS else training_state(weights, moments=0)
     free, whose = free_memory(world.device), f"on {world.device}"
     if world.device.type != "cuda":

@@ -48,16 +48,16 @@ class Run:
         model.to(world.device)
         world.broadcast(model.parameters())
         precision = Precision(resolved(options.precision, world), world.device, one_layout=options.deterministic)
-        guard = Guard(config.guard, lambda: precision.scale)
         microbatch = MicrobatchSize(options.micro_tokens, deterministic=options.deterministic)
         saver = checkpoint.Saver(config.out, keep=options.keep_checkpoints, world=world)
         exchange = exchanges.build(model, world, config.exchange, updates=steps, deterministic=options.deterministic)
+        guard = Guard(config.guard, lambda: precision.scale)
         optimizer = build(model, config.optim)
         if options.shard_optimizer:
             from lambert.distributed.sharding import shard
 
             optimizer = shard(optimizer, exchange, world)
-        best = Best(config.out, options, world)
+        best = Best(config.out, options.keep_best, options.patience, world)
         return cls(config, world, model, optimizer, precision, guard, microbatch, saver, exchange, best)
 
     def resume(self) -> tuple[int, dict[str, Any]]:

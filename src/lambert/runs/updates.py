@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,8 +20,8 @@ from lambert.distributed.stragglers import Stragglers
 from lambert.engine import archive, ceiling, environment
 from lambert.engine.compiler import Compilation, compiled, wanted
 from lambert.engine.device import release
-from lambert.engine.guard import Incidents
-from lambert.engine.log import SCORED, Monitor, RunLog
+from lambert.engine.guard import Answer, Incidents
+from lambert.engine.log import SCORED, RunLog
 from lambert.engine.loop import OutOfMemory, train
 from lambert.engine.metrics_file import METRICS, last_update
 from lambert.engine.numerics import numerics
@@ -33,7 +34,7 @@ from lambert.optim.schedule import schedule
 from lambert.runs.config import RunConfig
 from lambert.runs.distillation import WithRelations
 from lambert.runs.exchange_autotune import autotune
-from lambert.runs.log import count_operations, model_notes, plateau, ranks, trust_summary
+from lambert.runs.log import count_operations, model_notes, open_log, plateau, ranks
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import Run
 
@@ -46,16 +47,16 @@ Updates = Generator[Step, None, dict[str, float] | None]
 run was complete before."""
 
 
-def run_to_end(updates: Callable[[Any, StopRequest, Say], Iterator[Step]], config: RunConfig, say: Say) -> Result:
-    """Runs all updates that `updates(config, stop, say)` yields and returns the result of the run.
+def run_to_end(updates: Callable[[StopRequest], Iterator[Step]], out: Path) -> Result:
+    """Runs all updates that `updates(stop)` yields and returns the result of the run in the folder `out`.
 
     Raises SavedAndStopped after a signal, whenever it comes.
     """
-    done = archive.last(config.out)
+    done = archive.last(out)
     with graceful_stop(f"; {_left(done)}" if done else " before the first update; nothing new to save") as stop:
-        for _ in updates(config, stop, say):
+        for _ in updates(stop):
             pass
-    return Result.of_run(config.out)
+    return Result.of_run(out)
 
 
 def run_updates(
@@ -88,33 +89,34 @@ def run_updates(
         DivergedError: The guard stopped the run.
     """
     options, out = config.train, config.out
-    steps = options.updates(source.size(0))
+    planned = options.updates(source.size(0))
     source = source if teacher is None else WithRelations(source)
-    with numerics(world, threads=options.threads, deterministic=options.deterministic) as outer:
-        run = Run.begin(config, model, world, steps)
+    with ExitStack() as opened:
+        # The state of the run, from the newest checkpoint or new.
+        outer = opened.enter_context(numerics(world, threads=options.threads, deterministic=options.deterministic))
+        run = Run.begin(config, model, world, planned)
         run.guard.record = Incidents(out, partial(places, source, options.sizes, config.seed), world).add
         done, logged = run.resume()
         lost = last_update(out / METRICS) if world.is_first and not done else 0
         options.check_ranks(world.size, done)
         if done:
             stop.status = f"; {_left(done)}"
-        if done == 0 and moments_of is not None:
+        elif moments_of is not None:
             run.take_moments(moments_of)
-        best, planned = run.best, steps
-        missed: dict[str, float] = {}
-        due = 0 < done < steps and options.evaluate_every and done % options.evaluate_every == 0
-        if due and min(logged.get(SCORED, done), best.scored if best.name else done) < done:
-            missed = _scores(run, score, done, stop)  # a signal interrupted this evaluation
-            best.offer(done, missed, model)
-        steps = done if best.exhausted else steps
-        scores: dict[str, float] | None = missed if best.exhausted and missed else None
-        if done >= steps and world.largest(int((out / "model").is_dir())):  # a shared disk may show the folder late
+
+        # The end of the run, which an earlier process may have reached.
+        missed = _score_missed(run, score, done, planned, logged, stop)
+        best = run.best
+        course = _Course(done, ends=done if best.exhausted else planned, planned=planned)
+        if done >= course.ends and world.largest(int((out / "model").is_dir())):  # a shared disk may show it late
+            early = f" of {planned:,}, because {best.reason}" if best.exhausted else ""
             if world.is_first:
-                early = f" of {planned:,}, because {best.reason}" if best.exhausted else ""
-                say(f"{out} has all its {steps:,} updates already{early}: {out / 'model'}")
+                say(f"{out} has all its {course.ends:,} updates already{early}: {out / 'model'}")
             return None
+
+        # What the run needs: room on the disk, a size of micro-batches, the score to keep, compiled blocks, its log.
         if world.is_first:
-            run.check_disk_space(steps)
+            run.check_disk_space(course.ends)
         peak = _ceiling(run) if world.is_first else None
         found = run.microbatch.find(
             source, model, run.optimizer, PRECISIONS[run.precision.name], options.batch_size, world,
@@ -122,96 +124,119 @@ def run_updates(
         )  # fmt: skip
         if best.name and not done:  # a misspelt name is found before the first update
             best.check(_scores(run, score, done, stop))
-        monitor = plateau(unigram_entropy, config.optim, model.config.init_range)
-        with (
-            _compiled(run, source) as compilation,
-            stop.deferred(),
-            _log(run, steps, done, logged, peak, _facts(compilation), monitor, quiet=say is silent) as log,
-            closing(run.saver),
-        ):
-            if done:
-                log.note(f"continuing after update {done:,} of {steps:,}")
-            if lost:
-                log.note(f"warning: {METRICS} has {lost:,} updates, but there is no checkpoint: the run starts anew")
-            models = model_notes(compilation, model, run.precision.name, world)
-            methods = autotune(run, partial(_batches, run, source), steps, stop)
-            for text in chain([found], models, methods, ranks(world, run.exchange)):
-                log.note(text)
-            log.scores(done, missed, best.step)
-            if compilation.active:  # evaluation is rare: compiling separate graphs for it would not pay
-                score = torch.compiler.set_stance("force_eager")(score)
-            slow = Stragglers()
-            while done < steps:
-                for step, work in _attempts(run, teacher, source, log, done, planned, stop):
-                    done, stop_requested = step.index, step.stop_requested
-                    log.step(step, work)
-                    log.peak_flops = peak.again() if peak is not None else None
-                    run.saver.report()
-                    log.note(slow.watch(step))
-                    if step.due(options.compare_every) and not run.exchange.local:
-                        agreement.compare_weights(world, model, done)
-                    answer = run.guard.watch(step)
-                    scoring = step.due(options.evaluate_every) and done < steps
-                    pausing = done == steps or step.due(options.save_every) or scoring or stop_requested
-                    if pausing and answer == "go on":
-                        answer = run.guard.judge_last()
-                    if answer == "roll back":
-                        done = run.roll_back(log)
-                        break
-                    if scoring:
-                        if run.exchange.local:  # the ranks' weights differ
-                            run.exchange.average_residuals(run.optimizer)
-                        with log.doing("scoring"):
-                            step.scores = score(model, run.precision, run.microbatch.tokens)
-                        best.offer(done, step.scores, model)
-                        log.scores(done, step.scores, best.step)
-                    if (stop_requested or scoring) and stop.agreed(world):
-                        run.save(done, log, final=True)
-                        raise stop.stopped(f"saved after update {done:,} of {steps:,}")
-                    if best.exhausted:
-                        steps = done
-                        log.note(f"the run ends after update {done:,} of {planned:,}: {best.reason}")
-                    # While the loss is suspect nothing is saved, so that the kept checkpoints are healthy.
-                    saving = done == steps or (step.due(options.save_every) and run.guard.healthy == done)
-                    if saving:
-                        with log.doing("saving"):
-                            run.save(done, log, final=done == steps)
-                    if done == steps:
-                        step.scores = scores = (
-                            dict(step.scores) if scoring else _final_scores(run, score, log, done, stop)
-                        )
-                        step.last = True
-                    try:
-                        with outer.outside():
-                            yield step
-                    except GeneratorExit:
-                        if not saving and run.guard.judge_last() == "go on":
-                            run.save(done, log, final=True)
-                        raise
-                    if done == steps:
-                        break
-            if scores is None:  # an earlier process was killed between the last save and these scores
-                scores = _final_scores(run, score, log, done, stop)
-            scores, line = best.take(scores, model)
-            log.note(line)
+        compilation = opened.enter_context(_compiled(run, source))
+        opened.enter_context(stop.deferred())
+        monitor = plateau(unigram_entropy, lr=config.optim.lr, eps=config.optim.eps, init_range=model.config.init_range)
+        log = opened.enter_context(
+            open_log(run, course.ends, done, logged, peak, compilation, monitor, quiet=say is silent)
+        )
+        opened.enter_context(closing(run.saver))
+        if done:
+            log.note(f"continuing after update {done:,} of {course.ends:,}")
+        if lost:
+            log.note(f"warning: {METRICS} has {lost:,} updates, but there is no checkpoint: the run starts anew")
+        models = model_notes(compilation, model, run.precision.name, world)
+        methods = autotune(run, partial(_batches, run, source), course.ends, stop)
+        for text in chain([found], models, methods, ranks(world, run.exchange)):
+            log.note(text)
+        log.scores(done, missed, best.step)
+        if compilation.active:  # evaluation is rare: compiling separate graphs for it would not pay
+            score = torch.compiler.set_stance("force_eager")(score)
+
+        scores: dict[str, float] | None = missed if best.exhausted and missed else None
+        slow = Stragglers()
+        for step, work in _attempts(run, teacher, source, log, course, stop):
+            log.step(step, work)
+            log.peak_flops = peak.again() if peak is not None else None
+            run.saver.report()
+            log.note(slow.watch(step))
+
+            # Whether the run is sound: equal weights on all ranks, and a loss that does not run away.
+            if step.due(options.compare_every) and not run.exchange.local:
+                agreement.compare_weights(world, model, step.index)
+            scoring = step.due(options.evaluate_every) and step.index < course.ends
+            save_due = step.due(options.save_every)
+            pausing = step.index == course.ends or save_due or scoring or step.stop_requested
+            if _judge(run, step, pausing=pausing) == "roll back":
+                course.done = run.roll_back(log)
+                continue
+
+            # Evaluation, a signal, and the end of a run whose score no longer improves.
+            if scoring:
+                step.scores = _score_update(run, score, log, step.index)
+            if (step.stop_requested or scoring) and stop.agreed(world):
+                run.save(step.index, log, final=True)
+                raise stop.stopped(f"saved after update {step.index:,} of {course.ends:,}")
+            if best.exhausted:
+                course.ends = step.index
+                log.note(f"the run ends after update {step.index:,} of {planned:,}: {best.reason}")
+
+            # Saving. While the loss is suspect nothing is saved, so that the kept checkpoints are healthy.
+            step.last = step.index == course.ends
+            saving = step.last or (save_due and run.guard.healthy == step.index)
+            if saving:
+                with log.doing("saving"):
+                    run.save(step.index, log, final=step.last)
+            if step.last:
+                scores = dict(step.scores) if scoring else _final_scores(run, score, log, step.index, stop)
+                step.scores = scores
+
+            try:
+                with outer.outside():
+                    yield step
+            except GeneratorExit:
+                if not saving and run.guard.judge_last() == "go on":
+                    run.save(step.index, log, final=True)
+                raise
+
+        if scores is None:  # an earlier process was killed between the last save and these scores
+            scores = _final_scores(run, score, log, course.done, stop)
+        scores, line = best.take(scores, model)
+        log.note(line)
     return scores
 
 
-def _log(
-    run: Run, steps: int, done: int, logged: Mapping[str, Any], peak: ceiling.Ceiling | None,
-    facts: Mapping[str, object], monitor: Monitor, *, quiet: bool,
-) -> RunLog:  # fmt: skip
-    """Returns the log of a run that continues after `done` updates with the state `logged`. The setting log.console
-    overrides `quiet`."""
-    config = run.config
-    return RunLog(
-        config.out, steps=steps, start=done, state=logged, description=config.out.name,
-        peak_flops=None if peak is None else peak.best,
-        world=run.world, every=config.log.every, seconds=config.log.seconds, trackers=config.log.trackers,
-        quiet=quiet if config.log.console is None else not config.log.console,
-        facts={"micro_tokens": run.microbatch.tokens, "precision": run.precision.name} | dict(facts), monitor=monitor,
-        price=config.log.price, measure=partial(trust_summary, run.optimizer),
-    )  # fmt: skip
+@dataclass(slots=True)
+class _Course:
+    """How far a run is, and where it ends."""
+
+    done: int
+    """Number of updates done."""
+    ends: int
+    """The update after which it ends: `planned`, or earlier if its score no longer improves."""
+    planned: int
+    """Number of updates of the learning rate's schedule."""
+
+
+def _score_missed(
+    run: Run, score: Score, done: int, planned: int, logged: Mapping[str, Any], stop: StopRequest
+) -> dict[str, float]:
+    """Returns the scores of an evaluation after update `done` that a signal interrupted; empty if there is none."""
+    every, best = run.config.train.evaluate_every, run.best
+    if not (0 < done < planned and every and done % every == 0):
+        return {}
+    if min(logged.get(SCORED, done), best.scored if best.name else done) == done:
+        return {}
+    scores = _scores(run, score, done, stop)
+    best.offer(done, scores, run.model)
+    return scores
+
+
+def _judge(run: Run, step: Step, *, pausing: bool) -> Answer:
+    """Returns what the guard says of the updates so far: that before `step` and, if the run pauses after it, `step`."""
+    answer = run.guard.watch(step)
+    return run.guard.judge_last() if pausing and answer == "go on" else answer
+
+
+def _score_update(run: Run, score: Score, log: RunLog, done: int) -> dict[str, float]:
+    """Returns the held-out scores between two updates."""
+    if run.exchange.local:  # the ranks' weights differ
+        run.exchange.average_residuals(run.optimizer)
+    with log.doing("scoring"):
+        scores = score(run.model, run.precision, run.microbatch.tokens)
+    run.best.offer(done, scores, run.model)
+    log.scores(done, scores, run.best.step)
+    return scores
 
 
 def _ceiling(run: Run) -> ceiling.Ceiling:
@@ -262,35 +287,35 @@ def _compiled(run: Run, source: Source) -> Iterator[Compilation]:
         yield compilation
 
 
-def _facts(compilation: Compilation) -> dict[str, object]:
-    """Returns the entries of environment.json about compiling."""
-    return {"compiled": compilation.active, "compile_seconds": round(compilation.seconds, 3)}
-
-
 def _attempts(
-    run: Run, teacher: RelationTeacher | None, source: Source, log: RunLog, done: int, steps: int, stop: StopRequest
+    run: Run, teacher: RelationTeacher | None, source: Source, log: RunLog, course: _Course, stop: StopRequest
 ) -> Iterator[tuple[Step, int]]:
-    """Yields the updates from `done` to `steps` - 1, each with the floating-point operations of this rank's share.
+    """Yields the updates until the end of the `course`, each with the floating-point operations of this rank's share.
+    If the caller sets `course.done` back, they continue from there.
 
     If memory runs out, the update is computed again with smaller micro-batches; the weights have not changed yet.
     """
     config, world = run.config, run.world
-    rate, net = schedule(config.optim, steps), run.model if teacher is None else RelationStudent(run.model, teacher)
-    while True:
+    rate = schedule(config.optim, course.planned)
+    net = run.model if teacher is None else RelationStudent(run.model, teacher)
+    while course.done < course.ends:
         costs: deque[int] = deque()
-        batches = _batches(run, source, done, steps)
+        batches = _batches(run, source, course.done, course.planned)
         try:
             for step in train(
                 net, run.optimizer, count_operations(batches, run.model, teacher, costs),
                 schedule=lambda applied: run.guard.lr_scale * rate(applied), max_grad_norm=config.optim.max_grad_norm,
-                precision=run.precision, world=world, seed=config.seed, start=done, steps=steps, exchange=run.exchange,
-                stop=stop,
+                precision=run.precision, world=world, seed=config.seed, start=course.done, steps=course.planned,
+                exchange=run.exchange, stop=stop,
             ):  # fmt: skip
-                done = step.index
+                course.done = step.index
                 yield step, costs.popleft()
-            return
+                if course.done < step.index or course.done == course.ends:
+                    break
         except OutOfMemory as error:
             log.note(run.microbatch.lower(error))
+        else:
+            continue
         release(world.device)
 
 

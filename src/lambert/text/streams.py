@@ -188,8 +188,8 @@ class _Limited(io.RawIOBase):
         size, packed = self.tell(), self._raw.tell()
         if size > ALLOWED and size > self._max_ratio * packed:
             raise TooLarge(
-                f"expands to more than max_ratio = {self._max_ratio} times its size and is not read further "
-                f"({size:,} bytes from {packed:,}): no text is so repetitive. If the file is correct, raise max_ratio"
+                f"expands to more than {self._max_ratio} times its size and is not read further ({size:,} bytes from "
+                f"{packed:,}): no text is so repetitive. If the file is correct, decompress it first"
             )
 
 

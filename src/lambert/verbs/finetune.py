@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def run(config: FinetuneConfig, say: Say = silent) -> Result:
     """
     if config.seeds:
         return run_seeds(config, run, say)
-    return run_to_end(updates, config, say)
+    return run_to_end(partial(updates, config, say=say), config.out)
 
 
 def first_scores(config: FinetuneConfig) -> dict[str, float]:
@@ -203,7 +204,7 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     notes += shared_rows(data, dev, train_path, dev_path)
     notes += unknown_notes([(train_path, data), (dev_path, dev)])
     heads = {task.head: task.labels}
-    check_model(shape, config.train, config.optim.name, world)
+    check_model(shape, config.optim.name, world, shard_optimizer=config.train.shard_optimizer)
     labels = task.config.labels
     model, report = weights.load(folder, heads, roles.size(tokenizer), config.seed, config.code, labels=labels)
     check_positions(task.config.max_length, model)

@@ -34,7 +34,8 @@ def pretrain(recipe: str | Path | PretrainConfig | None = None, /, **settings: A
     128 + the number of the signal.
     """
     with running():
-        return pretraining.run(config := call_settings("pretrain", recipe, settings), lines(config))
+        config = call_settings("pretrain", recipe, settings)
+        return pretraining.run(config, lines(config.log.console))
 
 
 def finetune(recipe: str | Path | FinetuneConfig | None = None, /, **settings: Any) -> Result:
@@ -46,7 +47,8 @@ def finetune(recipe: str | Path | FinetuneConfig | None = None, /, **settings: A
     so that the run can be repeated from its config.toml. Signals are handled as in `pretrain`.
     """
     with running():
-        return finetuning.run(config := call_settings("finetune", recipe, settings), lines(config))
+        config = call_settings("finetune", recipe, settings)
+        return finetuning.run(config, lines(config.log.console))
 
 
 def sweep(recipe: str | Path | SweepConfig | None = None, /, **settings: Any) -> Result:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def run(config: PretrainConfig, say: Say = silent) -> Result:
 
     Raises SavedAndStopped after a signal, whenever it comes.
     """
-    return run_to_end(updates, config, say)
+    return run_to_end(partial(updates, config, say=say), config.out)
 
 
 def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = silent) -> Iterator[Step]:
@@ -76,8 +77,8 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
                 config = dataclasses.replace(config, model=config.model.resolved(model.config))
             _check_packing(config.packing, model.config)
             specials = roles.specials(tokenizer, str(tokenizers.file_in(config.corpus)))
-            source = corpus_source(config.corpus, config.packing, config.masking, specials, config.seed)
             heldout = _heldout(config, manifest["splits"]["heldout"]["documents"], specials)
+            source = CorpusSource(Split(config.corpus, "train"), config.packing, config.masking, specials, config.seed)
             moments = _init_run(config) if config.keep_moments else None
             data = {"the corpus": content_hash(manifest)}
             if config.init is not None:
@@ -127,20 +128,13 @@ def texts(run: Path, step: int) -> list[str]:
     tokenizer = tokenizers.load(corpus)
     packing, masking = PackingConfig(**recipe["packing"]), MaskingConfig(**recipe["masking"])
     specials = roles.specials(tokenizer, str(tokenizers.file_in(corpus)))
-    source = corpus_source(corpus, packing, masking, specials, seed)
+    source = CorpusSource(Split(corpus, "train"), packing, masking, specials, seed)
     batch = source.collate(*places(source, TrainConfig(**recipe["train"]).sizes, seed, step - 1))
     masked, ids_T = batch.targets["mlm"], batch.ids_T.clone()
     ids_T[masked.at_N] = masked.labels_N
     rows = (ids_T[low:high].tolist() for low, high in pairwise(batch.bounds_S1.tolist()))
     with library_errors("The tokenizer cannot decode a sequence"):
         return [tokenizer.decode(row, skip_special_tokens=False) for row in rows]
-
-
-def corpus_source(
-    corpus: Path, packing: PackingConfig, masking: MaskingConfig, specials: Specials, seed: int
-) -> CorpusSource:
-    """Returns the training sequences of a corpus."""
-    return CorpusSource(Split(corpus, "train"), packing, masking, specials, seed)
 
 
 def _heldout(config: PretrainConfig, documents: int, specials: Specials) -> CorpusSource | None:
@@ -226,7 +220,7 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
         assert config.model is not None  # by _check_complete
         shape = config.model.shape(pieces, roles.named(tokenizer, "pad") or 0)
         _check_storable(shape)
-        check_model(shape, config.train, config.optim.name, world)
+        check_model(shape, config.optim.name, world, shard_optimizer=config.train.shard_optimizer)
         return weights.fresh(shape, objectives, config.seed)
     folder = model_folder(config.init)
     code = (*config.code, *([config.model.block] if config.model and config.model.block else []))
@@ -238,7 +232,7 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
             f"{config.corpus} was prepared with another vocabulary than that of {folder}. Prepare it with "
             f"--tokenizer {folder}, or leave init out."
         )
-    check_model(shape, config.train, config.optim.name, world)
+    check_model(shape, config.optim.name, world, shard_optimizer=config.train.shard_optimizer)
     model, report = weights.load(folder, objectives, pieces, config.seed, code)
     kept_layers = keep_layers(model, config.distil.student_layers)
     for line in filter(None, [*report.warnings(), kept_layers]) if world.is_first else ():

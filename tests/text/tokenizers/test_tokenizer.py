@@ -35,14 +35,13 @@ def corpus() -> list[str]:
     return [row["text"] for row in GOLDEN["rows"]] + TRICKY[:3]
 
 
-def trained(lowercase: bool, pieces: int = 700, alphabet: int = 0, strip_accents: bool | None = None) -> Any:
+def trained(lowercase: bool, pieces: int = 700, strip_accents: bool | None = None) -> Any:
     characters = vocabulary.Characters()
     for text in corpus():
         characters.add(text)
     return vocabulary.train(
-        corpus(), characters, vocabulary=pieces, lowercase=lowercase, strip_accents=strip_accents, min_frequency=1,
-        alphabet=alphabet,
-    )  # fmt: skip
+        corpus(), characters, vocabulary=pieces, lowercase=lowercase, strip_accents=strip_accents, min_frequency=1
+    )
 
 
 @pytest.fixture(scope="module", params=["uncased", "cased"])
@@ -136,8 +135,6 @@ def test_what_training_learns() -> None:
     assert not any(piece != piece.lower() for piece in pieces[5:])
     assert {"##e", "##s"} <= set(pieces)
     assert not {"##.", "##,", "##中"} & set(pieces), "what never continues a word takes no place"
-    few = trained(True, pieces=300, alphabet=30)
-    assert sum(len(piece) == 1 for piece in few.get_vocab()) == 30
     with pytest.raises(UsageError, match="vocabulary = 40 is too small"):
         trained(True, pieces=40)
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from run_folders import Outline, folder, page, row
 
-from lambert.verbs.report.ceilings import with_one_ceiling
-from lambert.verbs.report.folders import read
+from lambert.verbs.report.folders import read, with_one_ceiling
 
 BUSY = [row(10, utilisation=0.4, ceiling_gflops=50.0), row(20, utilisation=0.4, ceiling_gflops=50.0)]
 QUIET = [row(10, utilisation=0.4, ceiling_gflops=50.0), row(20, utilisation=0.2, ceiling_gflops=100.0)]

@@ -15,10 +15,9 @@ from lambert.engine.metrics_file import METRICS
 from lambert.runs.result import Say, silent
 from lambert.verb import provided
 from lambert.verbs.report import errors, ranks, sweep
-from lambert.verbs.report.ceilings import with_one_ceiling
 from lambert.verbs.report.cells import side_by_side, table
 from lambert.verbs.report.curves import COLOURS, draw
-from lambert.verbs.report.folders import Run, read
+from lambert.verbs.report.folders import Run, read, with_one_ceiling
 from lambert.verbs.report.sections import advice, charts, differences, endings, final_numbers, mismatches
 
 

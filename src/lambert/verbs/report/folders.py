@@ -1,6 +1,7 @@
-"""Reads run folders, which may be incomplete or damaged."""
+"""Reads run folders, which may be incomplete or damaged, and gives runs on equal machines one ceiling."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from lambert.core.errors import DataError, LambertError
 from lambert.core.files import check_regular, parse_json, read_file
 from lambert.core.unsupported import is_work_folder
 from lambert.core.version import __version__
+from lambert.engine.ceiling import CEILING
 from lambert.engine.metrics_file import METRICS, read_row
 from lambert.runs.expect import TABLE
 from lambert.tasks.scores import examples
@@ -23,6 +25,9 @@ _UNUSED = dict.fromkeys(("classify", "regress"), ("task.squad.", "task.tag.", "t
 }
 """Beginnings of the names of settings that a task does not use."""
 _LARGEST = 1e30
+SHARE = "utilisation"
+_ALIKE = ("device_name", "threads", "processes")
+"""Entries of environment.json on which a ceiling depends, besides the precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +176,29 @@ def is_number(value: Any) -> bool:
 def is_rate(value: Any) -> bool:
     """Returns whether the value is a positive number."""
     return is_number(value) and value > 0
+
+
+def with_one_ceiling(runs: Sequence[Run]) -> list[Run]:
+    """Returns the runs with the shares that all rows have of the highest ceiling of any run on an equal machine in the
+    same precision. Rows of older versions, without a ceiling, keep their share."""
+    best: dict[tuple[str, ...], float] = {}
+    for run in runs:
+        found = (float(row[CEILING]) for row in run.rows if is_rate(row.get(CEILING)))
+        best[_machine(run)] = max([best.get(_machine(run), 0.0), *found])
+    return [
+        replace(
+            run,
+            rows=[
+                row | {SHARE: row[SHARE] * row[CEILING] / best[_machine(run)], CEILING: best[_machine(run)]}
+                if is_rate(row.get(CEILING)) and is_rate(row.get(SHARE))
+                else row
+                for row in run.rows
+            ],
+        )
+        for run in runs
+    ]
+
+
+def _machine(run: Run) -> tuple[str, ...]:
+    precision = run.environment.get("precision") or run.config.get("train.precision")
+    return (str(precision), *(str(run.environment.get(name)) for name in _ALIKE))

@@ -14,7 +14,7 @@ from lambert.verbs.report.ranks import exchange_shares
 
 UNLEARNT = ("warning: the held-out masked-LM loss is ", "the masked-LM loss has been near the unigram entropy")
 """Beginnings of the lines of log.txt about a run that learnt no more than the frequencies of the vocabulary's pieces;
-see `runs.plateau`."""
+see `runs.log`."""
 WAIT_IS_HIGH = 0.1
 """Share of the time spent waiting for data from which the page gives advice."""
 

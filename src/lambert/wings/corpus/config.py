@@ -14,7 +14,6 @@ from lambert.core.settings import SEEDS, as_dict, check
 from lambert.core.urls import check_url, is_remote, public
 from lambert.text.encodings import known
 from lambert.text.sentences import LINES
-from lambert.text.streams import MAX_RATIO
 from lambert.wings.corpus.filters import FILTERS
 from lambert.wings.corpus.filters.c4 import C4
 from lambert.wings.corpus.filters.decontamination import Decontaminate
@@ -28,8 +27,8 @@ MOST_REPEATED = 100
 DOCUMENTS = ("file", "blank-line", "line")
 Kind = Literal["wordpiece", "bpe", "unigram"]
 _WITHOUT_EFFECT = {
-    "given": ("tokenizer_kind", "strip_accents", "min_frequency", "alphabet"), "wordpiece": (),
-    "bpe": ("strip_accents", "alphabet"), "unigram": ("strip_accents", "min_frequency", "alphabet"),
+    "given": ("tokenizer_kind", "strip_accents", "min_frequency"), "wordpiece": (),
+    "bpe": ("strip_accents",), "unigram": ("strip_accents", "min_frequency"),
 }  # fmt: skip
 """Settings that have no effect with a given tokenizer, or with the learnt kind."""
 STAGES = ("extract", "clean", "deduplicate", "encode", "tokens")
@@ -106,9 +105,6 @@ class PrepareConfig:
     min_frequency: int = 2
     """Words and characters that occur less often are not learnt as pieces of WordPiece or BPE (tokenizer =
     "train")."""
-    alphabet: int = 0
-    """Maximum number of single characters in WordPiece, the most frequent first (tokenizer = "train"). 0: vocabulary /
-    10, at least 64 and at most 1000, or as many as cover 99.99% of the text and take at most half of the vocabulary."""
     sample_megabytes: int = 200
     """Approximate MB of text, spread over all documents, from which the vocabulary is learnt (tokenizer = "train")."""
     format: str = "auto"
@@ -124,8 +120,6 @@ class PrepareConfig:
     metadata: tuple[str, ...] = ()
     """Fields of JSON lines, or columns of Parquet, CSV or Arrow, that are stored with the documents between steps.
     Titles and addresses of wikis and web archives are always stored."""
-    max_ratio: int = MAX_RATIO
-    """A compressed file that expands to more than 64 MiB and more than this many times its size is not read further."""
     lines: str = "auto"
     """Meaning of a line break: `wrapped` lines are joined to paragraphs, `paragraphs` makes each line a paragraph, and
     `auto` decides for each document."""
@@ -211,7 +205,7 @@ class PrepareConfig:
         check(
             self,
             vocabulary="[6, 10000000]", min_frequency="[1, inf)", sample_megabytes="[1, inf)", min_tokens="[1, inf)",
-            max_ratio="[1, inf)", workers="[0, 1024]", heldout="[0, 1)", max_bad="[0, 1]",
+            workers="[0, 1024]", heldout="[0, 1)", max_bad="[0, 1]",
             min_language_score="[0, 1]", seed=SEEDS,
         )  # fmt: skip
         known(self.encoding)
@@ -232,7 +226,6 @@ class PrepareConfig:
             self.text_field,
             _names(self.metadata),
             encoding=known(self.encoding),
-            max_ratio=self.max_ratio,
         )
 
     @property
@@ -289,7 +282,7 @@ class PrepareConfig:
         for name, step in FILTERS.items():
             without |= set() if name in self.cleaners else set(step.tables)
         if self.tokenizer != "train":
-            without |= {"vocabulary", "min_frequency", "alphabet", "sample_megabytes"}
+            without |= {"vocabulary", "min_frequency", "sample_megabytes"}
             without |= {"lowercase", "strip_accents"}  # the tokenizer says it
         if self.tokenizer != "train" or self.tokenizer_kind == "wordpiece":
             without |= {"tokenizer_kind"}

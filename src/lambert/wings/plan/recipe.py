@@ -9,7 +9,8 @@ import numpy as np
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import nearest
-from lambert.core.shards import read_manifest
+from lambert.core.shards import Split, read_manifest
+from lambert.data.source import CorpusSource
 from lambert.distributed import agreement
 from lambert.model import folder as layout
 from lambert.model.config import SIZES, EncoderConfig
@@ -19,7 +20,6 @@ from lambert.tasks.reading.cache import FeatureCache
 from lambert.tasks.reading.files import training_and_dev
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
-from lambert.verbs import pretrain
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.training import verb_of
@@ -85,7 +85,7 @@ def _pretrain(config: PretrainConfig, plan: PlanConfig) -> Planned:
         tokenizer = tokenizers.load(config.corpus)
         specials = roles.specials(tokenizer, str(tokenizers.file_in(config.corpus)))
         vocabulary = roles.size(tokenizer)
-        source = pretrain.corpus_source(config.corpus, config.packing, config.masking, specials, config.seed)
+        source = CorpusSource(Split(config.corpus, "train"), config.packing, config.masking, specials, config.seed)
     shape = config.model.shape(vocabulary) if config.model else _shape(config.init, plan)
     longest = config.packing.sequence_length
     if source is None:

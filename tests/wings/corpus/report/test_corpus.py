@@ -12,10 +12,9 @@ from run_folders import Outline, folder, page
 from lambert.core.errors import DataError
 from lambert.core.shards import Split
 from lambert.data.batch_sizes import BatchSizes
-from lambert.verbs.report import histogram
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.pipeline import prepare
-from lambert.wings.corpus.report import corpus
+from lambert.wings.corpus.report import corpus, histogram
 from lambert.wings.corpus.report import inputs as corpus_inputs
 from lambert.wings.corpus.report import packing as corpus_packing
 from lambert.wings.corpus.report import sample as corpus_sample

@@ -10,9 +10,9 @@ import numpy as np
 from lambert.core.settings import dotted
 from lambert.core.shards import SPLITS, Split, content_hash, read_manifest
 from lambert.text.tokenizers import roles, tokenizer
-from lambert.verbs.report import histogram
 from lambert.verbs.report.cells import cell, table
 from lambert.verbs.report.folders import Run
+from lambert.wings.corpus.report import histogram
 from lambert.wings.corpus.report.inputs import files_table, inputs_table
 from lambert.wings.corpus.report.packing import Packed
 from lambert.wings.corpus.report.sample import SampledSplit, piece_counts, sampled

@@ -99,29 +99,27 @@ def train(
     lowercase: bool,
     strip_accents: bool | None = None,
     min_frequency: int = 2,
-    alphabet: int = 0,
 ) -> Any:
     """Learns a WordPiece tokenizer from texts. The result is deterministic.
 
-    The library numbers continuing characters in the order of a hash map, which differs from run to run. Therefore the
-    alphabet is passed to it as numbered special tokens.
+    A tenth of the pieces, from 64 to 1000, are single characters, or more if these do not cover the text and half of
+    the pieces are enough. The library numbers continuing characters in the order of a hash map, which differs from run
+    to run. Therefore the alphabet is passed to it as numbered special tokens.
 
     Args:
         characters: Counts of the characters of the same texts.
         vocabulary: Maximum number of pieces.
         strip_accents: None: as `lowercase`, as published.
         min_frequency: Words and characters that occur less often are not learnt as pieces.
-        alphabet: Maximum number of single characters. 0: a tenth of the vocabulary, from 64 to 1000, or more if these
-            do not cover the text and half of the vocabulary suffices.
     """
     normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
-    limit = alphabet or min(1000, max(64, vocabulary // 10))
-    single, joining = characters.alphabet(limit, min_frequency, normalizer, 0 if alphabet else vocabulary // 2)
+    limit = min(1000, max(64, vocabulary // 10))
+    single, joining = characters.alphabet(limit, min_frequency, normalizer, vocabulary // 2)
     first = [*SPECIAL_PIECES, *single, *(CONTINUATION + character for character in joining)]
     if len(first) > vocabulary:
         raise UsageError(
             f"vocabulary = {vocabulary} is too small: the special pieces and single characters alone are {len(first)}. "
-            f"Raise it, or set alphabet below {len(single)}."
+            "Raise it."
         )
     learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     learner.normalizer = normalizer
@@ -252,8 +250,7 @@ def learn(
             if strips is None and lowers and characters.accented() > ACCENTED:
                 strips = False
             learnt = train(
-                lines, characters, vocabulary=size, lowercase=lowers, strip_accents=strips, min_frequency=least,
-                alphabet=config.alphabet,
-            )  # fmt: skip
+                lines, characters, vocabulary=size, lowercase=lowers, strip_accents=strips, min_frequency=least
+            )
     spool.unlink()
     return learnt

@@ -204,7 +204,7 @@ def warnings(manifest: dict[str, Any]) -> list[str]:
         if split["documents"] and split["unknown_rate"] > _UNKNOWN:
             found.append(
                 f"warning: {split['unknown_rate']:.0%} of the tokens of {name} are [UNK]: the vocabulary is probably "
-                "for another language or script. Leave tokenizer out to learn one, or raise alphabet if it was learnt"
+                "for another language or script. Leave tokenizer out to learn one, or raise vocabulary if it was learnt"
             )
             break
     return found + ends(manifest["documents"]["unreadable"])
