@@ -249,7 +249,7 @@ def test_rows_instead_of_files(pretrained: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run-data.jsonl").read_text().count("\n") == 4
     model = lambert.load(tmp_path / "run")
     assert model.evaluate(rows)["examples"] == 4
-    unseen = [{"text": "\u4eca \u65e5", "label": 1}] * 2
+    unseen = [{"text": "\u4eca \u65e5", "label": label} for label in (0, 1)]
     notes = model.evaluate(unseen).notes
     assert [line.split(" (")[0] for line in notes if "[UNK]" in line] == ["note: 100.0% of the words of data"]
     assert notes == lambert.evaluate(model=tmp_path / "run", data=unseen).notes
