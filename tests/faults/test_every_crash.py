@@ -265,7 +265,7 @@ MOMENTS = ("mkdir sweep/locks/0001", "write sweep/study.journal", "metrics.jsonl
 """Operations of the second trial of a sweep after which it is killed."""
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", [MOMENTS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in MOMENTS[1:])])
 def test_a_sweep_that_is_killed_chooses_and_trains_the_same(
     moment: str, warm: Warm, commands: dict[str, list[str]], sound: Callable[[str], Sound]
 ) -> None:
