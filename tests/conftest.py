@@ -1,6 +1,7 @@
 """The command line in this process, and a corpus and an encoder as small as they can be, for all tests of verbs."""
 
 import contextlib
+import gc
 import io
 import os
 import random
@@ -25,6 +26,7 @@ if not os.environ.get("LAMBERT_TEST_GPU"):  # what runs on "auto" is the same ev
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's job in the background; what tests start inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+gc.disable()  # until the tests are collected: searches for garbage would take a quarter of that time
 # An example may wait long on a machine with other work; the examples are those of the run before, so that no run fails
 # by luck. Other seeds: make test-fuzz.
 hypothesis.settings.register_profile("lambert", deadline=None, derandomize=True, database=None)
@@ -60,6 +62,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if others:
         config.hook.pytest_deselected(items=[*others])
         items[:] = [item for item in items if item not in others]
+
+
+def pytest_collection_finish() -> None:
+    """From now on, garbage is searched for, but not among the tests and the modules that they import."""
+    gc.freeze()
+    gc.enable()
 
 
 def _lambert(*arguments: object, stdin: str = "", **settings: object) -> Called:

@@ -2,7 +2,6 @@
 publication means by them."""
 
 import dataclasses
-import importlib
 import re
 import tomllib
 from collections.abc import Iterable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import stage
 
 from lambert import cli
 from lambert.optim.schedule import schedule
@@ -31,9 +31,7 @@ def parsed(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The settings that `lambert VERB path` would run with."""
     verb = next(verb for key, verb in VERBS.items() if key in tomllib.loads(path.read_text(encoding="utf-8")))
     seen: list[Any] = []
-    monkeypatch.setattr(
-        importlib.import_module(f"lambert.verbs.{verb}"), "run", lambda config, **_: seen.append(config)
-    )
+    monkeypatch.setattr(stage(verb)[0], "run", lambda config, **_: seen.append(config))
     cli.call([verb, str(path)])
     (config,) = seen
     assert type(config) is settings_of(all_verbs()[verb])

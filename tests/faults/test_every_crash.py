@@ -266,10 +266,12 @@ def test_after_a_crash_at_any_operation_the_same_command_ends_in_the_same_bytes(
     ("moment", "which"),
     [
         ("mkdir sweep/locks/0001", 0),
-        ("write sweep/study.journal", 0),  # the trial is recorded without its settings
-        ("write sweep/study.journal", 1),  # and with the first of them
-        ("metrics.jsonl", 1),
-        ("step-000001", -1),
+        pytest.param(
+            "write sweep/study.journal", 0, marks=pytest.mark.slow
+        ),  # the trial is recorded without its settings
+        pytest.param("write sweep/study.journal", 1, marks=pytest.mark.slow),  # and with the first of them
+        pytest.param("metrics.jsonl", 1, marks=pytest.mark.slow),
+        pytest.param("step-000001", -1, marks=pytest.mark.slow),
         ("sweep.json", 0),
     ],
 )

@@ -38,7 +38,14 @@ def chain(tmp_path_factory: pytest.TempPathFactory, lambert: Callable[..., Any])
     return out
 
 
-@pytest.mark.parametrize(("name", "lr"), [("lamb", 1e-2), ("adamw", 4e-3), ("radam", 1.2e-2)])
+@pytest.mark.parametrize(
+    ("name", "lr"),
+    [
+        ("lamb", 1e-2),
+        pytest.param("adamw", 4e-3, marks=pytest.mark.slow),
+        pytest.param("radam", 1.2e-2, marks=pytest.mark.slow),
+    ],
+)
 def test_every_optimizer_beats_the_unigrams(
     chain: Path, tmp_path: Path, lambert: Callable[..., Any], name: str, lr: float
 ) -> None:

@@ -131,11 +131,11 @@ def serving(
     **settings: Any,
 ) -> Iterator[Service]:  # fmt: skip
     """A service of the models on a free port, killed at the end if it still runs. `before` is called while it starts,
-    when it has handlers of signals."""
+    when SIGHUP waits for the end of the start."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     process = Piped("serve", "--port=0", *flags, *(f"--model={model}" for model in models), variables=env)
     try:
-        while before is not None and not _catches(process.pid, signal.SIGTERM):
+        while before is not None and not _blocks(process.pid, signal.SIGHUP):
             time.sleep(0.001)
         if before is not None:
             before(process)
@@ -152,8 +152,8 @@ def serving(
         process.stdout.close()
 
 
-def _catches(process: int, number: int) -> bool:
-    """Returns whether a process of Linux has a handler for a signal."""
+def _blocks(process: int, number: int) -> bool:
+    """Returns whether a signal to a process of Linux has to wait."""
     status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    blocked = next(line for line in status.splitlines() if line.startswith("SigBlk:"))
+    return bool(int(blocked.split()[1], 16) >> (number - 1) & 1)
