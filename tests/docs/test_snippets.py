@@ -17,7 +17,7 @@ import pytest
 
 import lambert as lambert_library
 from lambert import cli
-from lambert.verb import all_verbs
+from lambert.verb import all_verbs, find
 from lambert.verbs import demo
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def test_python_runs(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
 def test_commands_have_flags_that_exist(page: Path, folder: Path) -> None:
     for words in commands(page):
-        assert words[0] in all_verbs(), words
+        assert find(words) is not None, words
         if words[0] == "horovodrun":
             continue
         for word in words[1:]:
