@@ -285,3 +285,18 @@ def bent_by(size: float, function: Callable[..., Any]) -> Callable[..., Any]:
 def _with_encoder(net: Any) -> Any:
     net.encoder = type("Names", (), {"words": net.bert.embeddings.word_embeddings})
     return net
+
+
+def test_transformers_shows_as_much_as_before() -> None:
+    logging = pytest.importorskip("transformers").logging
+    before, enabled = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_info()
+    logging.enable_progress_bar()
+    try:
+        with module.quiet_transformers():
+            assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.ERROR, False)
+        assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.INFO, True)
+    finally:
+        logging.set_verbosity(before)
+        if not enabled:
+            logging.disable_progress_bar()

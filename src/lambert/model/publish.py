@@ -1,7 +1,8 @@
 """Writes model folders that are complete or absent, and verifies their outputs before they appear."""
 
 import importlib.util
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -164,31 +165,39 @@ _OUTPUTS: Mapping[tuple[str, ...], Mapping[str, str]] = {
 """Names of the outputs of transformers' models by the heads of an architecture; `logits` for other heads."""
 
 
-def quiet_transformers() -> Any:
-    """Returns the module transformers, which shows no progress and no reports of what it has loaded."""
+@contextmanager
+def quiet_transformers() -> Iterator[Any]:
+    """Yields the module transformers, which shows no progress and no warnings until the context ends."""
     import transformers
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    return transformers
+    logging = transformers.logging
+    verbosity, progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield transformers
+    finally:
+        logging.set_verbosity(verbosity)
+        if progress:
+            logging.enable_progress_bar()
 
 
 def _by_transformers(
     model: Model, folder: Path, batch: Batch, names: Collection[str], dtype: torch.dtype = torch.float32
 ) -> dict[str, Tensor]:
     """Returns the outputs of transformers for the folder and the same sequences, among the `names` of `_outputs`."""
-    transformers = quiet_transformers()
     architecture, heads = layout.architecture(model.config, model.labels)
-    net = getattr(transformers, architecture).from_pretrained(folder, local_files_only=True, dtype=dtype)
-    net.eval().to(batch.ids_T.device)
     rows = []
-    for start, end in pairwise(batch.bounds_S1.tolist()):
-        shape = (1, 1, -1) if heads == ("choice",) else (1, -1)  # one example of one choice
-        inputs = {"input_ids": batch.ids_T[start:end].view(shape)}
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])  # ModernBertForMultipleChoice needs it
-        if family_of(model.config).segments:
-            inputs["token_type_ids"] = batch.types_T[start:end].view(shape)
-        rows.append(net(**inputs))
+    with quiet_transformers() as transformers:
+        net = getattr(transformers, architecture).from_pretrained(folder, local_files_only=True, dtype=dtype)
+        net.eval().to(batch.ids_T.device)
+        for start, end in pairwise(batch.bounds_S1.tolist()):
+            shape = (1, 1, -1) if heads == ("choice",) else (1, -1)  # one example of one choice
+            inputs = {"input_ids": batch.ids_T[start:end].view(shape)}
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])  # ModernBertForMultipleChoice needs it
+            if family_of(model.config).segments:
+                inputs["token_type_ids"] = batch.types_T[start:end].view(shape)
+            rows.append(net(**inputs))
     if heads == ("span",):
         return {"span": torch.cat([torch.stack([row.start_logits[0], row.end_logits[0]], -1) for row in rows])}
     found = _OUTPUTS.get(heads, {layout.own_head(head, model.labels): "logits" for head in heads})

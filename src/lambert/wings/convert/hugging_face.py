@@ -103,14 +103,14 @@ def _reread(original: Original, folder: Path, config: ExportConfig) -> Differenc
 def _by_sentence_transformers(original: Original, folder: Path) -> Difference:
     from sentence_transformers import SentenceTransformer
 
-    quiet_transformers()
-    net = SentenceTransformer(
-        str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"}
-    ).eval()  # fmt: skip
-    net.max_seq_length = min(original.longest, LONGEST)  # the rows of `samples` are cut there
     difference = Difference()
-    for rows in samples(original):
-        vectors_SD = net.encode([*rows.texts], prompt="", batch_size=len(rows.texts), show_progress_bar=False)
-        expected = {"sentence_embedding": rows.expected["sentence_embedding"]}
-        difference.add(dataclasses.replace(rows, expected=expected), {"sentence_embedding": np.asarray(vectors_SD)})
+    with quiet_transformers():
+        net = SentenceTransformer(
+            str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"}
+        ).eval()  # fmt: skip
+        net.max_seq_length = min(original.longest, LONGEST)  # the rows of `samples` are cut there
+        for rows in samples(original):
+            vectors_SD = net.encode([*rows.texts], prompt="", batch_size=len(rows.texts), show_progress_bar=False)
+            expected = {"sentence_embedding": rows.expected["sentence_embedding"]}
+            difference.add(dataclasses.replace(rows, expected=expected), {"sentence_embedding": np.asarray(vectors_SD)})
     return difference
