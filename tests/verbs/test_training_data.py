@@ -4,10 +4,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from lambert.tasks import TaskConfig
+from lambert.tasks.reading.unknown import Unknown
 from lambert.verbs.training_data import counted
 
 
 def test_the_number_of_cut_examples_is_explained() -> None:
-    data = SimpleNamespace(counts={"examples": 600, "empty": 0, "cut": 597})
+    data = SimpleNamespace(counts={"examples": 600, "empty": 0, "cut": 597}, unknown=Unknown())
     task = TaskConfig(max_length=64)
     assert counted(Path("a.tsv"), data, task) == "a.tsv  600 examples, 597 longer than 64 tokens were cut"
