@@ -12,7 +12,8 @@ from sweeps import RATES
 from lambert.engine import ceiling
 from lambert.engine.signals import StopRequest
 from lambert.runs.config import RunConfig
-from lambert.verbs.sweep import plan, trials
+from lambert.verbs import finetune
+from lambert.verbs.sweep import plan
 
 Lambert = Callable[..., Any]
 
@@ -59,7 +60,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[RunConfig], 
             (config.out / "scores.json").write_text(json.dumps({"accuracy": value, "accuracy_se": 0.1}))
 
         monkeypatch.setattr(plan, "score_names", lambda config: ["accuracy"])
-        monkeypatch.setitem(trials.UPDATES, "finetune", updates)
+        monkeypatch.setattr(finetune, "updates", updates)
         return begun
 
     return pretended
