@@ -76,7 +76,7 @@ def test_what_is_no_file_is_refused(reader: str, place: Callable[[str], Path]) -
     path = place(name)
     with pytest.raises(LambertError) as refused:
         read(path)
-    assert "no file" in str(refused.value)
+    assert "not a file" in str(refused.value)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
