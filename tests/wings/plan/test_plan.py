@@ -123,7 +123,7 @@ def test_a_device_of_ones_own(lambert: Lambert, tmp_path: Path) -> None:
     beside = found(lambert, LAMB, f"--device={file},H100", "--price=H100=3")["efficient"]
     assert {row["device"] for row in beside} <= {"Own", "H100"}
     no_price = lambert("plan", LAMB, f"--device={file},H100")
-    one_line(no_price, 2, "has none for H100: add H100=USD for an hour.")
+    one_line(no_price, 2, "has no price for H100: add H100=USD for an hour.")
     large = lambert("plan", LAMB, f"--device={file}", "--set=train.micro_tokens=65536")
     one_line(large, 2, "the Own has 24.0", "It fits with --set train.micro_tokens=", " or with --device=H200.")
     again = tmp_path / "again.toml"
@@ -213,7 +213,9 @@ def test_bad_input_is_a_line(flags: list[str], message: str, lambert: Lambert) -
 
 
 def test_recipes_that_are_none_of_plans(lambert: Lambert) -> None:
-    one_line(lambert("plan", demo.PACKAGE / demo.RECIPES / "prepare.toml"), 2, "no recipe of pretrain or finetune")
+    one_line(
+        lambert("plan", demo.PACKAGE / demo.RECIPES / "prepare.toml"), 2, "is not a recipe of pretrain or finetune"
+    )
     one_line(lambert("plan", "nothing.toml"), 2, "No such recipe")
     one_line(lambert("plan"), 2, "plan requires a RECIPE")
     one_line(lambert("plan", ROOT / "README.md"), 2, "README.md is not a recipe (a TOML file). See recipes/.")

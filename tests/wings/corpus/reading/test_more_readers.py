@@ -128,7 +128,7 @@ def test_data_sets_of_hugging_face(tmp_path: Path, dataset: Callable[..., Path])
 @pytest.mark.parametrize("name", ["../in.txt", "/etc/passwd", 7, "missing.arrow"])
 def test_names_in_a_data_set_are_entries_of_its_folder(dataset: Callable[..., Path], name: object) -> None:
     folder = dataset("one", ["a", "b"], _data_files=[{"filename": name}])
-    with pytest.raises(DataError, match=r"state\.json names .* no entry of its folder"):
+    with pytest.raises(DataError, match=r"state\.json names .* not an entry of its folder"):
         find([folder])
 
 
