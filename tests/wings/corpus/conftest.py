@@ -32,16 +32,6 @@ def story() -> Callable[[int], str]:
 
 
 @pytest.fixture
-def texts(tmp_path: Path) -> Path:
-    """A folder with twelve documents, one a file."""
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    for number in range(12):
-        (folder / f"{number:02d}.txt").write_text(_story(number), encoding="utf-8")
-    return folder
-
-
-@pytest.fixture
 def config(tmp_path: Path) -> Callable[..., PrepareConfig]:
     """Settings for a small corpus in `tmp_path / name`, one process."""
 

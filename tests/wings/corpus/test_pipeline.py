@@ -46,6 +46,16 @@ def expected(corpus: Path, text: str) -> list[list[int]]:
     return [tokenizer.encode(sentence, add_special_tokens=False).ids for sentence in sentences.split(text)]
 
 
+@pytest.fixture
+def texts(tmp_path: Path, story: Story) -> Path:
+    """A folder with twelve documents, one a file."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(12):
+        (folder / f"{number:02d}.txt").write_text(story(number), encoding="utf-8")
+    return folder
+
+
 def test_every_document_comes_back_from_one_split(texts: Path, config: Make, story: Story) -> None:
     cfg = config(texts)
     manifest = prepare(cfg)
