@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import stage
 
 from lambert import cli
 from lambert.optim.schedule import schedule
@@ -27,13 +26,10 @@ SOURCES = (
 VERBS = {"input": "prepare", "corpus": "pretrain", "data": "finetune"}
 
 
-def parsed(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def parsed(path: Path) -> Any:
     """The settings that `lambert VERB path` would run with."""
     verb = next(verb for key, verb in VERBS.items() if key in tomllib.loads(path.read_text(encoding="utf-8")))
-    seen: list[Any] = []
-    monkeypatch.setattr(stage(verb)[0], "run", lambda config, **_: seen.append(config))
-    cli.call([verb, str(path)])
-    (config,) = seen
+    config = cli.settings([verb, str(path)])
     assert type(config) is settings_of(all_verbs()[verb])
     return config
 
@@ -61,8 +57,8 @@ def test_there_are_recipes() -> None:
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
-def test_the_command_line_takes_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = parsed(path, monkeypatch)
+def test_the_command_line_takes_it(path: Path) -> None:
+    config = parsed(path)
 
     values = tomllib.loads(path.read_text(encoding="utf-8"))
     expect = values.pop("expect", None)
@@ -123,9 +119,9 @@ def test_a_recipe_leaves_no_optimizer_setting_to_defaults(path: Path) -> None:
     assert {"warmup_steps", "warmup_ratio"} & set(values)
 
 
-def rates(name: str, updates: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+def rates(name: str, updates: Iterable[int]) -> dict[int, float]:
     """The learning rates of a recipe at these updates, counted from 1."""
-    config = parsed(RECIPES / f"{name}.toml", monkeypatch)
+    config = parsed(RECIPES / f"{name}.toml")
     rate = schedule(config.optim, config.train.steps)
     return {number: rate(number - 1) for number in updates}
 
@@ -141,10 +137,8 @@ def rates(name: str, updates: Iterable[int], monkeypatch: pytest.MonkeyPatch) ->
         ("lamb-large-512", {1: 1.99936e-5, 200: 3.99872e-3, 201: 3.73393e-3, 1562: 1.01177e-4, 1563: 0.0}),
     ],
 )
-def test_lamb_follows_the_published_learning_rates(
-    name: str, published: dict[int, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert rates(name, published, monkeypatch) == pytest.approx(published, rel=1e-5)
+def test_lamb_follows_the_published_learning_rates(name: str, published: dict[int, float]) -> None:
+    assert rates(name, published) == pytest.approx(published, rel=1e-5)
 
 
 def decay(done: float) -> float:
@@ -163,18 +157,16 @@ def decay(done: float) -> float:
         ("modernbert-mini", {20: 1.5e-3, 40: 3e-3, 41: 3e-3, 1_000: 3e-3, 1_800: 3e-3}),
     ],
 )
-def test_modernbert_follows_the_published_learning_rates(
-    name: str, published: dict[int, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert rates(name, published, monkeypatch) == pytest.approx(published, rel=1e-6)
+def test_modernbert_follows_the_published_learning_rates(name: str, published: dict[int, float]) -> None:
+    assert rates(name, published) == pytest.approx(published, rel=1e-6)
 
 
-def test_modernberts_phases_have_the_published_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modernberts_phases_have_the_published_tokens() -> None:
     """AnswerDotAI/ModernBERT: 1.719 trillion, of which 3 billion in the warm-up and 50 billion in the growth of the
     batch; then 250 and 50 billion."""
 
     def billions(name: str, steps: str) -> float:
-        config = parsed(RECIPES / f"modernbert-base-{name}.toml", monkeypatch)
+        config = parsed(RECIPES / f"modernbert-base-{name}.toml")
         updates = config.optim.warmup_steps if steps == "warmup_steps" else getattr(config.train, steps)
         return float(config.train.sizes.before(updates) * config.packing.sequence_length / 1e9)
 
@@ -186,9 +178,9 @@ def test_modernberts_phases_have_the_published_tokens(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("size", ["base", "large"])
-def test_the_two_stages_of_bert_are_one_schedule(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_two_stages_of_bert_are_one_schedule(size: str) -> None:
     """google-research/bert, optimization.py: 1e-4 n / 10,000 below there, then 1e-4 (1 - n / 1,000,000)."""
-    first, second = (parsed(RECIPES / f"bert-{size}-{length}.toml", monkeypatch) for length in (128, 512))
+    first, second = (parsed(RECIPES / f"bert-{size}-{length}.toml") for length in (128, 512))
     assert first.train.steps + second.train.steps == 1_000_000
     assert (second.init, second.keep_moments) == (first.out, True)
     rates = [schedule(config.optim, config.train.steps) for config in (first, second)]
@@ -199,8 +191,8 @@ def test_the_two_stages_of_bert_are_one_schedule(size: str, monkeypatch: pytest.
         assert rate == pytest.approx(published, rel=1e-9, abs=1e-18)
 
 
-def test_stages_that_follow_one_another_agree_on_the_corpus_and_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    followed, configs = 0, {path: parsed(path, monkeypatch) for path in ALL}
+def test_stages_that_follow_one_another_agree_on_the_corpus_and_the_shape() -> None:
+    followed, configs = 0, {path: parsed(path) for path in ALL}
     for path, config in configs.items():
         stage = "corpus" in {field.name for field in dataclasses.fields(config)} and config.init is not None
         if stage and path.name not in ("adapt.toml", "continue-modernbert.toml"):  # they begin with a model folder

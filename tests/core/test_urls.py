@@ -50,6 +50,6 @@ def test_a_message_has_no_secret_of_a_url() -> None:
 
 @pytest.mark.parametrize("url", ["http://[me:secret@x/a", "http://h:secret/a"])
 def test_what_is_no_url_is_refused_without_its_secrets(url: str) -> None:
-    with pytest.raises(UsageError, match="is no URL") as caught:
+    with pytest.raises(UsageError, match="is not a URL") as caught:
         check_url(url)
     assert ("secret" in str(caught.value)) == ("@" not in url)

@@ -34,7 +34,7 @@ def check_url(url: str) -> None:
     try:
         _ = urlsplit(url).port
     except ValueError as error:
-        raise UsageError(f"{public(url)} is no URL: {without_secrets(str(error), url)}.") from error
+        raise UsageError(f"{public(url)} is not a URL: {without_secrets(str(error), url)}.") from error
 
 
 def account(url: str) -> str:

@@ -186,7 +186,7 @@ def test_a_wrong_space_is_refused(case: str, write: Callable[..., Path], tmp_pat
         ("trials = 1\nrecipe = 'nowhere.toml'", "", ["No such recipe: nowhere.toml"]),
         ("trials = 1", "sead = 3", ["the sweep: unknown setting sead. Did you mean seed?"]),
         ("trials = 1", "seeds = [1, 2]", ["give the seeds as sweep.seeds"]),
-        ("trials = 1\nstorage = 'nodb://x/y'", "", ["'nodb://x/y' is no URL of a database"]),
+        ("trials = 1\nstorage = 'nodb://x/y'", "", ["'nodb://x/y' is not a URL of a database"]),
     ],
 )
 def test_wrong_settings_are_refused(

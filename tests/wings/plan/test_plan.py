@@ -213,7 +213,9 @@ def test_bad_input_is_a_line(flags: list[str], message: str, lambert: Lambert) -
 
 
 def test_recipes_that_are_none_of_plans(lambert: Lambert) -> None:
-    one_line(lambert("plan", demo.PACKAGE / demo.RECIPES / "prepare.toml"), 2, "not a recipe of pretrain or finetune")
+    one_line(
+        lambert("plan", demo.PACKAGE / demo.RECIPES / "prepare.toml"), 2, "is not a recipe of pretrain or finetune"
+    )
     one_line(lambert("plan", "nothing.toml"), 2, "No such recipe")
     one_line(lambert("plan"), 2, "plan requires a RECIPE")
     one_line(lambert("plan", ROOT / "README.md"), 2, "README.md is not a recipe (a TOML file). See recipes/.")

@@ -73,7 +73,7 @@ def open_storage(config: SweepConfig) -> "BaseStorage":
 
 
 def journal_path(config: SweepConfig) -> Path:
-    """Returns the path of the journal file. Only for a storage that is no URL."""
+    """Returns the path of the journal file. Only for a storage that is not a URL."""
     return Path(config.storage) if config.storage else config.out / "study.journal"
 
 
@@ -93,7 +93,7 @@ def explained(config: SweepConfig) -> Iterator[None]:
         yield
     except (ArgumentError, NoSuchModuleError) as error:
         raise UsageError(
-            f"storage = {shown(config)!r} is no URL of a database: {_first_line(error, config)}. Give one such as "
+            f"storage = {shown(config)!r} is not a URL of a database: {_first_line(error, config)}. Give one such as "
             "sqlite:///sweep.db, or the path of a journal file."
         ) from error
     except ImportError as error:

@@ -14,7 +14,7 @@ import pytest
 from commands import last_line, one_line
 
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.config import FetchCorpusConfig, PrepareConfig
 from lambert.wings.corpus.pipeline import prepare
 from lambert.wings.corpus.remote import corpora, store
 from lambert.wings.corpus.remote.corpora import MANIFEST, MARK, fetch_corpus, publish
@@ -211,14 +211,23 @@ def test_a_bucket_that_cannot_be_written_is_found_before_the_work(
         ({"out": "https://h/c"}, "https://h/c: such a server cannot be written to"),
         ({"out": "sftp://me:s3cret@h/c", "work": None}, "^sftp://h/c is remote"),
         ({"out": "s3://b/in/c", "input": ("s3://b/in/",), "steps": ("extract,tokens",)}, "is in the input folder"),
-        ({"fetch": "s3://b/c", "out": "s3://b/c"}, "fetch copies a corpus"),
-        ({"fetch": "s3://b/c", "out": "c"}, "leave out input"),
-        ({"fetch": "corpus", "out": "c", "input": ()}, "fetch = corpus is no URL"),
     ],
 )
 def test_settings(settings: dict[str, Any], words: str, rows: Path) -> None:
     with pytest.raises(UsageError, match=words):
         config(rows, **settings)
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "words"),
+    [
+        ("s3://b/c", "s3://b/c", "--out s3://b/c is remote: name a local folder."),
+        ("corpus", "c", "--from corpus is not a URL, such as s3://bucket/corpus."),
+    ],
+)
+def test_settings_of_fetch(source: str, out: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        FetchCorpusConfig(source, Path(out))
 
 
 def test_fetching(place: Place, rows: Path, tmp_path: Path, lambert: Callable[..., Any]) -> None:

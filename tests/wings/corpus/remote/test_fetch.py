@@ -136,7 +136,7 @@ def test_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for url in ("http://127.0.0.1:1/a.txt", "http://no.such.host.invalid/a.txt"):
         with pytest.raises(MachineError, match="cannot be fetched in 5 tries"):
             fetched(tmp_path, url)
-    with pytest.raises(DataError, match="is no URL"):
+    with pytest.raises(DataError, match="is not a URL"):
         fetched(tmp_path, "http://host:port/a.txt")
 
 

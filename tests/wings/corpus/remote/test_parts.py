@@ -137,7 +137,7 @@ def test_a_damaged_part_is_made_again(inputs: str, tmp_path: Path) -> None:
 
 
 def test_a_store_must_be_a_url(inputs: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="store = '/shared' is no URL"):
+    with pytest.raises(UsageError, match="store = '/shared' is not a URL"):
         prepare_on_cluster(config(tmp_path, inputs), machines(tmp_path), 2, "/shared")
 
 
