@@ -44,6 +44,12 @@ def state() -> dict[str, object]:
     }
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages that take seconds to import may take minutes on a busy machine."""
+    monkeypatch.setattr(trackers, "_LONGEST_END", HANGS)
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home folder and a current folder, both empty."""
