@@ -26,6 +26,7 @@ if not os.environ.get("LAMBERT_TEST_GPU"):  # what runs on "auto" is the same ev
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's job in the background; what tests start inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+os.fsync = lambda handle: None  # no test cuts the power, and a run would wait some twenty times for the disk
 gc.disable()  # until the tests are collected: searches for garbage would take a quarter of that time
 # An example may wait long on a machine with other work; the examples are those of the run before, so that no run fails
 # by luck. Other seeds: make test-fuzz.

@@ -45,7 +45,7 @@ def agreed(world: World) -> Any:
 found = found_by(agreed)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_that_differ_are_named_on_all(found: Found, size: int) -> None:
     for rank in range(size):
         said = found("agreed", size, rank)

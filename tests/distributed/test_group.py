@@ -97,6 +97,7 @@ assert not [name for name in names if "gloo" in name], names
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for threads in /proc")
+@pytest.mark.slow
 def test_no_thread_of_the_group_outlives_it() -> None:
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     # Processes of their own, since those of `ranks` have imported all of torch before.

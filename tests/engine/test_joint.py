@@ -129,7 +129,7 @@ def compare(path: Path, micro_tokens: int) -> None:
         torch.testing.assert_close(weights[name], weight, rtol=1e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_do_not_change_the_loss_or_the_weights(size: int, tmp_path: Path) -> None:
     torch.save(trained(World(), 10**6), tmp_path / "expected.pt")
     ranks(size, compare, tmp_path / "expected.pt", 60)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from commands import Called
 from patience import HANGS
@@ -103,11 +104,10 @@ def _call(
     sys.argv = ["lambert", *tokens]
     import torch
 
-    from lambert import cli
-    from lambert.core.signals import exit_on_signals
+    from lambert import __main__
 
-    exit_on_signals()
     torch.set_num_threads(1)
     if prepare is not None:
         prepare(*arguments)
-    cli.main([*tokens])
+    with mock.patch("lambert.engine.process.replace"):  # another allocator is not worth another start
+        __main__.main()

@@ -30,9 +30,13 @@ KINDS = {
     "bert": "xlm-r",
 }  # fmt: skip
 """The kind of tokenizer by family. The multilingual MiniLM and E5 are BERTs with XLM-R's tokenizer."""
+QUICK = "modernbert", "xlm-roberta", "electra", "mpnet"
+"""A family with each kind of tokenizer."""
 
 
-@pytest.mark.parametrize("family", [*KINDS])
+@pytest.mark.parametrize(
+    "family", [*QUICK, *(pytest.param(family, marks=pytest.mark.slow) for family in KINDS if family not in QUICK)]
+)
 def test_from_text_to_answers(
     family: str, corpora: dict[str, Path], labelled: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -29,9 +30,10 @@ def compare(world: World, facts: Mapping[str, object]) -> None:
             )
 
 
+@cache
 def code() -> str:
     """Returns 16 hexadecimal digits of the SHA-256 of the package's source files: two checkouts of different code may
-    have the same version."""
+    have the same version. A process reads the files once."""
     digest = hashlib.sha256()
     root = Path(lambert.__file__).parent
     for path in sorted(root.rglob("*.py")):

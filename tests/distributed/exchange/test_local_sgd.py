@@ -59,7 +59,7 @@ def test_local_steps_part_and_meet(found: Found) -> None:
     assert first[0][1] == pytest.approx(alone[0][1], rel=1e-6)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_meet_again_where_memory_ran_out_between_two_averagings(found: Found, size: int) -> None:
     assert found("short", size)[0] == 4
     assert same_on_all_ranks(found, "short", size, lambda out: out[1])

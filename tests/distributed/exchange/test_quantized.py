@@ -208,7 +208,8 @@ test_on_all_ranks = on_all_ranks(
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize(("codes", "width"), [(torch.int8, 64), pytest.param(torch.uint8, 32, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("codes", "width"), [(torch.int8, 64), (torch.uint8, 32)])
 def test_compiled_kernels_give_the_same_bits(codes: torch.dtype, width: int) -> None:
     for rows in (8, 3000):
         generator = torch.Generator().manual_seed(rows)

@@ -50,7 +50,7 @@ found = found_by(tied)
 
 
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="gradients in place need bfloat16")
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_tied_table_sent_in_two_parts_gives_the_same_weights(found: Found, size: int) -> None:
     for rank in range(size):
         said = found("tied", size, rank)

@@ -59,8 +59,17 @@ def test_ids_and_words_are_those_of_the_library(kind: str, many: int, texts: lis
         check(TOKENIZERS[kind], texts)
 
 
-@pytest.mark.parametrize("form", ["ab{}cd", "ab {}cd.", "{}ab{}", "ab.{}Cd {} e"])
-@pytest.mark.parametrize("kind", TOKENIZERS)
+FORMS = "ab{}cd", "ab {}cd.", "{}ab{}", "ab.{}Cd {} e"
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        pytest.param(kind, form, marks=() if number % len(FORMS) == at else pytest.mark.slow)
+        for number, kind in enumerate(TOKENIZERS)
+        for at, form in enumerate(FORMS)
+    ],
+)
 def test_every_character(kind: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MANY", 0)
     others = (chr(c) for c in range(0x3000, sys.maxunicode + 1) if unicodedata.category(chr(c)) in ("Cf", "Zs"))
