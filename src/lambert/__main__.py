@@ -3,7 +3,7 @@
 import sys
 from typing import NoReturn
 
-from lambert.core.signals import block_hangups, exit_on_signals, say_that_it_continues
+from lambert.core.signals import block_hangups, block_signals, exit_on_signals, say_that_it_continues
 from lambert.engine import process
 from lambert.verb import find
 
@@ -11,10 +11,11 @@ from lambert.verb import find
 def main() -> NoReturn:
     """Runs the command line. A signal is obeyed, and the process replaced where that is needed, before the rest is
     imported, which takes half a second or more."""
-    exit_on_signals()
+    block_signals()  # until it is known whether the same command continues
     verb = find(sys.argv[1:])
     if verb and verb.continues:
         say_that_it_continues()
+    exit_on_signals()
     if verb and verb.reloads:
         block_hangups()
     if verb and verb.replaces:
