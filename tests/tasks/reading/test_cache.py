@@ -166,7 +166,7 @@ def test_a_damaged_file_is_built_anew_with_one_warning(damage: str, words: Token
 @pytest.mark.parametrize("name", ["lambert.core.errors:DataError", "builtins:exec", "lambert.tasks.squad.squad:Squad"])
 def test_a_file_makes_objects_of_labelled_data_only(name: str, words: Tokenizer, tmp_path: Path) -> None:
     features.write(tmp_path / "x", {"dict": "a"})
-    with pytest.raises(Damaged, match="no class of labelled data"):
+    with pytest.raises(Damaged, match="not a class of labelled data"):
         features._Reader([]).value({"object": name, "values": {}})
     with pytest.raises(TypeError, match="cannot be stored"):
         features.write(tmp_path / "y", [DataError("x")])
