@@ -35,6 +35,7 @@ def test_equal_outputs(kind: str, head: str, tmp_path: Path) -> None:
     assert "  model.onnx\n" in (tmp_path / "out" / "SHA256SUMS").read_text()
 
 
+@pytest.mark.slow
 def test_the_code_of_the_folder_gives_the_vectors_of_lambert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the weights are in a file of their own, as above 2 GB."""
     monkeypatch.setattr(onnx, "_ONE_FILE", 0)
