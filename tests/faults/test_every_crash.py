@@ -349,7 +349,7 @@ def faults() -> Iterator[Any]:
             yield pytest.param(verb, fault, marks=() if quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("verb", "fault"), faults())
+@pytest.mark.parametrize(("verb", "fault"), [*faults()])
 def test_a_disk_that_fails_at_any_operation_costs_one_line_and_nothing_else(
     verb: str, fault: str, warm: Warm, commands: dict[str, list[str]], sound: Callable[[str], Sound]
 ) -> None:
