@@ -29,7 +29,7 @@ EXAMPLES = int(os.environ.get("LAMBERT_FUZZ_EXAMPLES", "60"))
 fuzz = examples(
     max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
-VERBS = sorted(name for name, verb in all_verbs().items() if verb.settings)
+VERBS = sorted(name for name, verb in all_verbs().items() if verb.settings and setting_names(stage(name)[1]))
 RECIPES = sorted(name for name, verb in all_verbs().items() if verb.takes == "recipe")
 
 hostile = st.one_of(
