@@ -71,6 +71,7 @@ def mlflow_metrics(run: Path) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
+@pytest.mark.slow
 def test_mlflow_gets_the_numbers_and_goes_on_in_the_same_run(home: Path, tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     before, run = state(), tmp_path / "run"

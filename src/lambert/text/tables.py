@@ -92,11 +92,13 @@ def recognised(beginning: bytes, suffix: str) -> Table:
     if not whole and len(lines) > 1:
         lines.pop()  # which may end within a character or a cell
     given = ""
-    while lines and (not lines[0].strip() or (not given and _SEP_LINE.fullmatch(lines[0]))):
-        told = _SEP_LINE.fullmatch(lines[0])
+    for line in lines:
+        told = None if given else _SEP_LINE.fullmatch(line)
+        if line.strip() and not told:
+            break
         given = told[1].decode("latin-1") if told else given
-        begin, number = begin + len(lines[0]), number + 1
-        del lines[0]
+        begin, number = begin + len(line), number + 1
+    lines = lines[number:]
     own = "," if suffix == ".csv" else "\t"
     if not lines:
         nothing = "" if whole else _ENDLESS.format("row")

@@ -220,6 +220,7 @@ def function(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     sys.modules.pop("scale_tidy", None)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_does_not_change_the_bytes(inputs: Path, function: Path) -> None:
     prepare_on_cluster(config(inputs, "many", clean=("scale_tidy:tidy",)), partial(RayTasks, memory=100 << 20), 3)
     assert (function / "killed").exists()
