@@ -14,6 +14,8 @@ from lambert.core.urls import account, check_url, public, public_word, without_s
         ("https://token@host/a", "https://host/a"),
         ("https://host/@me/a", "https://host/@me/a"),
         ("https://host:8080/@me", "https://host:8080/@me"),
+        ("https://me:a0:/@host/a", "https://host/a"),
+        ("https://[::1]:80/@me", "https://[::1]:80/@me"),
         ("s3://KEY:se/cr+et@bucket/x", "s3://bucket/x"),
         ("s3://KEY:12/34@bucket/x", "s3://bucket/x"),
         ("https://me:pa/ss@host/a?mail=a@b", "https://host/a?mail=a%40b"),

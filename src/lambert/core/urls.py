@@ -15,7 +15,8 @@ _SECRET = re.compile(
     r"sig|token|key|credential|secret|passw|pwd|auth|jwt|session|expires|x-amz|x-goog|policy", re.IGNORECASE
 )
 """Occurs in the names of parameters that grant access."""
-_PORT = re.compile(r"[^/?#@]*:\d*([/?#]|$)")
+_PORT = re.compile(r"([^/?#@:]*|\[[^/?#@]*\]):\d+([/?#]|$)")
+"""A host and its port. A port is not empty: what ends in a colon may be a password."""
 _HOSTS = ("http", "https", "ftp", "ftps", "hdfs", "webhdfs", "sftp", "ssh", "smb")
 """Schemes in which a host and a port may follow the slashes."""
 _CONTAINERS = ("abfs", "abfss", "az", "wasb", "wasbs")
