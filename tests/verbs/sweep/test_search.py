@@ -68,6 +68,12 @@ def test_a_sampler_learns_from_the_trials_before(sampler: str) -> None:
     assert sum(values[-20:]) < 0.2 * sum(values[:10])  # half as many trials, so a tenth of the mean distance
 
 
+def test_an_empty_choice_is_shown_in_quotes() -> None:
+    (found,) = dimensions({"task.embed.prompt": {"choices": ["", "query: "]}}, FinetuneConfig)
+    assert str(found) == '"" | query: '
+    assert found.value('""') == ""
+
+
 def test_cma_es_of_one_number_is_refused(write: Callable[..., Path], lambert: Lambert) -> None:
     one_line(lambert("sweep", write("trials = 1\nsampler = 'cmaes'")), 2, "two ranges of numbers or more", "has 1")
     with pytest.raises(UsageError, match="has 0"):

@@ -47,8 +47,8 @@ class Dimension:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """The choices by the text that stands for them in the study."""
-        return {choice if isinstance(choice, str) else json.dumps(choice): choice for choice in self.choices}
+        """The choices by the text that stands for them in the study, an empty text in quotes."""
+        return {choice if isinstance(choice, str) and choice else json.dumps(choice): choice for choice in self.choices}
 
     @property
     def distribution(self) -> "BaseDistribution":
