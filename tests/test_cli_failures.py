@@ -27,6 +27,12 @@ def test_what_is_misspelt_is_answered_with_the_nearest(recipe: Path, lambert: La
     one_line(lambert("pretrain", recipe), 2, "optimiser", "run.toml")
 
 
+@pytest.mark.parametrize("flag", ["--verify", "--peek=3", "--fetch"])
+def test_a_flag_that_is_the_second_word_of_a_verb(flag: str, lambert: Lambert) -> None:
+    verb = flag[2:].partition("=")[0]
+    one_line(lambert("prepare", flag), 2, flag, f"lambert corpus {verb}")
+
+
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [

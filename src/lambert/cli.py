@@ -242,6 +242,10 @@ class _Line:
             known = [name[2:].replace("-", "_") for argument in error.argument_collection for name in argument.names]
             if error.token.source == "cli":
                 flag = str(error.token.keyword or error.token.value)
+                name = flag.partition("=")[0].lstrip("-")
+                for verb in all_verbs():
+                    if verb.endswith(f" {name}"):
+                        return UsageError(f"Unknown option: {flag}. It is a verb: lambert {verb} --help")
                 ours = our_setting(flag.lstrip("-").replace("-", "_"), known)
                 hint = f"Unknown option: {flag}. Did you mean --{ours.replace('_', '-')}?" if ours else ""
                 return UsageError(hint) if hint else error
