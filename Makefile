@@ -13,7 +13,7 @@
 # make test-minimum  part of the tests with the oldest packages that pyproject.toml allows, torch apart
 # make docs    the documentation as a site, build/site/index.html, which needs no network
 # make native  the compiled kernels for CPUs, in place (`make setup` builds them too)
-# make reference  docs/reference.md and docs/settings.md from the docstrings
+# make reference  docs/reference.md and docs/settings.md from the docstrings, tests/golden/messages.txt from the errors
 # make pins   refresh constraints.txt
 #
 #   PYTHON=python3.12   another interpreter (3.11 to 3.14)

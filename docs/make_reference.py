@@ -1,5 +1,5 @@
 """Writes docs/reference.md from the docstrings of the names in `lambert.__all__`, docs/settings.md from those of the
-settings of all verbs, and the types of the package: `make reference`."""
+settings of all verbs, the types of the package, and tests/golden/messages.txt from the errors: `make reference`."""
 
 import ast
 import dataclasses
@@ -191,8 +191,38 @@ def stub() -> str:
     return "\n".join(['"""The public names (`make reference`)."""', "", *sorted(lines), "", "__all__: list[str]", ""])
 
 
+def messages() -> str:
+    """The messages of all errors in the source, so that a changed sentence is seen in one place. An expression in a
+    message is a name, or `...`."""
+    lines = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found = [text for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if (text := message(call))]
+        lines += [f"{path.relative_to(PACKAGE).as_posix()}", *sorted(f"    {text}" for text in found)] if found else []
+    return "\n".join(lines) + "\n"
+
+
+def message(node: ast.AST) -> str:
+    """The message of a call such as UsageError(f"..."), with its line ends escaped; "" for everything else."""
+    match node:
+        case ast.Call(ast.Name(name), [ast.JoinedStr(values), *_]) if name.endswith("Error"):
+            parts = [one.value if isinstance(one, ast.Constant) else f"{{{named(one)}}}" for one in values]
+            return "".join(map(str, parts)).replace("\n", "\\n")
+        case ast.Call(ast.Name(name), [ast.Constant(str(text)), *_]) if name.endswith("Error"):
+            return text.replace("\n", "\\n")
+    return ""
+
+
+def named(value: ast.expr) -> str:
+    match value:
+        case ast.FormattedValue(ast.Name(name) | ast.Attribute(attr=name) | ast.Call(_, [ast.Name(name)])):
+            return name
+    return "..."
+
+
+PACKAGE = Path(lambert.__file__).parent
 PAGES = {
-    DOCS / "reference.md": reference, DOCS / "settings.md": settings, Path(lambert.__file__).with_suffix(".pyi"): stub,
+    DOCS / "reference.md": reference, DOCS / "settings.md": settings, PACKAGE / "__init__.pyi": stub,
+    DOCS.parent / "tests/golden/messages.txt": messages,
 }  # fmt: skip
 
 if __name__ == "__main__":

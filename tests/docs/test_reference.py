@@ -1,4 +1,4 @@
-"""docs/reference.md, docs/settings.md and the types of the package are what `make reference` writes."""
+"""The reference, the settings, the types of the package and the list of messages are what `make reference` writes."""
 
 import importlib.util
 from pathlib import Path
