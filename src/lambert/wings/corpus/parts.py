@@ -17,7 +17,7 @@ from lambert.core.errors import DataError
 from lambert.core.files import open_regular
 from lambert.text import arrow as arrow_files
 from lambert.text.arrow import ParquetFile, UnreadableTable
-from lambert.text.pieces import as_text
+from lambert.wings.corpus.reading.pieces import as_text
 from lambert.wings.corpus.reading.readers import Piece
 
 GROUP_CHARACTERS = 8 << 20

@@ -29,7 +29,6 @@ from lambert.text.encodings import (
     unmarked,
 )  # fmt: skip
 from lambert.text.json_rows import has_lines, json_rows, wrapped
-from lambert.text.pieces import PIECE, Layout, Piece, bounded, described, lacks, row_piece, with_newlines
 from lambert.text.read_row import Row
 from lambert.text.rows import aliases
 from lambert.text.streams import BLOCK, Stream, Unreadable, binary, is_damage, parquet, sheet, twice, unpacked
@@ -39,6 +38,16 @@ from lambert.wings.corpus.reading.gutenberg import book_reader, is_book
 from lambert.wings.corpus.reading.html import read_html
 from lambert.wings.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.wings.corpus.reading.mediawiki import UTF16, is_dump, read_mediawiki
+from lambert.wings.corpus.reading.pieces import (
+    PIECE,
+    Layout,
+    Piece,
+    bounded,
+    described,
+    lacks,
+    row_piece,
+    with_newlines,
+)
 from lambert.wings.corpus.reading.warc import SEPARATOR as RECORDS
 from lambert.wings.corpus.reading.warc import read_warc
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from lambert.text.arrow import ParquetFile
-from lambert.text.pieces import Layout, Piece
 from lambert.text.streams import BLOCK, Stream, is_damage, limited, packing, unpacked
 from lambert.text.tables import recognised, row_starts
 from lambert.wings.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.wings.corpus.reading.mediawiki import read_head
+from lambert.wings.corpus.reading.pieces import Layout, Piece
 from lambert.wings.corpus.reading.readers import NOTHING, kind_of, open_file, pieces, separator
 
 Item = TypeVar("Item")
