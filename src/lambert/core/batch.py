@@ -20,7 +20,7 @@ from torch import Tensor
 from lambert.core.compute import PLAIN, Compute
 
 Ints = npt.NDArray[np.int64]
-Record = TypeVar("Record", "Target", "Batch")
+Record = TypeVar("Record", bound="Target | Batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,10 @@ class Target:
 
 def _map_tensors(record: Record, function: Callable[[Tensor], Tensor], **others: Any) -> Record:
     """Returns a dataclass with `function` applied to its fields that are tensors, and `others` replaced."""
-    found = ((field.name, getattr(record, field.name)) for field in fields(record))
-    return replace(record, **{name: function(value) for name, value in found if isinstance(value, Tensor)}, **others)
+    for field in fields(record):
+        if isinstance(value := getattr(record, field.name), Tensor):
+            others[field.name] = function(value)
+    return replace(record, **others)
 
 
 def exact_weights(weights: npt.ArrayLike) -> Tensor:
