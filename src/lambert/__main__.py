@@ -3,7 +3,7 @@
 import sys
 from typing import NoReturn
 
-from lambert.core.signals import block_hangups, block_signals, exit_on_signals, say_that_it_continues
+from lambert.core.signals import HANGUPS, block_signals, exit_on_signals, say_that_it_continues
 from lambert.engine import process
 from lambert.verb import find
 
@@ -16,7 +16,7 @@ def main() -> NoReturn:
     if verb and verb.continues:
         say_that_it_continues()
     if verb and verb.reloads:
-        block_hangups()
+        block_signals(HANGUPS)
     exit_on_signals()
     if verb and verb.replaces:
         process.replace()

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lambert.text.pieces import as_text
 from lambert.wings.corpus.documents import Documents
+from lambert.wings.corpus.reading.pieces import as_text
 from lambert.wings.corpus.stages import FileCounts
 
 _DROPPED = ("empty", "short", "duplicate", "weight")

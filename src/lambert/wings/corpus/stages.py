@@ -24,7 +24,6 @@ from lambert.core.errors import UsageError, printable_line
 from lambert.core.files import atomic_file, make_folder, read_file, remove_all_leftovers, replace_files
 from lambert.core.registry import lookup
 from lambert.core.shards import RECORD_HASH, has_hash, with_hash
-from lambert.text.pieces import as_text
 from lambert.text.tokenizers.encoding import Encoder
 from lambert.text.tokenizers.tokenizer import fingerprint
 from lambert.wings.corpus.cleaning import code_hash
@@ -38,6 +37,7 @@ from lambert.wings.corpus.filtering import Ledger, decides, filtered, merged
 from lambert.wings.corpus.filtering import chain as filters_of
 from lambert.wings.corpus.parts import read_part, whole, write_part
 from lambert.wings.corpus.plan import Make, Plan, Progress, digest, here
+from lambert.wings.corpus.reading.pieces import as_text
 from lambert.wings.corpus.reading.readers import KIND, READERS, Layout, Piece
 from lambert.wings.corpus.reading.slices import SliceReader
 from lambert.wings.corpus.tokens.encoded import encode_part

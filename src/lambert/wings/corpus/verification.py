@@ -11,7 +11,7 @@ from lambert.core.errors import DataError
 from lambert.core.shards import SPLITS, Split, check_corpus, read_manifest
 from lambert.core.urls import is_remote
 from lambert.text.tokenizers import roles, tokenizer
-from lambert.text.tokenizers.unigram import cross_entropy, entropy
+from lambert.wings.corpus.tokens.unigram import cross_entropy, entropy
 
 _ROWS = 1 << 20
 _REMEDY = "Restore the corpus from a copy, or remove it and prepare it again."

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lambert.text.pieces import Piece
+from lambert.wings.corpus.reading.pieces import Piece
 
 REASONS = ("exact duplicates", "near duplicates", "only repeated paragraphs")
 EXACT, NEAR, EMPTIED = range(3)

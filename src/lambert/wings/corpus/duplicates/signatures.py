@@ -18,11 +18,11 @@ import numpy.typing as npt
 from lambert.core.contents import misfit, sha256
 from lambert.core.files import atomic_file, check_regular, open_regular, read_file, replace_files
 from lambert.core.shards import RECORD_HASH, has_hash, with_hash
-from lambert.text.pieces import Piece
 from lambert.wings.corpus.disk import disk_errors
 from lambert.wings.corpus.duplicates import minhash, shingles
 from lambert.wings.corpus.duplicates.spill import write
 from lambert.wings.corpus.parts import read_part
+from lambert.wings.corpus.reading.pieces import Piece
 
 DOCUMENT = np.dtype(
     [

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.settings import check
-from lambert.text.characters import END, QUOTE, Integers
 from lambert.text.sentences import split
 from lambert.wings.corpus.batch import Batch, Booleans
+from lambert.wings.corpus.characters import END, QUOTE, Integers
 from lambert.wings.corpus.filters.outcome import Outcome
 
 CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")

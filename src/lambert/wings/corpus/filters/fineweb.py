@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lambert.core.settings import check
-from lambert.text.characters import END
 from lambert.wings.corpus.batch import Batch
+from lambert.wings.corpus.characters import END
 from lambert.wings.corpus.filters.outcome import Outcome
 
 
