@@ -4,6 +4,7 @@ import importlib.util
 import json as text
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,35 +21,11 @@ from typing import Literal
 from lambert import native
 from lambert.core.errors import printable_line
 from lambert.core.version import __version__
-from lambert.engine.process import import_quickly
+from lambert.engine import process
 from lambert.runs.result import Say, silent
 
-EXTRAS = {
-    "report": ("jinja2", "matplotlib"),
-    "tensorboard": ("tensorboard",),
-    "mlflow": ("mlflow-skinny",),
-    "wandb": ("wandb",),
-    "sweep": ("cmaes", "optuna"),
-    "plan": ("simpy",),
-    "parquet": ("pyarrow",),
-    "hf": ("transformers",),
-    "zstd": ("backports.zstd",),
-    "language": ("py3langid",),
-    "dedup": ("rensa",),
-    "corpus": ("datatrove",),
-    "ray": ("ray",),
-    "web": ("brotli", "resiliparse"),
-    "remote": ("fsspec",),
-    "s3": ("s3fs",),
-    "hub": ("datasets",),
-    "serve": ("fastapi", "httptools", "prometheus-client", "uvicorn", "uvloop"),
-    "ray-serve": ("ray",),
-    "vectors": ("sentence-transformers",),
-    "onnx": ("onnx", "onnxruntime", "onnxscript"),
-    "openvino": ("onnx", "onnxscript", "openvino"),
-    "openvino-int8": ("nncf",),
-}
-"""The distributions of each optional extra, as in pyproject.toml."""
+_EXTRA = re.compile(r"""([\w.-]+).*\bextra == ["']([\w-]+)["']""")
+"""A requirement of an optional extra, in the metadata of a distribution."""
 BUILT_IN = {"backports.zstd": "compression.zstd"}
 """Modules of newer Python versions that replace a distribution."""
 SIDE = 768
@@ -102,7 +80,7 @@ def examine() -> Iterator[Finding]:
     """Yields all findings. This takes a second or more."""
     with ThreadPoolExecutor(1) as pool:
         compiler = pool.submit(_compiler)  # another process, which runs while torch is imported
-        import_quickly("torch")
+        process.import_quickly("torch")
         import torch
 
         yield Finding("lambert", __version__)
@@ -143,7 +121,7 @@ def _devices() -> Iterator[Finding]:
 def _threads() -> Finding:
     import torch
 
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = process.count_cores()
     threads = torch.get_num_threads()
     found = f"torch uses {threads} of {usable} usable cores, {torch.backends.cpu.get_cpu_capability()}"
     if threads < usable:
@@ -259,13 +237,23 @@ def _gloo() -> Finding:
 
 
 def _extras() -> Iterator[Finding]:
-    for extra, packages in EXTRAS.items():
+    for extra, packages in list_extras().items():
         versions = {package: _version(package) for package in packages}
         if all(versions.values()):
             yield Finding(f"extra {extra}", ", ".join(f"{name} {version}" for name, version in versions.items()))
         else:
             lacking = ", ".join(name for name, version in versions.items() if version is None)
             yield Finding(f"extra {extra}", f"no {lacking}", "note", f"pip install 'lambert-bert[{extra}]'")
+
+
+def list_extras() -> dict[str, list[str]]:
+    """Returns the distributions of each optional extra of Lambert; empty if Lambert itself is not installed."""
+    extras: dict[str, list[str]] = {}
+    with suppress(metadata.PackageNotFoundError):
+        for found in map(_EXTRA.match, metadata.requires("lambert-bert") or ()):
+            if found and found[1] != "lambert-bert" and found[2] not in ("test", "dev"):
+                extras.setdefault(found[2], []).append(found[1])
+    return extras
 
 
 def _version(package: str) -> str | None:
