@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -114,14 +114,10 @@ class Verified:
 
     def json(self) -> str:
         """Returns all of it as JSON."""
-        rows = [
-            {"what": row.what, "low": row.low, "high": row.high, "here": row.here, "on_curve": row.on_curve}
-            for row in self.rows
-        ]
+        rows = [{**asdict(row), "on_curve": row.on_curve} for row in self.rows]
         found: dict[str, Any] = {
             "recipe": self.recipe, "on_curve": self.on_curve, "problem": self.problem, "updates": self.updates,
-            "rows": rows,
-            "utilisation": {"expected": list(self.utilisation), "here": self.here.utilisation},
+            "rows": rows, "utilisation": {"expected": list(self.utilisation), "here": self.here.utilisation},
             "tokens_per_second": self.here.tokens_per_second, "memory_mb": self.here.memory_mb,
             "differences": list(self.differences),
         }  # fmt: skip

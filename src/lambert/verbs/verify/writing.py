@@ -24,7 +24,7 @@ _FIRST = 10
 _DIGITS = 4
 
 
-def expectation_of(runs: Sequence[Path], source: str = "") -> ExpectConfig:
+def make_expectation(runs: Sequence[Path]) -> ExpectConfig:
     """Returns what these runs of one recipe have in common: a band of the loss at 10, 20, 50, 100, 200 ... updates and
     at the end of the shortest run, each from the means of the runs since the band before it; scores, if two runs or
     more have them; the lowest and highest median share of the ceiling; data, versions and devices.
@@ -48,16 +48,18 @@ def expectation_of(runs: Sequence[Path], source: str = "") -> ExpectConfig:
     updates = list(_places(every, min(one.updates for one in found)))
     if not updates:
         raise DataError(f"{min(found, key=lambda one: one.updates).folder} has too few updates for a band.")
-    means = [one.means(updates, every) for one in found]
-    for one, values in zip(found, means, strict=True):
-        if not all(mean is not None and math.isfinite(mean) for mean in values):
+    means = []
+    for one in found:
+        means.append([mean for mean in one.means(updates, every) if mean is not None and math.isfinite(mean)])
+        if len(means[-1]) < len(updates):
             raise DataError(f"{one.folder} has a loss that is not finite: take another run.")
-    losses = [
-        LossBand(update, *_rounded(band(values))) for update, values in zip(updates, _columns(means), strict=True)
-    ]
+    losses = []
+    for update, *values in zip(updates, *means, strict=True):
+        low, high = band(values)
+        losses.append(LossBand(update, round(low, _DIGITS), round(high, _DIGITS)))
     shares = [one.utilisation for one in found if one.utilisation is not None]
     return ExpectConfig(
-        source=source or _source(found, recipes),
+        source=_source(found, recipes),
         seeds=len(found),
         every=every,
         losses=tuple(losses),
@@ -144,16 +146,6 @@ def _places(every: int, last: int) -> Iterator[int]:
         scale *= 10
     if last >= every:
         yield last
-
-
-def _columns(means: Sequence[Sequence[float | None]]) -> Iterator[list[float]]:
-    """Yields the means of all runs for each band."""
-    for column in zip(*means, strict=True):
-        yield [mean for mean in column if mean is not None]
-
-
-def _rounded(ends: tuple[float, float]) -> tuple[float, float]:
-    return round(ends[0], _DIGITS), round(ends[1], _DIGITS)
 
 
 def _scores(scores: Sequence[Mapping[str, float]]) -> Iterator[ScoreBand]:
