@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -145,7 +145,7 @@ def _lead(
     to raise at the end if rows had errors. Raises BrokenPipeError for a closed output."""
     files = InputFiles(config.input, task.config, [*_kept(config.keep)]) if config.input else None
     with ExitStack() as stack:
-        sink = stack.enter_context(_sink(config, model, say))
+        sink = stack.enter_context(_open_sink(config, model, say))
         tally = sink.tally
         if tally.rows:
             answered()
@@ -179,14 +179,20 @@ def _say_notes(files: InputFiles | None, say: Say) -> None:
             aside(note)
 
 
-def _sink(config: PredictConfig, model: TextModel, say: Say) -> AbstractContextManager[Sink]:
+@contextmanager
+def _open_sink(config: PredictConfig, model: TextModel, say: Say) -> Iterator[Sink]:
     copied = {"id", *_kept(config.keep).values()}
     if config.out is None:
-        return nullcontext(_printed(say))
-    return _continued(config, model, copied) if config.input else _new(config.out, copied)
+        yield _print_to(say)
+    elif not config.input:
+        with answer_file(config.out, copied) as add:
+            yield Sink(add)
+    else:
+        with _continue(config, config.out, model, copied) as sink:
+            yield sink
 
 
-def _printed(say: Say) -> Sink:
+def _print_to(say: Say) -> Sink:
     lines: list[str] = []
 
     def commit(position: Position, tally: Tally) -> None:
@@ -198,21 +204,14 @@ def _printed(say: Say) -> Sink:
 
 
 @contextmanager
-def _new(out: Path, copied: Collection[str]) -> Iterator[Sink]:
-    with answer_file(out, copied) as add:
-        yield Sink(add)
-
-
-@contextmanager
-def _continued(config: PredictConfig, model: TextModel, copied: Collection[str]) -> Iterator[Sink]:
-    assert config.out is not None
+def _continue(config: PredictConfig, out: Path, model: TextModel, copied: Collection[str]) -> Iterator[Sink]:
     given = {name: value for name, value in as_dict(config).items() if name not in _PLACES}
     facts = {name: value for name, value in software().items() if name != "code"}
     of = {
         "input": input_identity(config.input), "model": model_identity(model.folder),
         "settings": settings_text(given), "software": settings_text(facts),
     }  # fmt: skip
-    with Unfinished(config.out, of, copied) as unfinished:
+    with Unfinished(out, of, copied) as unfinished:
 
         def commit(position: Position, tally: Tally) -> None:
             unfinished.rows, unfinished.errors, unfinished.first = tally.rows, tally.errors, tally.first
