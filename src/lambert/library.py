@@ -25,7 +25,8 @@ from lambert.engine.device import keep_current_gpu
 from lambert.engine.progress import aside, in_notebook
 from lambert.runs.result import Say, silent
 from lambert.text.memory import data_file, is_path, is_rows
-from lambert.verb import Verb, all_verbs, settings_of, training
+from lambert.verb import Verb, all_verbs, list_training, name_of, settings_of
+from lambert.verbs.settings.training import find_verb
 
 
 @contextmanager
@@ -50,9 +51,8 @@ def lines(console: bool | None = None) -> Say:
 
 def training_verb(recipe: object, settings: Mapping[str, Any], caller: str) -> str:
     """Returns the verb that trains with these settings. An error is in the name of the `caller`."""
-    for verb, kind in training().items():
-        if isinstance(recipe, kind):
-            return verb
+    if isinstance(recipe, tuple(list_training().values())):
+        return name_of(type(recipe))
     is_file = isinstance(recipe, str | Path) and Path(recipe).is_file()
     values = {**(tables.read(Path(str(recipe))) if is_file else {}), **settings}
     named = {name for name, value in values.items() if value is not None}
@@ -60,8 +60,7 @@ def training_verb(recipe: object, settings: Mapping[str, Any], caller: str) -> s
         raise UsageError(
             f"{caller}: give corpus for pre-training or data for fine-tuning, in the recipe or in the call."
         )
-    own = "corpus" if "corpus" in named else "data"
-    return next(verb for verb, kind in training().items() if own in {field.name for field in dataclasses.fields(kind)})
+    return find_verb(named & {"corpus", "data"})
 
 
 def call_settings(verb: str, recipe: object, given: Mapping[str, Any]) -> Any:
@@ -73,10 +72,9 @@ def call_settings(verb: str, recipe: object, given: Mapping[str, Any]) -> Any:
             raise UsageError(f"{verb} takes a {kind.__name__}, not a {type(recipe).__name__}.")
         if not values:
             return recipe
-        values = _merged(tables.as_dict(recipe), values)
+        values = tables.merge(tables.as_dict(recipe), values)
     elif recipe is not None:
-        path = str(recipe)
-        tokens.append(f"./{path}" if path.startswith("-") else path)  # so that it is not parsed as a flag
+        tokens.append(tables.as_word(recipe))
     try:
         return cli.settings(tokens, values)
     except CycloptsError as error:
@@ -93,17 +91,8 @@ def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = tables.as_dict(value)  # noqa: PLW2901
         value = _nested(value) if isinstance(value, Mapping) else tables.plain(value)  # noqa: PLW2901
-        tables_found = _merged(tables_found, {first: value})
+        tables_found = tables.merge(tables_found, {first: value})
     return tables_found
-
-
-def _merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested tables merged; a value of `over` takes precedence."""
-    found = dict(values)
-    for name, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
-        found[name] = _merged(found[name], value) if both else value
-    return found
 
 
 def _with_files(verb: Verb, recipe: object, given: Mapping[str, Any]) -> dict[str, Any]:

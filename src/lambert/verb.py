@@ -108,6 +108,12 @@ def settings_of(verb: Verb) -> Any:
     return load(verb.settings)
 
 
-def training() -> Mapping[str, Any]:
+def name_of(kind: type) -> str:
+    """Returns the name of the verb with this settings dataclass."""
+    place = f"{kind.__module__.removeprefix('lambert.')}:{kind.__name__}"
+    return next(one.name for one in all_verbs().values() if one.settings == place)
+
+
+def list_training() -> Mapping[str, Any]:
     """Returns the settings dataclasses of the verbs that train, by verb."""
     return {one.name: settings_of(one) for one in all_verbs().values() if one.updates}

@@ -48,6 +48,14 @@ class End:
     """Time of the end, in seconds since 1970."""
 
 
+class Ended(LambertError):
+    """A process that this command started failed, with its line and its exit code."""
+
+    def __init__(self, line: str, code: int) -> None:
+        super().__init__(line)
+        self.exit_code = code
+
+
 def _signal_at_parent_death(number: int) -> None:
     """Makes the kernel send the signal `number` to this process when its parent dies. Linux only; elsewhere this does
     nothing. Makes one system call, so it may run between fork and exec."""

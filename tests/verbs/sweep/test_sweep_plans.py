@@ -182,7 +182,7 @@ def test_a_wrong_space_is_refused(case: str, write: Callable[..., Path], tmp_pat
         ("trials = 1\npruner = 'mediam'", "", ["Did you mean 'median'?"]),
         ("trials = 1\nsampler = 'grid'", "", ["optim.lr needs choices, or a step"]),
         ("trials = 1\ntrails = 2", "", ["unknown setting trails. Did you mean trials?"]),
-        ("trials = 1\nverb = 'pretrain'", "", ["the sweep: unknown setting", "sweep.verb"]),
+        ("trials = 1\nverb = 'pretrain'", "", ["unknown setting verb"]),
         ("trials = 1\nrecipe = 'nowhere.toml'", "", ["No such recipe: nowhere.toml"]),
         ("trials = 1", "sead = 3", ["the sweep: unknown setting sead. Did you mean seed?"]),
         ("trials = 1", "seeds = [1, 2]", ["give the seeds as sweep.seeds"]),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lambert.core import settings
 from lambert.core.files import json_text, write_atomic
 from lambert.engine.progress import duration
-from lambert.verbs.sweep.exclusion import alone
+from lambert.verbs.sweep.processes import alone
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

@@ -16,8 +16,8 @@ from lambert.core.lock import lock_folder
 from lambert.engine import archive
 from lambert.runs.result import Say, silent
 from lambert.verbs.sweep import search
-from lambert.verbs.sweep.exclusion import alone
 from lambert.verbs.sweep.plan import Plan
+from lambert.verbs.sweep.processes import alone
 from lambert.verbs.sweep.result import SWEEP
 from lambert.verbs.sweep.storage import explained, open_storage
 
@@ -51,13 +51,13 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         config = plan.config
         self._limit = search.points(plan.space) if config.sampler == "grid" else None
-        every, updates = _interval(plan)
+        train = plan.run_settings(plan.lowest, 0, config.out / "trials").train
         sampler = search.sampler(config.sampler, plan.space, config.seed)
-        pruner = search.pruner(config.pruner, every, updates)
-        if not every and config.pruner != "none":
+        pruner = search.pruner(config.pruner, train.evaluate_every, train.steps)
+        if not train.evaluate_every and config.pruner != "none":
             say("no trial is ended early, because train.evaluate_every is not set")
         storage = open_storage(config)
-        with self._alone(), explained(config):
+        with alone(config.out), explained(config):
             self._study = optuna.create_study(
                 storage=storage, sampler=sampler, pruner=pruner, study_name=config.study, load_if_exists=True,
                 direction="minimize" if plan.minimized else "maximize",
@@ -76,7 +76,7 @@ class Study:
         """A context with the next trial, which no other process runs at the same time: one that a process left
         unfinished, or a new one. None if the budget is used up."""
         with ExitStack() as held:
-            with self._alone():
+            with alone(self.plan.config.out):
                 trial = self._unfinished(held)
                 if trial is None and self.is_open():
                     number = len(self.trials)
@@ -105,14 +105,10 @@ class Study:
             for name, value in attributes.items():
                 trial.set_user_attr(name, value)
 
-    def reported(self, trial: Trial) -> dict[int, float]:
-        """Returns the values that were reported for a trial, by update."""
-        return self.trials[trial.number].intermediate_values
-
     def report(self, trial: Trial, value: float, update: int) -> bool:
         """Reports a value after an update. Returns whether the trial should end."""
         with explained(self.plan.config):
-            if update not in self.reported(trial):
+            if update not in self.trials[trial.number].intermediate_values:
                 trial.report(value, update)
             return trial.should_prune()
 
@@ -174,12 +170,6 @@ class Study:
     def _lock(self, number: int) -> Path:
         return self.plan.config.out / "locks" / f"{number:04d}"
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """A context that only one process is in at a time."""
-        with alone(self.plan.config.out):
-            yield
-
     def _restore(self, say: Say) -> None:
         """Fills a new study with the trials of sweep.json, whose storage is lost."""
         path = self.plan.config.out / SWEEP
@@ -228,9 +218,3 @@ class Study:
                 "choose another out or another name (sweep.study)."
             )
         self._study.set_user_attr("settings", now)
-
-
-def _interval(plan: Plan) -> tuple[int, int | None]:
-    """Returns the number of updates between two scores of a run, and of the whole run if it is known."""
-    train = plan.run_settings({one.name: one.ends()[0] for one in plan.space}, 0, plan.config.out / "trials").train
-    return train.evaluate_every, train.steps

@@ -5,14 +5,15 @@ import math
 import time
 import traceback
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 from optuna.trial import Trial, TrialState
 
 from lambert.core.errors import DivergedError, LambertError, MachineError, SavedAndStopped
+from lambert.core.launcher import Ended
 from lambert.engine import archive
 from lambert.engine.device import ran_out
 from lambert.engine.signals import StopRequest
@@ -27,14 +28,6 @@ HOPELESS = 3
 """Failed trials at the beginning, without any that succeeded, after which the sweep ends; ours."""
 
 
-class Hopeless(LambertError):
-    """All trials failed."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
 class _Pruned(Exception):
     """The pruner ended the trial."""
 
@@ -43,7 +36,7 @@ def work(study: Study, stop: StopRequest, say: Say) -> None:
     """Runs trials until the budget is used up.
 
     Raises SavedAndStopped after a signal, MachineError if the storage is gone or the disk full: then the same command
-    continues the trial. Raises Hopeless if the first trials all fail.
+    continues the trial. Raises Ended if the first trials all fail.
     """
     failures: list[LambertError] = []
     while True:
@@ -58,7 +51,7 @@ def work(study: Study, stop: StopRequest, say: Say) -> None:
         if failure is not None:
             failures.append(failure)
         if len(failures) >= HOPELESS and not table.succeeded:
-            raise Hopeless(
+            raise Ended(
                 f"All {len(failures)} trials failed, the last one: {failures[-1]} Correct the recipe of the sweep, and "
                 "repeat the command.",
                 failures[-1].exit_code,
@@ -78,7 +71,7 @@ def _run(study: Study, trial: Trial, stop: StopRequest) -> LambertError | None:
     try:
         for seed in plan.seeds:
             scores.append(_seed(study, trial, seed, stop))
-            study.note(trial, scores=[_row(score) for score in scores])
+            study.note(trial, scores=[asdict(score) for score in scores])
         value = fmean(score.value for score in scores)
         if not math.isfinite(value):
             state, note, value = TrialState.PRUNED, f"{plan.config.metric} is not finite", None
@@ -114,7 +107,7 @@ def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> Score:
     metric, judged = plan.config.metric, seed == plan.seeds[0]
     if judged and _missed(study, trial, config.out):
         raise _Pruned
-    with closing(load(all_verbs()[plan.config.verb].updates)(config, stop)) as updates:
+    with closing(load(all_verbs()[plan.verb].updates)(config, stop)) as updates:
         for step in updates:
             if not step.scores:
                 continue
@@ -134,10 +127,6 @@ def _missed(study: Study, trial: Trial, run: Path) -> bool:
     logged = zip(metrics["step"], metrics.get(f"heldout/{study.plan.config.metric}", ()), strict=False)
     found = [(int(step), float(value)) for step, value in logged if math.isfinite(value) and step <= done]
     return any([study.report(trial, value, step) for step, value in found][-1:])
-
-
-def _row(score: Score) -> dict[str, Any]:
-    return {"seed": score.seed, "value": score.value, "error": score.error, "updates": score.updates}
 
 
 def _crash(study: Study, trial: Trial, error: Exception) -> str:
