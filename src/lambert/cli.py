@@ -23,7 +23,7 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
-from lambert.cli_errors import missing, no_recipe, other_verb, place_of, stray
+from lambert.cli_errors import explain_missing, explain_no_recipe, explain_other_verb, explain_stray, place_of
 from lambert.core import launcher, signals
 from lambert.core.errors import EXPLAINED, UsageError, printable_line
 from lambert.core.files import path_of, remedy
@@ -145,7 +145,7 @@ def call(
     try:
         return app(line.tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        if (better := line.explained(error, source)) is error:
+        if (better := line.explain(error, source)) is error:
             raise
         raise better from error
 
@@ -195,7 +195,7 @@ class _Line:
         assert self.verb is not None
         recipe = Path(self.tokens[1])
         if recipe.suffix != ".toml" or not recipe.is_file():
-            raise no_recipe(recipe, self.kind)
+            raise explain_no_recipe(recipe, self.kind)
         found = read(recipe)
         if self.takes == "sweep":
             found, parts = load(self.verb.split)(found, str(recipe))
@@ -220,7 +220,7 @@ class _Line:
             suppress_keyboard_interrupt=False, config=tuple(self._sources),
         )  # fmt: skip
         app.default_parameter = Parameter(
-            negative_iterable=(), consume_multiple=True, json_list=False, show_default=_shown_default
+            negative_iterable=(), consume_multiple=True, json_list=False, show_default=_format_default
         )
         for place, other in enumerate(all_verbs().values()):
             if other is not self.verb:
@@ -234,10 +234,10 @@ class _Line:
                 app[other.name].help_formatter = ByTable(common)
         return app
 
-    def explained(self, error: CycloptsError, source: str) -> CycloptsError | UsageError:
+    def explain(self, error: CycloptsError, source: str) -> CycloptsError | UsageError:
         """Returns an error of the parser, or one that says more."""
         if isinstance(error, MissingArgumentError) and self.verb:
-            return missing(error, self.verb, self.kind, self.given | self._flags())
+            return explain_missing(error, self.verb, self.kind, self.given | self._flags())
         if isinstance(error, UnknownOptionError):
             known = [name[2:].replace("-", "_") for argument in error.argument_collection for name in argument.names]
             if error.token.source == "cli":
@@ -246,11 +246,11 @@ class _Line:
                 hint = f"Unknown option: {flag}. Did you mean --{ours.replace('_', '-')}?" if ours else ""
                 return UsageError(hint) if hint else error
             where, setting = place_of(error.token, self.tokens, source)
-            return other_verb(where, self.given) or unknown_name(where, setting, known)
+            return explain_other_verb(where, self.given) or unknown_name(where, setting, known)
         if isinstance(error, CoercionError) and error.token is not None and error.target_type is not None:
             return wrong_type(*place_of(error.token, self.tokens, source), error.token.value, error.target_type)
         if isinstance(error, UnusedCliTokensError):
-            return stray(self.tokens, (error.unused_tokens or self.tokens[-1:])[0], self.verb)
+            return explain_stray(self.tokens, (error.unused_tokens or self.tokens[-1:])[0], self.verb)
         return error
 
     def _add(self, given: Mapping[str, Any], read_by_parser: Mapping[str, Any], source: str) -> None:
@@ -275,7 +275,7 @@ def _refuse_name(name: str) -> None:
         raise UsageError(f"There is no verb {name} yet. {NOT_YET[name]}")
 
 
-def _shown_default(value: Any) -> str | None:
+def _format_default(value: Any) -> str | None:
     """Returns a default for the help, or None if it stands for a setting that is not set."""
     return None if value in (None, "", (), Path()) else str(value)
 
@@ -299,7 +299,7 @@ def _command(
 
     def with_recipe(recipe: Recipe = None, /, *, config: Any) -> Any:
         if recipe is not None and Path(tokens[1]) != recipe:
-            raise stray(tokens, next(token for token in reversed(tokens) if Path(token) == recipe), verb)
+            raise explain_stray(tokens, next(token for token in reversed(tokens) if Path(token) == recipe), verb)
         chosen = config or kind()
         return run_verb(dataclasses.replace(chosen, **beside) if beside else chosen, say=_say)
 
@@ -314,7 +314,7 @@ def _command(
 
     def with_run_recipe(recipe: RunRecipe, /, *, config: Any) -> Any:
         if recipe.suffix != ".toml" or not recipe.is_file():
-            raise no_recipe(recipe, None)
+            raise explain_no_recipe(recipe, None)
         return run_verb(dataclasses.replace(config or kind(), recipe=recipe, **beside), settings, say=_say)
 
     def with_verb(verb: Inner, /, *, config: Any) -> Any:

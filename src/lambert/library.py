@@ -30,7 +30,7 @@ from lambert.verbs.settings.training import find_verb
 
 
 @contextmanager
-def running() -> Iterator[None]:
+def report_stops() -> Iterator[None]:
     """A context in which the current GPU of torch is kept, and a signal that ends the work is said on stderr: a script
     that ends by SavedAndStopped says nothing itself."""
     try:
@@ -49,7 +49,7 @@ def lines(console: bool | None = None) -> Say:
     return lambda line: print(printable_line(line), flush=True)
 
 
-def training_verb(recipe: object, settings: Mapping[str, Any], caller: str) -> str:
+def find_training_verb(recipe: object, settings: Mapping[str, Any], caller: str) -> str:
     """Returns the verb that trains with these settings. An error is in the name of the `caller`."""
     if isinstance(recipe, tuple(list_training().values())):
         return name_of(type(recipe))
@@ -65,7 +65,7 @@ def training_verb(recipe: object, settings: Mapping[str, Any], caller: str) -> s
 
 def call_settings(verb: str, recipe: object, given: Mapping[str, Any]) -> Any:
     """Returns the settings of a verb. Raises UsageError with the message of the command line."""
-    tokens, values = [verb], _nested(_with_files(all_verbs()[verb], recipe, given))
+    tokens, values = [verb], _nest(_with_files(all_verbs()[verb], recipe, given))
     if dataclasses.is_dataclass(recipe):
         kind = settings_of(all_verbs()[verb])
         if not isinstance(recipe, kind):
@@ -81,7 +81,7 @@ def call_settings(verb: str, recipe: object, given: Mapping[str, Any]) -> Any:
         raise UsageError(" ".join(str(error).split())) from error
 
 
-def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
+def _nest(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns keywords as nested tables of plain values: `optim__lr` is `lr` in the table `optim`."""
     tables_found: dict[str, Any] = {}
     for name, value in given.items():
@@ -90,7 +90,7 @@ def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
             value = {rest: value}  # noqa: PLW2901
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = tables.as_dict(value)  # noqa: PLW2901
-        value = _nested(value) if isinstance(value, Mapping) else tables.plain(value)  # noqa: PLW2901
+        value = _nest(value) if isinstance(value, Mapping) else tables.plain(value)  # noqa: PLW2901
         tables_found = tables.merge(tables_found, {first: value})
     return tables_found
 
@@ -102,7 +102,7 @@ def _with_files(verb: Verb, recipe: object, given: Mapping[str, Any]) -> dict[st
     found = {name: value for name, value in given.items() if not nested or name != "base"} | nested
     for name in verb.rows:
         if is_rows(found.get(name)):
-            found[name] = _written(found[name], name.rpartition("__")[2], _out(verb, recipe, given))
+            found[name] = _write_rows(found[name], name.rpartition("__")[2], _out(verb, recipe, given))
     return found
 
 
@@ -115,7 +115,7 @@ def _out(verb: Verb, recipe: object, given: Mapping[str, Any]) -> Path | None:
     return Path(out) if is_path(out) else None
 
 
-def _written(rows: Any, name: str, out: Path | None) -> Path:
+def _write_rows(rows: Any, name: str, out: Path | None) -> Path:
     """Writes rows to a file beside the run folder and returns its path."""
     if out is None:
         raise UsageError(f"{name} is in memory, and is written beside the run folder: also give out.")

@@ -86,7 +86,7 @@ def all_verbs() -> Mapping[str, Verb]:
     return {one.name: one for one in sorted(found, key=lambda one: one.place)}
 
 
-def provided(name: str) -> Any:
+def load_provided(name: str) -> Any:
     """Returns what a wing provides to the house under this name (`PROVIDES`)."""
     return load(next(places[name] for places in collect("PROVIDES") if name in places))
 

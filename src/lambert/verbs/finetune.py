@@ -47,7 +47,7 @@ from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs.seeds import run_seeds
 from lambert.verbs.settings.finetune import FinetuneConfig
-from lambert.verbs.training_data import check_examples, check_label_order, counted, shared_rows
+from lambert.verbs.training_data import check_examples, check_label_order, describe_counts, note_shared_rows
 
 _OF_VECTORS = (
     "pooling", "normalize", "prompt", "prompt_b", "prompts", "default_prompt", "include_prompt", "truncate_dim",
@@ -72,7 +72,7 @@ def first_scores(config: FinetuneConfig) -> dict[str, float]:
     """Returns the scores on `dev` before the first update, whose names are those of the whole run; empty without `dev`.
     Writes nothing but features to `cache`."""
     with detect(config.train.device, config.train.timeout) as world, numerics(world, threads=config.train.threads):
-        run = _prepared(config, world)
+        run = _prepare(config, world)
         if run.dev is None:
             return {}
         precision = Precision(precisions.resolved(config.train.precision, world), world.device)
@@ -91,7 +91,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
     stop = StopRequest() if stop is None else stop  # without signal handlers, never requested
     with detect(config.train.device, config.train.timeout) as world:
         with world.together("reading its data"):
-            prepared = _prepared(config, world)
+            prepared = _prepare(config, world)
             config, task, data, dev = prepared.config, prepared.task, prepared.data, prepared.dev
             model, tokenizer, hashes, notes = prepared.model, prepared.tokenizer, prepared.hashes, prepared.notes
             length = task.config.max_length
@@ -124,7 +124,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 
         for path, rows in ((train_path, data), (dev_path, dev)):
             if path is not None:
-                notes += [counted(path, rows, task.config), *rows.notes]
+                notes += [describe_counts(path, rows, task.config), *rows.notes]
         notes += prepared.features.notes
         if dev_path is None:
             notes.append("nothing is scored, because no dev file is given (--dev)")
@@ -171,7 +171,7 @@ class _Prepared:
     notes: list[str]
 
 
-def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
+def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     """Reads the data and the encoder of a run. Raises LambertError if they do not fit each other or the settings."""
     folder = model_folder(given.init)
     train_path, held_out = training_and_dev(given.data, given.dev)
@@ -197,11 +197,11 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     if layers:
         task.layers = data.layers = layers
     config = replace(config, train=config.train.resolved(data.size(0)))
-    notes = [*_resolved(given, config), *parts]
+    notes = [*_list_chosen(given, config), *parts]
     config = replace(config, optim=config.optim.at_batch(config.train.batch_size))
     dev = cache.read(task, dev_path) if dev_path else None
     check_label_order(config, dev, task.config.labels)
-    notes += shared_rows(data, dev, train_path, dev_path)
+    notes += note_shared_rows(data, dev, train_path, dev_path)
     notes += unknown_notes([(train_path, data), (dev_path, dev)])
     heads = {task.head: task.labels}
     check_model(shape, config.optim.name, world, shard_optimizer=config.train.shard_optimizer)
@@ -217,9 +217,9 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
         model = weights.fresh(model.config, heads, config.seed)
     else:
         notes = [*report.warnings(), *notes]
-    notes += filter(None, [_untrained(layers), _reader(shape, heads), freeze(model, config.train.freeze)])
+    notes += filter(None, [_note_untrained(layers), _note_reader(shape, heads), freeze(model, config.train.freeze)])
     if config.task.name == "embed":
-        notes += filter(None, [_compared(folder, task.embed.compared())])
+        notes += filter(None, [_note_similarity(folder, task.embed.compared())])
     files = {"the labelled data": train_path} | ({"the dev data": dev_path} if dev_path else {})
     hashes = {name: digest(path) for name, path in files.items()}
     if not config.random_init:
@@ -275,10 +275,10 @@ def _taught(
     return teacher_of(soft, task.config, teacher.task.config.labels, options.share, options.temperature), line
 
 
-def _resolved(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:
+def _list_chosen(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:
     """Yields a line with the settings that were not given, and their values."""
     before, now = dotted(as_dict(given)), dotted(as_dict(config))
-    found = ", ".join(f"{name} = {_shown(value)}" for name, value in now.items() if before.get(name) != value)
+    found = ", ".join(f"{name} = {_format(value)}" for name, value in now.items() if before.get(name) != value)
     if found:
         yield f"chosen by the model and the data: {found}"
 
@@ -298,7 +298,7 @@ def _of_folder(task: TaskConfig, folder: Path) -> TaskConfig:
     return replace(task, max_length=task.max_length or theirs.max_length, embed=replace(task.embed, **kept))
 
 
-def _compared(folder: Path, ours: str) -> str:
+def _note_similarity(folder: Path, ours: str) -> str:
     """Returns a line if a folder of vectors names another similarity than that of the run; else an empty text."""
     theirs = sentence_transformers.similarity_name(folder)
     if theirs == ours or sentence_transformers.root(folder) is None:
@@ -309,17 +309,17 @@ def _compared(folder: Path, ours: str) -> str:
     )
 
 
-def _untrained(layers: Sequence[Any]) -> str:
+def _note_untrained(layers: Sequence[Any]) -> str:
     """Returns a line about the layers between pooling and vector; empty without any."""
     kinds = ", ".join(type(layer).__name__ for layer in layers)
     return kinds and f"note: the layers after the pooling ({kinds}) stay as they are: only the encoder is trained"
 
 
-def _reader(shape: EncoderConfig, heads: Mapping[str, int]) -> str:
+def _note_reader(shape: EncoderConfig, heads: Mapping[str, int]) -> str:
     """Returns a line if transformers cannot read the model folder with its head; else an empty text."""
     name = layout.unknown_to_transformers(shape, heads)
     return f"transformers has no {name}, so only Lambert reads the head of the model folder" if name else ""
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

@@ -198,7 +198,7 @@ def _supervise(
         with graceful_stop(" before there was a group"):
             handler = _within(config.timeout + _REPLY_SECONDS, lambda: registry.get_rendezvous_handler(parameters))
     except (RendezvousError, TimeoutError) as error:
-        raise MachineError(_unreachable(rendezvous, config.timeout)) from error
+        raise MachineError(_explain_unreachable(rendezvous, config.timeout)) from error
     spec = WorkerSpec(
         "lambert", processes, handler, entrypoint=sys.executable, args=("-P", "-m", "lambert", *command),
         max_restarts=config.max_restarts, monitor_interval=0.1, local_addr=address,
@@ -209,7 +209,7 @@ def _supervise(
             agent.run()
     except RendezvousError as error:
         if agent.outcome is None:
-            raise MachineError(_lost(error, config, rendezvous)) from error
+            raise MachineError(_explain_lost(error, config, rendezvous)) from error
     finally:
         if not (agent.signalled and least < most):  # else the other machines continue
             handler.shutdown()
@@ -250,7 +250,7 @@ def _own_address(host: str) -> str | None:
     return address if not address.startswith("127.") or host in ("localhost", "127.0.0.1") else None
 
 
-def _unreachable(rendezvous: tuple[str, int], seconds: int) -> str:
+def _explain_unreachable(rendezvous: tuple[str, int], seconds: int) -> str:
     host, port = rendezvous
     try:
         with socket.create_server((host, port)):
@@ -264,7 +264,7 @@ def _unreachable(rendezvous: tuple[str, int], seconds: int) -> str:
     )
 
 
-def _lost(error: Exception, config: LaunchConfig, rendezvous: tuple[str, int]) -> str:
+def _explain_lost(error: Exception, config: LaunchConfig, rendezvous: tuple[str, int]) -> str:
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
     if isinstance(error, RendezvousTimeoutError):

@@ -48,12 +48,12 @@ _PLACES = ("model", "input", "out")
 def run(config: PredictConfig, say: Say = silent) -> None:
     """Reads until the input ends. The "id" of a row is copied to its prediction. Raises SavedAndStopped after a signal,
     and DataError at the end if rows had errors."""
-    status, again = _left(config)
+    status, again = _describe_interruption(config)
     with graceful_stop(" before the first prediction; nothing was written", again) as stop:
         _answer(config, say, lambda: setattr(stop, "status", status))
 
 
-def _left(config: PredictConfig) -> tuple[str, str]:
+def _describe_interruption(config: PredictConfig) -> tuple[str, str]:
     """Returns what an interruption after the first predictions leaves, and how to continue after any."""
     if _continues(config):
         return "; the predictions so far are kept", CONTINUE
@@ -143,7 +143,7 @@ def _lead(
 ) -> DataError | None:  # fmt: skip
     """Reads the input, sends the rows of every chunk to the other ranks, and writes the predictions. Returns the error
     to raise at the end if rows had errors. Raises BrokenPipeError for a closed output."""
-    files = InputFiles(config.input, task.config, [*_kept(config.keep)]) if config.input else None
+    files = InputFiles(config.input, task.config, [*_parse_keep(config.keep)]) if config.input else None
     with ExitStack() as stack:
         sink = stack.enter_context(_open_sink(config, model, say))
         tally = sink.tally
@@ -181,7 +181,7 @@ def _say_notes(files: InputFiles | None, say: Say) -> None:
 
 @contextmanager
 def _open_sink(config: PredictConfig, model: TextModel, say: Say) -> Iterator[Sink]:
-    copied = {"id", *_kept(config.keep).values()}
+    copied = {"id", *_parse_keep(config.keep).values()}
     if config.out is None:
         yield _print_to(say)
     elif not config.input:
@@ -221,7 +221,7 @@ def _continue(config: PredictConfig, out: Path, model: TextModel, copied: Collec
         yield Sink(unfinished.add, commit, unfinished.finish, unfinished.position, tally)
 
 
-def _kept(keep: Sequence[str]) -> dict[str, str]:
+def _parse_keep(keep: Sequence[str]) -> dict[str, str]:
     """Returns the names in the output of the columns to keep, by their names in the input."""
     return {column: name or column for column, _, name in (entry.partition("=") for entry in keep)}
 
@@ -247,7 +247,7 @@ def _answers(
         source, finish = request
         tally.unknown += source.unknown
         answers = iter(finish(outputs_of(source)))
-    keep = _kept(config.keep)
+    keep = _parse_keep(config.keep)
     for number, row in enumerate(chunk):
         answer = {ERROR: str(errors[number])} if number in errors else next(answers)
         yield _with_copies(answer, row.row, keep)

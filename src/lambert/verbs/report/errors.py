@@ -35,13 +35,13 @@ def pages(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
     for run in runs:
         if run.examples is not None and run.examples.rows:
             try:
-                found.append(_page(run.name, _ranked(run.examples)))
+                found.append(_page(run.name, _add_ranks(run.examples)))
             except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
                 notices.append(f"{run.name}: the rows of {EXAMPLES} are damaged ({error}).")
     return found, notices
 
 
-def _ranked(found: Examples) -> Examples:
+def _add_ranks(found: Examples) -> Examples:
     """Returns scored pairs of texts with the ranks of their similarity and of their truth, 1 for the most similar pair,
     and the difference of the ranks, 1 if the most similar pair is taken for the least similar one. Returns other
     examples as they are."""
@@ -251,7 +251,7 @@ def _worst(found: Examples) -> dict[str, Any]:
     else:
         return {"worst_title": "", "worst": []}
     best = [number for number in sorted(range(len(rows)), key=order.__getitem__) if _wrong(rows[number])][:WORST]
-    return {"worst_title": title, "worst": [_shown(number, rows[number]) for number in best]}
+    return {"worst_title": title, "worst": [_describe(number, rows[number]) for number in best]}
 
 
 def _wrong(row: Mapping[str, Any]) -> bool:
@@ -259,7 +259,7 @@ def _wrong(row: Mapping[str, Any]) -> bool:
     return not (right or row.get("f1") == 1.0 or row.get("ndcg_10") == 1.0 or row.get("rank_difference") == 0.0)
 
 
-def _shown(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+def _describe(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the texts of an example and its facts."""
     truth, found = row.get("truth"), row.get("prediction")
     if isinstance(truth, list) and isinstance(found, list) and "words" in row:

@@ -17,7 +17,7 @@ from lambert.verbs.settings.sweep import SweepConfig
 from lambert.verbs.settings.training import find_verb
 from lambert.verbs.sweep.metric import metric_of, score_names
 from lambert.verbs.sweep.processes import is_worker
-from lambert.verbs.sweep.space import Dimension, dimensions, nested
+from lambert.verbs.sweep.space import Dimension, dimensions, nest
 
 Read = Callable[[list[str], Mapping[str, Any], str], Any]
 """Returns the settings of a command line with other values, which errors call by the third argument."""
@@ -52,7 +52,7 @@ class Plan:
     def settings(self, values: Mapping[str, Any]) -> Any:
         """Returns the settings of the recipe with `values` by dotted name."""
         recipe = [] if self.config.recipe is None else [as_word(self.config.recipe)]
-        return self.parse([self.verb, *recipe], merge(self.config.base, nested(values)), "the sweep")
+        return self.parse([self.verb, *recipe], merge(self.config.base, nest(values)), "the sweep")
 
     def folder(self, number: int, seed: int) -> Path:
         """Returns the run folder of a trial and a seed."""
@@ -76,7 +76,7 @@ class Plan:
         return {**own, "direction": "minimize" if self.minimized else "maximize", **space, **fixed}
 
 
-def planned(config: SweepConfig, parse: Read) -> Plan:
+def make_plan(config: SweepConfig, parse: Read) -> Plan:
     """Returns the plan of a sweep. Raises UsageError if a setting is wrong, LambertError if the first trial could not
     begin; no trial has started then."""
     if config.trials is None and config.minutes is None and config.updates is None and config.sampler != "grid":
@@ -93,7 +93,7 @@ def planned(config: SweepConfig, parse: Read) -> Plan:
     if isinstance(first, FinetuneConfig):
         _check_finetuning(first)
     _check_ends(plan)
-    names = [config.metric] if config.metric and is_worker() else score_names(shared_features(first, config.out))
+    names = [config.metric] if config.metric and is_worker() else score_names(share_features(first, config.out))
     metric, minimized = metric_of(config.metric, config.direction, names)
     study = config.study or config.out.absolute().name
     return replace(
@@ -103,7 +103,7 @@ def planned(config: SweepConfig, parse: Read) -> Plan:
     )
 
 
-def shared_features(run: Any, out: Path) -> Any:
+def share_features(run: Any, out: Path) -> Any:
     """Returns the settings of a run of the sweep in `out`, which has the features of its labelled files there."""
     return replace(run, cache=run.cache or out / FOLDER) if isinstance(run, FinetuneConfig) else run
 

@@ -127,7 +127,7 @@ def table_of(study: "Study") -> Table:
     return Table(plan.config.metric, plan.minimized, plan.seeds, rows)
 
 
-def written(study: "Study", *, final: bool = False) -> Table:
+def write_results(study: "Study", *, final: bool = False) -> Table:
     """Writes sweep.json, and if it is `final` also best.toml and the importances. Returns the table."""
     out = study.plan.config.out
     with alone(out):

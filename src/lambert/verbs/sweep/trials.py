@@ -20,8 +20,8 @@ from lambert.engine.signals import StopRequest
 from lambert.runs.result import SCORES, Result, Say
 from lambert.verb import all_verbs, load
 from lambert.verbs.sweep.metric import NoSuchScore, value_of
-from lambert.verbs.sweep.plan import shared_features
-from lambert.verbs.sweep.result import written
+from lambert.verbs.sweep.plan import share_features
+from lambert.verbs.sweep.result import write_results
 from lambert.verbs.sweep.study import Score, Study
 
 HOPELESS = 3
@@ -45,7 +45,7 @@ def work(study: Study, stop: StopRequest, say: Say) -> None:
                 return
             failure = _run(study, trial, stop)
             stop.status = "; all trials that began are saved"
-            table = written(study)
+            table = write_results(study)
             say(table.line(trial.number))
         _free_memory()
         if failure is not None:
@@ -103,9 +103,9 @@ def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> Score:
     """Runs a trial with one seed, from its newest checkpoint. The pruner judges the scores of the first seed."""
     plan = study.plan
     config = plan.run_settings(plan.values(trial.params), seed, plan.folder(trial.number, seed))
-    config = shared_features(config, plan.config.out)
+    config = share_features(config, plan.config.out)
     metric, judged = plan.config.metric, seed == plan.seeds[0]
-    if judged and _missed(study, trial, config.out):
+    if judged and _report_missed(study, trial, config.out):
         raise _Pruned
     with closing(load(all_verbs()[plan.verb].updates)(config, stop)) as updates:
         for step in updates:
@@ -118,7 +118,7 @@ def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> Score:
     return Score(seed, value, error, archive.last(config.out))
 
 
-def _missed(study: Study, trial: Trial, run: Path) -> bool:
+def _report_missed(study: Study, trial: Trial, run: Path) -> bool:
     """Reports the scores that a run has logged, but whose process was killed before it reported them. Returns whether
     the pruner ends the trial."""
     metrics, done = Result.of_run(run).metrics, archive.last(run)

@@ -18,8 +18,8 @@ from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.training import verb_of
 from lambert.verbs.settings.verify import VerifyConfig
-from lambert.verbs.verify.comparison import Verified, compared
-from lambert.verbs.verify.measured import measured
+from lambert.verbs.verify.comparison import Verified, compare_run
+from lambert.verbs.verify.measured import read_measured
 from lambert.verbs.verify.writing import make_expectation, write
 
 _SOON, _SHARE = 100, 0.01
@@ -45,7 +45,7 @@ def run(config: VerifyConfig, settings: Read, say: Say = silent) -> Verified | N
         return None
     given = settings([verb, str(config.recipe), "--out=run", *config.overrides])  # a run has a folder of its own
     overrides = [token for token in config.overrides if token.startswith("-")]
-    found = verified(given, str(config.recipe), config.updates, config.out, config.run, overrides, say)
+    found = verify_run(given, str(config.recipe), config.updates, config.out, config.run, overrides, say)
     if config.json:
         say(found.json())
     for line in () if config.json else found.lines():
@@ -57,7 +57,7 @@ def run(config: VerifyConfig, settings: Read, say: Say = silent) -> Verified | N
     return found
 
 
-def verified(
+def verify_run(
     config: PretrainConfig | FinetuneConfig,
     recipe: str = "the recipe",
     updates: int = 0,
@@ -86,22 +86,22 @@ def verified(
         )
     _check(config, expect, recipe)
     if run is not None:
-        here = measured(run)
-        return compared(recipe, config, expect, here, overrides or (), here.problem)
+        here = read_measured(run)
+        return compare_run(recipe, config, expect, here, overrides or (), here.problem)
     count = _updates(config, expect, updates, recipe)
     with scratch_folder("lambert-verify") as scratch:
         folder = out or scratch / "run"
         log = dataclasses.replace(config.log, every=expect.every)
         log = log if out else dataclasses.replace(log, trackers=())
         problem = _begin(dataclasses.replace(config, out=folder, log=log), count, recipe, say)
-        return compared(recipe, config, expect, measured(folder), overrides or (), problem)
+        return compare_run(recipe, config, expect, read_measured(folder), overrides or (), problem)
 
 
 def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say: Say) -> str:
     """Runs `count` updates. Returns why it diverged, or an empty string."""
     stepping = pretrain.updates if isinstance(config, PretrainConfig) else finetune.updates
     if done := archive.last(config.out):
-        measured(config.out).check_logged(config.log.every, min(done, count))
+        read_measured(config.out).check_logged(config.log.every, min(done, count))
     quiet = say is silent
     with graceful_stop("; the recipe is not verified", START_AGAIN) as stop:
         if done >= count:

@@ -124,7 +124,7 @@ class Verified:
         return json_text(found)
 
 
-def compared(
+def compare_run(
     recipe: str,
     config: PretrainConfig | FinetuneConfig,
     expect: ExpectConfig,

@@ -75,7 +75,7 @@ class Measured:
                 )
 
 
-def measured(folder: Path) -> Measured:
+def read_measured(folder: Path) -> Measured:
     """Reads a run folder, which has no metrics before the first logged loss. Raises DataError if it is no run folder
     or its metrics cannot be read."""
     if not (folder / CONFIG).is_file():

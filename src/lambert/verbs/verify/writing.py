@@ -17,7 +17,7 @@ from lambert.core.settings import dotted, plain, read
 from lambert.runs.expect import TABLE, ExpectConfig, LossBand, ScoreBand
 from lambert.runs.folder import CONFIG
 from lambert.verbs.verify.intervals import band
-from lambert.verbs.verify.measured import VARIES, Measured, measured
+from lambert.verbs.verify.measured import VARIES, Measured, read_measured
 
 _FIRST = 10
 """Updates of the first band, at least."""
@@ -34,7 +34,7 @@ def make_expectation(runs: Sequence[Path]) -> ExpectConfig:
     """
     if len(runs) < 2:
         raise UsageError("--write-from needs two runs or more, of different seeds: one says nothing about deviations.")
-    found = [measured(run) for run in runs]
+    found = [read_measured(run) for run in runs]
     recipes = [dotted(read(run / CONFIG)) for run in runs]
     _check_alike(runs, recipes)
     for one in found[1:]:
@@ -97,20 +97,24 @@ def toml(expect: ExpectConfig) -> str:
     lines = [f"[{TABLE}]"]
     for name, value in values.items():
         rows = isinstance(value, list) and isinstance(value[0], dict)
-        many = "[\n" + "".join(f"    {_written(row)},\n" for row in value) + "]" if rows else _written(value)
+        many = "[\n" + "".join(f"    {_to_toml(row)},\n" for row in value) + "]" if rows else _to_toml(value)
         lines += [] if isinstance(value, dict) else [f"{name} = {many}"]
     for name, table in values.items():
         if isinstance(table, dict):
-            lines += ["", f"[{TABLE}.{name}]", *(f"{_key(key)} = {_written(value)}" for key, value in table.items())]
+            lines += [
+                "",
+                f"[{TABLE}.{name}]",
+                *(f"{_key(key)} = {_to_toml(value)}" for key, value in table.items()),
+            ]
     return "\n".join(lines) + "\n"
 
 
-def _written(value: Any) -> str:
+def _to_toml(value: Any) -> str:
     """Returns a value as TOML on one line."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_written, value))}]"
+        return f"[{', '.join(map(_to_toml, value))}]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(name)} = {_written(item)}" for name, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(name)} = {_to_toml(item)}" for name, item in value.items()) + " }"
     return tomli_w.dumps({"_": value}).removeprefix("_ = ").strip()
 
 

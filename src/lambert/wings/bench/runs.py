@@ -149,7 +149,7 @@ def write(config: BenchConfig, folder: Path) -> Sequences:
     described = {"model_type": encoder.block} | family_of(encoder).keys.to_json(encoder)
     (folder / MODEL).write_text(json.dumps(described), encoding="utf-8")
     operations = sum(
-        flops.training(encoder, batch.bounds_S1.diff().tolist(), drawn.counts(batch)) for batch in updates[1:]
+        flops.count_training(encoder, batch.bounds_S1.diff().tolist(), drawn.counts(batch)) for batch in updates[1:]
     )
     return Sequences(encoder, lengths_US, operations)
 
