@@ -1,21 +1,26 @@
 """`lambert finetune`: trains an encoder on labelled data for a task, and scores it."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from lambert.core.errors import REMEDIES, DivergedError, UsageError
+from lambert.core.files import json_text, write_atomic
 from lambert.core.settings import as_dict, dotted
 from lambert.core.world import World
 from lambert.distributed import agreement
 from lambert.distributed.detection import detect
+from lambert.distributed.launch_environment import process_info
 from lambert.engine import archive
 from lambert.engine import precision as precisions
 from lambert.engine.log import append
 from lambert.engine.numerics import numerics
 from lambert.engine.precision import Precision
+from lambert.engine.progress import COUNTS, score_text
 from lambert.engine.signals import Interrupted, StopRequest
 from lambert.engine.step import Step
 from lambert.inference.config import InferenceConfig
@@ -29,7 +34,7 @@ from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.runs.card import LabelledFile, Trained
 from lambert.runs.distillation import keep_layers, relation_teacher
-from lambert.runs.folder import INITIAL_WEIGHTS, fingerprints, open_run
+from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, fingerprints, open_run
 from lambert.runs.microbatch import check_model
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
@@ -37,7 +42,7 @@ from lambert.runs.run import freeze
 from lambert.runs.updates import run_to_end, run_updates
 from lambert.tasks import Outputs, TaskConfig, check_metrics, described, needed_roles, resolved, scored
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
-from lambert.tasks.reading.cache import FeatureCache
+from lambert.tasks.reading.cache import FOLDER, FeatureCache
 from lambert.tasks.reading.dev_split import divided
 from lambert.tasks.reading.files import digest, training_and_dev
 from lambert.tasks.reading.unknown import unknown_notes
@@ -45,7 +50,6 @@ from lambert.tasks.scores.examples import EXAMPLES, examples_of, write
 from lambert.tasks.vectors import sentence_transformers
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
-from lambert.verbs.seeds import run_seeds
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.training_data import check_examples, check_label_order, describe_counts, note_shared_rows
 
@@ -55,6 +59,7 @@ _OF_VECTORS = (
 """Settings of vectors that a folder of vectors has."""
 _TOKENS = 8192
 """Tokens of a batch in which the predictions of the best weights are computed. They do not depend on it."""
+SEEDS = "seeds.json"
 
 
 def run(config: FinetuneConfig, say: Say = silent) -> Result:
@@ -64,7 +69,7 @@ def run(config: FinetuneConfig, say: Say = silent) -> Result:
     Raises SavedAndStopped after a signal, whenever it comes.
     """
     if config.seeds:
-        return run_seeds(config, run, say)
+        return _run_seeds(config, say)
     return run_to_end(partial(updates, config, say=say), config.out)
 
 
@@ -323,3 +328,60 @@ def _note_reader(shape: EncoderConfig, heads: Mapping[str, int]) -> str:
 
 def _format(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def _run_seeds(config: FinetuneConfig, say: Say) -> Result:
+    """Runs each seed, in out/seed-N, and writes out/seeds.json. Finished runs are not repeated. The result has the
+    means of the scores. With several ranks only the first writes the file, prints lines and has scores.
+
+    Raises UsageError if `out` is itself a run folder.
+    """
+    if (config.out / CONFIG).exists():
+        raise UsageError(f"{config.out} holds a run of one seed. Choose another out for several seeds.")
+    first, found = process_info().rank == 0, []
+    config = replace(config, cache=config.cache or config.out / FOLDER)
+    for seed in config.seeds:
+        if first:
+            say(f"seed {seed}")
+        found.append(run(replace(config, seed=seed, seeds=(), out=config.out / f"seed-{seed}"), say).scores)
+    if not first:
+        return Result(config.out)
+    scores = summarise_seeds(found)
+    if scores:
+        write_atomic(config.out / SEEDS, json_text({"seeds": list(config.seeds), "scores": scores}, indent=1) + "\n")
+    for line in _format_seeds(scores, config):
+        say(line)
+    say(f"models  {', '.join(str(config.out / f'seed-{seed}' / 'model') for seed in config.seeds)}")
+    return Result(config.out, {name: of["mean"] for name, of in scores.items()})
+
+
+def summarise_seeds(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """Returns for each score its `mean` over the seeds and its `values`; with two seeds or more `deviation` (divided by
+    n - 1) and `mean_se`, the standard error of the mean, deviation / sqrt(n); and, if the score has a standard error
+    over the examples, `examples_se`: the root mean square of NAME_se."""
+    names = [name for name in scores[0] if not name.endswith("_se") or name.removesuffix("_se") not in scores[0]]
+    return {name: _summarise_score(name, scores) for name in names if all(name in one for one in scores)}
+
+
+def _summarise_score(name: str, scores: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    values = [one[name] for one in scores]
+    found: dict[str, Any] = {"mean": fmean(values), "values": values}
+    if len(values) > 1:
+        found |= {"deviation": stdev(values), "mean_se": stdev(values) / math.sqrt(len(values))}
+    errors = [one[f"{name}_se"] for one in scores if f"{name}_se" in one]
+    return {**found, "examples_se": math.sqrt(fmean(error**2 for error in errors))} if errors else found
+
+
+def _format_seeds(scores: Mapping[str, Mapping[str, Any]], config: FinetuneConfig) -> Iterator[str]:
+    """Yields the table of the scores over the seeds."""
+    if not scores:
+        yield f"{len(config.seeds)} seeds in {config.out}; without dev there are no scores"
+        return
+    columns = {"mean": "mean", "deviation": "deviation", "mean_se": "error of mean", "examples_se": "error of examples"}
+    count = f"{len(config.seeds)} seed{'s' * (len(config.seeds) > 1)}"
+    yield f"{count:20s}" + "".join(f" {label:>17s}" for label in columns.values())
+    for name, of in scores.items():
+        if name.endswith(COUNTS):
+            continue
+        cells = [score_text(name, of[key]) if key in of else "" for key in columns]
+        yield f"{name:20s}" + "".join(f" {cell:>17s}" for cell in cells)

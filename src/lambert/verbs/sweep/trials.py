@@ -19,8 +19,7 @@ from lambert.engine.device import ran_out
 from lambert.engine.signals import StopRequest
 from lambert.runs.result import SCORES, Result, Say
 from lambert.verb import all_verbs, load
-from lambert.verbs.sweep.metric import NoSuchScore, value_of
-from lambert.verbs.sweep.plan import share_features
+from lambert.verbs.sweep.plan import NoSuchScore, share_features, value_of
 from lambert.verbs.sweep.result import write_results
 from lambert.verbs.sweep.study import Score, Study
 
