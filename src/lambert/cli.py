@@ -63,7 +63,7 @@ HELP_FLAGS = {"--help", "-h"}
 WRONG_PATH = (
     errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS,
 )  # fmt: skip
-"""Errors of the operating system that are no bugs, and against which only another path helps."""
+"""Errors of the operating system that another path avoids: they are usage errors, not bugs."""
 
 HELP = """Pre-train and fine-tune BERT-family encoders, from raw text to an answer.
 
@@ -157,7 +157,7 @@ class _Line:
         verb: Its verb, or None if it has none that exists.
         kind: The settings dataclass of the verb.
         tokens: The tokens that the parser reads.
-        beside: Settings that are not parsed.
+        unparsed: Settings that the parser does not read.
         given: Dotted names of the settings that the recipe and the values of the call give.
     """
 
@@ -171,7 +171,7 @@ class _Line:
         if self.verb and tokens[0] != self.verb.name:  # two words, which are one command to the parser
             tokens = [self.verb.name, *tokens[2:]]
         self.tokens = self._all = with_names(self.kind, tokens) if self.trains else tokens
-        self.beside: dict[str, Any] = {}
+        self.unparsed: dict[str, Any] = {}
         self.given: set[str] = set()
         self._sources: list[Dict] = []
 
@@ -179,7 +179,7 @@ class _Line:
         """Takes the settings of a call, and returns those that the parser reads."""
         if self.takes == "sweep":
             own = ("space", "base")
-            self.beside |= {name: values[name] for name in own if values.get(name) is not None}
+            self.unparsed |= {name: values[name] for name in own if values.get(name) is not None}
             values = {name: value for name, value in values.items() if name not in own}
         if self.trains:
             values = with_tables(self.kind, self._without_expectation(values, source))
@@ -199,7 +199,7 @@ class _Line:
         found = read(recipe)
         if self.takes == "sweep":
             found, parts = load(self.verb.split)(found, str(recipe))
-            self.beside = parts | self.beside
+            self.unparsed = parts | self.unparsed
         if self.trains:
             found = with_tables(self.kind, self._without_expectation(found, str(recipe)))
         check_numbers(self.kind, found)
@@ -211,7 +211,7 @@ class _Line:
             check_flags(self.kind, self.tokens)
         if self.verb and self.verb.split and self.takes != "sweep":
             self.tokens, parts = load(self.verb.split)(self.tokens)
-            self.beside |= parts
+            self.unparsed |= parts
 
     def app(self, run: Callable[..., Any] | None) -> App:
         """Returns the parser. It knows the settings of the verb, and of other verbs the line that explains each."""
@@ -226,7 +226,7 @@ class _Line:
             if other is not self.verb:
                 app.command(App(name=other.name, help=other.summary, sort_key=place))
                 continue
-            app.command(_command(other, self._all, run, self.beside), name=other.name, sort_key=place)
+            app.command(_command(other, self._all, run, self.unparsed), name=other.name, sort_key=place)
             common = getattr(sys.modules[self.kind.__module__], "COMMON", ())
             if common and HELP_FLAGS & set(self.tokens):  # imports rich
                 from lambert.help_panels import ByTable
@@ -261,9 +261,9 @@ class _Line:
         return {token[2:].partition("=")[0].replace("-", "_") for token in self.tokens if token.startswith("--")}
 
     def _without_expectation(self, values: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """Returns the settings of a run without its table [expect], which is put into `beside` unless that has one."""
-        if TABLE in values and TABLE not in self.beside:
-            self.beside[TABLE] = None if values[TABLE] is None else expectation(values[TABLE], source)
+        """Returns the settings of a run without its table [expect], which goes to `unparsed` unless that has one."""
+        if TABLE in values and TABLE not in self.unparsed:
+            self.unparsed[TABLE] = None if values[TABLE] is None else expectation(values[TABLE], source)
         return {name: value for name, value in values.items() if name != TABLE}
 
 
@@ -288,9 +288,9 @@ def settings(tokens: list[str], values: Mapping[str, Any] | None = None, source:
 
 
 def _command(
-    verb: Verb, tokens: list[str], run: Callable[..., Any] | None, beside: Mapping[str, Any]
+    verb: Verb, tokens: list[str], run: Callable[..., Any] | None, unparsed: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """Returns the function of a verb's command. `beside` has settings that are not parsed."""
+    """Returns the function of a verb's command. `unparsed` has settings that the parser does not read."""
     kind = settings_of(verb)
 
     def run_verb(*given: Any, **named: Any) -> Any:
@@ -301,10 +301,10 @@ def _command(
         if recipe is not None and Path(tokens[1]) != recipe:
             raise explain_stray(tokens, next(token for token in reversed(tokens) if Path(token) == recipe), verb)
         chosen = config or kind()
-        return run_verb(dataclasses.replace(chosen, **beside) if beside else chosen, say=_say)
+        return run_verb(dataclasses.replace(chosen, **unparsed) if unparsed else chosen, say=_say)
 
     def with_sweep(recipe: Recipe = None, /, *, config: Any) -> Any:
-        return run_verb(dataclasses.replace(config, **beside), settings, say=_say)
+        return run_verb(dataclasses.replace(config, **unparsed), settings, say=_say)
 
     def with_runs(runs: Runs, /, *, config: Any) -> Any:
         return run_verb(dataclasses.replace(config or kind(), runs=tuple(runs)), say=_say)
@@ -315,7 +315,7 @@ def _command(
     def with_run_recipe(recipe: RunRecipe, /, *, config: Any) -> Any:
         if recipe.suffix != ".toml" or not recipe.is_file():
             raise explain_no_recipe(recipe, None)
-        return run_verb(dataclasses.replace(config or kind(), recipe=recipe, **beside), settings, say=_say)
+        return run_verb(dataclasses.replace(config or kind(), recipe=recipe, **unparsed), settings, say=_say)
 
     def with_verb(verb: Inner, /, *, config: Any) -> Any:
         return run_verb(config or kind(), tokens, settings, say=_say)

@@ -31,8 +31,8 @@ from lambert.verbs.settings.training import find_verb
 
 @contextmanager
 def report_stops() -> Iterator[None]:
-    """A context in which the current GPU of torch is kept, and a signal that ends the work is said on stderr: a script
-    that ends by SavedAndStopped says nothing itself."""
+    """A context that keeps torch's current GPU, and that prints the message of SavedAndStopped to stderr, because a
+    script that it ends does not."""
     try:
         with keep_current_gpu():
             yield
@@ -42,15 +42,15 @@ def report_stops() -> Iterator[None]:
 
 
 def lines(console: bool | None = None) -> Say:
-    """Returns what receives the lines of a verb: in a notebook they are printed, unless `console` (log.console) is
-    False."""
+    """Returns the function that receives the messages of a verb. In a notebook it prints them, unless `console`
+    (log.console) is False."""
     if not in_notebook() or console is False:
         return silent
     return lambda line: print(printable_line(line), flush=True)
 
 
 def find_training_verb(recipe: object, settings: Mapping[str, Any], caller: str) -> str:
-    """Returns the verb that trains with these settings. An error is in the name of the `caller`."""
+    """Returns the verb that trains with these settings. Errors name the `caller`."""
     if isinstance(recipe, tuple(list_training().values())):
         return name_of(type(recipe))
     is_file = isinstance(recipe, str | Path) and Path(recipe).is_file()

@@ -40,17 +40,17 @@ class Verb:
     first: str = ""
     """The setting that the folder before the flags is."""
     example: str = ""
-    """What may follow its name, for the error of a verb that requires something before its flags."""
+    """What may follow its name, for the error about something missing before the flags."""
     less_memory: str = LESS_MEMORY
     """What to do when memory runs out."""
     continues: bool = False
-    """Whether the same command continues work that was stopped; otherwise it starts over."""
+    """Whether the same command continues stopped work; otherwise it starts over."""
     computes: bool = False
     """Whether it runs a model, which needs torch."""
     replaces: bool = False
     """Whether its process is replaced by one with the variables that make models fast (`engine.process`)."""
     reloads: bool = False
-    """Whether SIGHUP has a meaning for it, and must not end it while it starts."""
+    """Whether it handles SIGHUP, which therefore must not end it while it starts."""
     ranks: bool = False
     """Whether several processes can share its work."""
     updates: str = ""

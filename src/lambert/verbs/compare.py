@@ -40,7 +40,7 @@ class CompareConfig:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What is compared: the scored examples of one model for each seed, and the recipe if it is known."""
+    """A system to compare: the scored examples of one model for each seed, and its recipe if it is known."""
 
     letter: str
     path: Path
@@ -90,7 +90,7 @@ def run(config: CompareConfig, say: Say = silent) -> dict[str, Any]:
 
 
 def _systems(config: CompareConfig, say: Say) -> list[System]:
-    """Reads what the user named. Predictions of other systems are scored as those of the first run."""
+    """Reads the systems. Predictions from outside are scored as those of the first run."""
     named = list(zip(_LETTERS, config.runs, strict=False))
     foreign = [(letter, path) for letter, path in named if config.gold is not None and _is_foreign(path)]
     own = [_system(letter, path) for letter, path in named if (letter, path) not in foreign]

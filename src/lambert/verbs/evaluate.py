@@ -18,7 +18,7 @@ from lambert.tasks.task import is_predictions
 from lambert.verbs.settings.evaluate import EvaluateConfig
 from lambert.verbs.training_data import describe_counts
 
-_TOLD = ("cut", "questions_cut", "answers_absent")
+_LOWERING = ("cut", "questions_cut", "answers_absent")
 """Counts of a labelled file that are shown to the user, because they lower the scores."""
 
 
@@ -56,7 +56,7 @@ def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[st
         compare_ranks(world, config.model, config.data)
         notes = model.notes(config.data, data)
         if world.is_first and not config.json:
-            if data.unknown.count or any(data.counts.get(name) for name in _TOLD):
+            if data.unknown.count or any(data.counts.get(name) for name in _LOWERING):
                 say(describe_counts(config.data, data, task.config))
             for line in notes:
                 say(line)

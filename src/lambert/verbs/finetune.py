@@ -101,10 +101,10 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             model, tokenizer, hashes, notes = prepared.model, prepared.tokenizer, prepared.hashes, prepared.notes
             length = task.config.max_length
             relations = relation_teacher(config.distil, model, tokenizer, config.code, length, world)
-            teacher = _teacher(config, task, tokenizer, world)
+            teacher = _load_teacher(config, task, tokenizer, world)
             train_path, dev_path = prepared.train_path, prepared.dev_path
         if teacher is not None:
-            data.teacher, line = _taught(config, task, data, train_path, teacher)
+            data.teacher, line = _ask_teacher(config, task, data, train_path, teacher)
             notes.append(line)
 
         def check_signal(sequences: int) -> None:
@@ -116,7 +116,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
         def predict(model: Model, precision: Precision, micro_tokens: int) -> None:
             assert dev is not None
             found = outputs(model, dev, precision, world, micro_tokens, check_signal)
-            kept[:] = task.predictions(dev, _finite(found, dev_path))
+            kept[:] = task.predictions(dev, _check_finite(found, dev_path))
 
         def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
             if dev is None:
@@ -184,7 +184,7 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     config.check_dev()
     shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
     tokenizer = tokenizers.load(folder, needs=needed_roles(config.task.name))
-    task_config, optim = _of_folder(config.task, folder).resolved(shape.positions), config.optim.resolved(shape)
+    task_config, optim = _fill_from_folder(config.task, folder).resolved(shape.positions), config.optim.resolved(shape)
     config = replace(config, task=task_config, optim=optim)
     cache = FeatureCache(config.cache, tokenizer, agreement.code())
     task: Any
@@ -234,7 +234,7 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     return _Prepared(config, task, data, dev, train_path, dev_path, model, tokenizer, cache, hashes, notes)
 
 
-def _teacher(config: FinetuneConfig, task: Any, tokenizer: Any, world: World) -> TextModel | None:
+def _load_teacher(config: FinetuneConfig, task: Any, tokenizer: Any, world: World) -> TextModel | None:
     """Loads the teacher whose predictions are learnt, which reads the training file by the columns of the student; None
     if there is none. Raises UsageError if it was fine-tuned for something else or, for question answering, if it
     divides paragraphs into other windows."""
@@ -254,7 +254,7 @@ def _teacher(config: FinetuneConfig, task: Any, tokenizer: Any, world: World) ->
     return teacher
 
 
-def _finite(found: Outputs, path: Path | None) -> Outputs:
+def _check_finite(found: Outputs, path: Path | None) -> Outputs:
     """Yields the outputs for a labelled file. Raises DivergedError if one is not finite."""
     for batch in found:
         for name, values in batch.items():
@@ -263,7 +263,7 @@ def _finite(found: Outputs, path: Path | None) -> Outputs:
         yield batch
 
 
-def _taught(
+def _ask_teacher(
     config: FinetuneConfig, task: Any, data: Any, path: Path, teacher: TextModel
 ) -> tuple[Teacher | SpanTeacher, str]:
     """Returns the teacher's predictions for the training file `path`, and a line about them. All ranks must call it."""
@@ -288,7 +288,7 @@ def _list_chosen(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]
         yield f"chosen by the model and the data: {found}"
 
 
-def _of_folder(task: TaskConfig, folder: Path) -> TaskConfig:
+def _fill_from_folder(task: TaskConfig, folder: Path) -> TaskConfig:
     """Returns the task with what a folder of vectors says of them, where the task says nothing."""
     if task.name != "embed" or sentence_transformers.root(folder) is None:
         return task

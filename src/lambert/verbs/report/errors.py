@@ -19,18 +19,18 @@ Counts = tuple[Counter[str], Counter[str], Counter[str]]
 """How often each label is right, true and predicted."""
 
 MATRIX_LABELS = 12
-"""Maximum number of labels of a confusion matrix; of more labels the largest confusions are listed."""
+"""Maximum number of labels of a confusion matrix; with more, the largest confusions are listed instead."""
 CONFUSIONS, WORST, LENGTHS, LABELS = 20, 10, 5, 40
 """Maximum numbers of confusions, worst examples, groups of lengths, and labels in a table."""
-ASKED = ("what", "who", "whom", "whose", "when", "where", "which", "why", "how many", "how much", "how")
+QUESTION_WORDS = ("what", "who", "whom", "whose", "when", "where", "which", "why", "how many", "how much", "how")
 """Question words; the first in a question is counted."""
 _OF_GROUPS = ("mean", "percent", "ratio", "f1_of_sums")
 """Formulas that mean the same in a group of examples as in all of them."""
 
 
 def pages(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns what errors.html shows of each run that has scored examples, and a notice about each whose rows cannot be
-    shown."""
+    """Returns the values of errors.html for each run with scored examples, and a notice about each whose rows are
+    damaged."""
     found, notices = [], []
     for run in runs:
         if run.examples is not None and run.examples.rows:
@@ -162,8 +162,8 @@ def question_word(text: str) -> str:
     words = "".join(character if character.isalpha() else " " for character in text.lower()).split()
     for number, word in enumerate(words):
         both = " ".join(words[number : number + 2])
-        if both in ASKED or word in ASKED:
-            return both if both in ASKED else word
+        if both in QUESTION_WORDS or word in QUESTION_WORDS:
+            return both if both in QUESTION_WORDS else word
     return "other"
 
 

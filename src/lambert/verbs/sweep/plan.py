@@ -1,4 +1,4 @@
-"""What a sweep does, checked before its first trial: the verb, its settings for each trial, the space, the metric."""
+"""The plan of a sweep, checked before its first trial: the verb, its settings for each trial, the space, the metric."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ class NoSuchScore(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A sweep whose settings are right."""
+    """A sweep with checked settings."""
 
     config: SweepConfig
     """With `seeds`, `metric` and `study` resolved."""
@@ -72,7 +72,7 @@ class Plan:
         return {one.name: one.value(params[one.name]) for one in self.space if one.name in params}
 
     def signature(self) -> dict[str, str]:
-        """Returns what must be the same whenever the sweep continues, as text by name."""
+        """Returns the settings that must not change when the sweep continues, as text by name."""
         varied = {dimension.name for dimension in self.space}
         base = dotted(as_dict(self.run_settings({}, self.seeds[0], self.config.out / "trials")))
         fixed = {
@@ -126,8 +126,8 @@ def _check_finetuning(config: FinetuneConfig) -> None:
 
 
 def _check_ends(plan: Plan) -> None:
-    """Raises UsageError if an end of a dimension, or a choice, is impossible whatever the other dimensions are: beside
-    their lowest values, and beside their highest."""
+    """Raises UsageError if a run cannot begin with an end of a dimension, or a choice, neither beside the lowest values
+    of the other dimensions nor beside their highest."""
     highest = {one.name: one.ends()[-1] for one in plan.space}
     for dimension in plan.space:
         for end in dimension.ends():

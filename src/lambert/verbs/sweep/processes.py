@@ -1,5 +1,5 @@
-"""Several processes of one sweep: those that it starts on this machine, each of which runs the same command, and the
-sections that one process at a time is in: choosing a trial, and writing the results."""
+"""The processes of a sweep on this machine, which run the same command, and the lock around the critical sections of
+all processes: choosing a trial, and writing the results."""
 
 import os
 import signal
@@ -32,8 +32,8 @@ STORAGE = "LAMBERT_SWEEP_STORAGE"
 
 
 def with_storage(config: SweepConfig) -> SweepConfig:
-    """Returns the settings of a process that `run_processes` started with the storage that the recipe was given: the
-    file RECIPE does not have the password of its URL."""
+    """Returns the settings of a process that `run_processes` started, with the URL of the storage from the environment:
+    the file RECIPE lacks its password."""
     return replace(config, storage=os.environ.get(STORAGE, config.storage)) if is_worker() else config
 
 
@@ -115,9 +115,9 @@ def _devices(jobs: int) -> list[dict[str, str]]:
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """A context that only one process of the sweep in `out` is in at a time. Raises MachineError if the others do not
-    leave it."""
+def lock_sweep(out: Path) -> Iterator[None]:
+    """A context that holds the lock of the sweep in `out`. Raises MachineError if other processes hold it for
+    minutes."""
     until = time.monotonic() + _PATIENCE_SECONDS
     with ExitStack() as held:
         while True:

@@ -1,4 +1,4 @@
-"""What a sweep leaves: sweep.json, best.toml, and the table of its best trials."""
+"""The results of a sweep: sweep.json, best.toml, and the table of its best trials."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lambert.core import settings
 from lambert.core.files import json_text, write_atomic
 from lambert.engine.progress import duration
-from lambert.verbs.sweep.processes import alone
+from lambert.verbs.sweep.processes import lock_sweep
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -84,7 +84,7 @@ class Table:
         return f"{self.metric} {value_text(row.value, row.error)}{state}"
 
     def lines(self) -> list[str]:
-        """Returns the best trials, one a line, and what the best is worth."""
+        """Returns the best trials, one a line, and the verdict."""
         states = [row.state for row in self.rows]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         found = [f"{len(self.rows)} trials: {counts}"]
@@ -130,7 +130,7 @@ def table_of(study: "Study") -> Table:
 def write_results(study: "Study", *, final: bool = False) -> Table:
     """Writes sweep.json, and if it is `final` also best.toml and the importances. Returns the table."""
     out = study.plan.config.out
-    with alone(out):
+    with lock_sweep(out):
         table = table_of(study)
         content = {
             "metric": table.metric, "direction": "minimize" if table.minimized else "maximize",

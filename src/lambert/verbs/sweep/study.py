@@ -1,4 +1,4 @@
-"""The study of a sweep in its storage: which trial is next, and what became of each."""
+"""The study of a sweep in its storage: which trial is next, and how each ended."""
 
 import time
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from lambert.engine import archive
 from lambert.runs.result import Say, silent
 from lambert.verbs.sweep import search
 from lambert.verbs.sweep.plan import Plan
-from lambert.verbs.sweep.processes import alone
+from lambert.verbs.sweep.processes import lock_sweep
 from lambert.verbs.sweep.result import SWEEP
 from lambert.verbs.sweep.storage import explain_failures, open_storage
 
@@ -57,7 +57,7 @@ class Study:
         if not train.evaluate_every and config.pruner != "none":
             say("no trial is ended early, because train.evaluate_every is not set")
         storage = open_storage(config)
-        with alone(config.out), explain_failures(config):
+        with lock_sweep(config.out), explain_failures(config):
             self._study = optuna.create_study(
                 storage=storage, sampler=sampler, pruner=pruner, study_name=config.study, load_if_exists=True,
                 direction="minimize" if plan.minimized else "maximize",
@@ -76,7 +76,7 @@ class Study:
         """A context with the next trial, which no other process runs at the same time: one that a process left
         unfinished, or a new one. None if the budget is used up."""
         with ExitStack() as held:
-            with alone(self.plan.config.out):
+            with lock_sweep(self.plan.config.out):
                 trial = self._take_unfinished(held)
                 if trial is None and self.is_open():
                     number = len(self.trials)

@@ -22,7 +22,7 @@ _AUTOMATIC = {
     "optim.lr", "task.max_length", "task.labels", "task.embed.pooling", "task.embed.prompt", "task.embed.prompt_b",
     "task.embed.prompts", "task.embed.default_prompt", "task.embed.truncate_dim",
 }  # fmt: skip
-"""Settings whose 0, empty text or empty list a run replaces by what its model and data ask for."""
+"""Settings that a run determines by its model and data if they are 0 or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def compare_run(
             for name, run, own in changed
             if not (expect.data and run != UNSET and Path in kinds_of(type(config), name))  # compared by hashes
         ),
-        *_other(expect.data, here.data),
+        *_list_other_data(expect.data, here.data),
         *(
             f"{name} is {here.environment[name]}, and was {' or '.join(values)}"
             for name, values in expect.environment.items()
@@ -189,7 +189,7 @@ def _changes(config: Any, path: Path) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _other(expected: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
+def _list_other_data(expected: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
     for name, value in expected.items():
         if name in here and here[name] != value:
             yield f"{name} is another one ({value[:12]} -> {here[name][:12]})"

@@ -1,4 +1,4 @@
-"""What a run folder shows: its losses, scores, speed, data and environment."""
+"""The losses, scores, speed, data and environment of a run, read from its folder."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Makes the table [expect] out of finished runs of several seeds, and writes it into their recipe."""
+"""Computes the table [expect] from finished runs of several seeds, and writes it into their recipe."""
 
 import math
 import re
@@ -25,7 +25,7 @@ _DIGITS = 4
 
 
 def make_expectation(runs: Sequence[Path]) -> ExpectConfig:
-    """Returns what these runs of one recipe have in common: a band of the loss at 10, 20, 50, 100, 200 ... updates and
+    """Returns what runs of one recipe have in common: a band of the loss at 10, 20, 50, 100, 200 ... updates and
     at the end of the shortest run, each from the means of the runs since the band before it; scores, if two runs or
     more have them; the lowest and highest median share of the ceiling; data, versions and devices.
 
@@ -76,15 +76,15 @@ def make_expectation(runs: Sequence[Path]) -> ExpectConfig:
 def write(recipe: Path, expect: ExpectConfig) -> None:
     """Replaces the table [expect] of a recipe, or adds it at the end. Everything else stays as it is."""
     before = read_file(recipe).decode()
-    text = _without(before).rstrip("\n") + "\n\n" + toml(expect)
-    if _settings(text) != _settings(before):
+    text = _remove_table(before).rstrip("\n") + "\n\n" + toml(expect)
+    if _read_others(text) != _read_others(before):
         raise UsageError(
-            f"{recipe}: its table [{TABLE}] could not be told from the others. Remove it, and repeat this."
+            f"{recipe}: its table [{TABLE}] could not be separated from the others. Remove it, and repeat the command."
         )
     write_atomic(recipe, text)
 
 
-def _settings(text: str) -> dict[str, Any]:
+def _read_others(text: str) -> dict[str, Any]:
     try:
         return {name: value for name, value in tomllib.loads(text).items() if name != TABLE}
     except ValueError:
@@ -122,7 +122,7 @@ def _key(name: str) -> str:
     return tomli_w.dumps({name: 0}).removesuffix(" = 0\n")
 
 
-def _without(text: str) -> str:
+def _remove_table(text: str) -> str:
     """Returns a recipe without its table [expect] and the tables in it. Blank lines and comments after its last value
     are those of the next table, and stay."""
     kept: list[str] = []
