@@ -9,11 +9,11 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -158,19 +158,16 @@ def _bfloat16() -> Finding:
     it."""
     import torch
 
+    from lambert.engine.ceiling import seconds_of
     from lambert.engine.precision import has_bfloat16
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if not has_bfloat16(torch.device(device)):
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not has_bfloat16(device):
         return Finding("bfloat16", "no instructions for it: precision auto means float32")
     rates = {}
     for dtype in (torch.float32, torch.bfloat16):
         matrix = torch.ones(SIDE, SIDE, dtype=dtype, device=device)
-        best = float("inf")
-        for _ in range(4):
-            began = time.perf_counter()
-            float((matrix @ matrix)[0, 0])  # waits for the device
-            best = min(best, time.perf_counter() - began)
+        best = min(seconds_of(partial(torch.matmul, matrix, matrix), device) for _ in range(4))
         rates[dtype] = 2 * SIDE**3 / best / 1e9
     ratio = rates[torch.bfloat16] / rates[torch.float32]
     found = f"{rates[torch.bfloat16]:,.0f} GFLOP/s, {ratio:.1f}x float32"

@@ -97,14 +97,17 @@ def _answer(config: PredictConfig, say: Say, answered: Callable[[], None]) -> No
         raise failure
 
 
+@dataclass(slots=True)
 class Tally:
     """Counts rows and their errors."""
 
-    def __init__(self, rows: int = 0, errors: int = 0, first: str = "") -> None:
-        self.rows, self.errors, self.first = rows, errors, first
-        """Numbers of rows and of those with errors, and the first error."""
-        self.unknown = Unknown()
-        """The unknown words of the rows that this process has read."""
+    rows: int = 0
+    errors: int = 0
+    """Number of rows with errors."""
+    first: str = ""
+    """The first error."""
+    unknown: Unknown = field(default_factory=Unknown)
+    """The unknown words of the rows that this process has read."""
 
     def add(self, errors: Sequence[DataError], rows: int) -> None:
         """Counts the rows of a chunk, and its errors in the order of the rows."""
