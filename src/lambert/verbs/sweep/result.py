@@ -103,7 +103,7 @@ class Table:
         )
         if not others:
             return []
-        gap = abs((best.value or 0.0) - (others[0].value or 0.0))
+        gap = _gap(best, others[0])
         if not gap:
             same = ", ".join(str(row.number) for row in others if row.value == best.value)
             return [f"trials with the value of trial {best.number}: {same}. {chance}"]

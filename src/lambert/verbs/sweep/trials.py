@@ -1,6 +1,5 @@
 """Runs the trials of a sweep in this process, one after the other."""
 
-import gc
 import math
 import time
 import traceback
@@ -15,7 +14,7 @@ from optuna.trial import Trial, TrialState
 from lambert.core.errors import DivergedError, LambertError, MachineError, SavedAndStopped
 from lambert.core.launcher import Ended
 from lambert.engine import archive
-from lambert.engine.device import ran_out
+from lambert.engine.device import ran_out, release
 from lambert.engine.signals import StopRequest
 from lambert.runs.result import SCORES, Result, Say
 from lambert.verb import all_verbs, load
@@ -46,7 +45,7 @@ def work(study: Study, stop: StopRequest, say: Say) -> None:
             stop.status = "; all trials that began are saved"
             table = write_results(study)
             say(table.line(trial.number))
-        _free_memory()
+        release(torch.device("cuda"))
         if failure is not None:
             failures.append(failure)
         if len(failures) >= HOPELESS and not table.succeeded:
@@ -134,9 +133,3 @@ def _crash(study: Study, trial: Trial, error: Exception) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     return f"bug: {type(error).__name__}: {' '.join(str(error).split())} ({path})"
-
-
-def _free_memory() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
