@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         launcher.follow()
     debug = "--debug" in tokens
-    if tokens[:1] != ["launch"]:  # launch passes --debug to its ranks
+    if not _starts_ranks(tokens):  # which get --debug from it
         tokens = [token for token in tokens if token != "--debug"]
     verb = find(tokens)
     advice = verb.less_memory if verb else LESS_MEMORY
@@ -177,7 +177,7 @@ class _Line:
 
     def take_values(self, values: Mapping[str, Any], source: str) -> Mapping[str, Any]:
         """Takes the settings of a call, and returns those that the parser reads."""
-        if self.takes == "sweep":
+        if self.takes == "table":
             own = ("space", "base")
             self.unparsed |= {name: values[name] for name in own if values.get(name) is not None}
             values = {name: value for name, value in values.items() if name not in own}
@@ -190,14 +190,14 @@ class _Line:
 
     def take_recipe(self, overrides: Mapping[str, Any]) -> None:
         """Takes the settings of the recipe that follows the verb, if one does, without those that `overrides` has."""
-        if self.takes not in ("recipe", "sweep") or len(self.tokens) < 2 or self.tokens[1].startswith("-"):
+        if self.takes not in ("recipe", "table") or len(self.tokens) < 2 or self.tokens[1].startswith("-"):
             return
         assert self.verb is not None
         recipe = Path(self.tokens[1])
         if recipe.suffix != ".toml" or not recipe.is_file():
             raise explain_no_recipe(recipe, self.kind)
         found = read(recipe)
-        if self.takes == "sweep":
+        if self.takes == "table":
             found, parts = load(self.verb.split)(found, str(recipe))
             self.unparsed = parts | self.unparsed
         if self.trains:
@@ -209,7 +209,7 @@ class _Line:
         """Raises UsageError for flags in a wrong form, and sets aside those that the parser does not read."""
         if self.verb:
             check_flags(self.kind, self.tokens)
-        if self.verb and self.verb.split and self.takes != "sweep":
+        if self.verb and self.verb.split and self.takes != "table":
             self.tokens, parts = load(self.verb.split)(self.tokens)
             self.unparsed |= parts
 
@@ -303,7 +303,7 @@ def _command(
         chosen = config or kind()
         return run_verb(dataclasses.replace(chosen, **unparsed) if unparsed else chosen, say=_say)
 
-    def with_sweep(recipe: Recipe = None, /, *, config: Any) -> Any:
+    def with_table(recipe: Recipe = None, /, *, config: Any) -> Any:
         return run_verb(dataclasses.replace(config, **unparsed), settings, say=_say)
 
     def with_runs(runs: Runs, /, *, config: Any) -> Any:
@@ -327,7 +327,7 @@ def _command(
         return run_verb(config or kind(), say=_say)
 
     commands = {
-        "recipe": with_recipe, "sweep": with_sweep, "runs": with_runs, "folder": with_folder, "verb": with_verb,
+        "recipe": with_recipe, "table": with_table, "runs": with_runs, "folder": with_folder, "verb": with_verb,
         "recipe of a run": with_run_recipe, "calls": with_calls, "flags": flags_only,
     }  # fmt: skip
     command: Any = commands[verb.takes]
@@ -355,11 +355,16 @@ def _exit(code: int) -> NoReturn:
     torch's threads may hang or abort when the interpreter shuts down after other ranks have left."""
     distributed = sys.modules.get("torch.distributed")
     in_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    if in_group or sys.argv[1:2] == ["launch"]:
+    if in_group or _starts_ranks(sys.argv[1:]):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _starts_ranks(tokens: list[str]) -> bool:
+    verb = find(tokens)
+    return verb is not None and verb.takes == "verb"
 
 
 def _crash(tokens: list[str]) -> NoReturn:

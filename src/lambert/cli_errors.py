@@ -25,7 +25,7 @@ def place_of(token: Any, tokens: list[str], source: str) -> tuple[str, str]:
 def explain_other_verb(place: str, given: Collection[str]) -> UsageError | None:
     """Returns the error for a recipe of another verb: one that has all settings that are `given` in the recipe."""
     tables = {name.partition(".")[0] for name in given}
-    fitting = [one.name for one in all_verbs().values() if one.takes == "sweep" and one.name in tables]
+    fitting = [one.name for one in all_verbs().values() if one.takes == "table" and one.name in tables]
     fitting += [
         one.name for one in all_verbs().values()
         if one.takes == "recipe" and {*given} <= {*dotted_names(settings_of(one))}
@@ -62,7 +62,7 @@ def explain_missing(error: MissingArgumentError, verb: Verb, settings: type, giv
         if not any(name.startswith(names) for name in given):
             lacking.append("(" + " or ".join(f"--{name}{'*' * name.endswith('.')}" for name in names) + ")")
     listed = " and ".join([", ".join(lacking[:-1]), lacking[-1]] if lacking[1:] else lacking)
-    where = {"recipe": " as flags or in a recipe", "sweep": f" as flags or in [{verb.name}] of a recipe"}
+    where = {"recipe": " as flags or in a recipe", "table": f" as flags or in [{verb.name}] of a recipe"}
     return UsageError(
         f"{verb.name} requires {listed}. Give what is missing{where.get(verb.takes, '')}; `lambert {verb.name} --help` "
         "explains it."

@@ -97,7 +97,7 @@ def _nest(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_files(verb: Verb, recipe: object, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns keywords with the paths of files, which are written beside the run folder, instead of rows."""
-    base = given.get("base") if verb.takes == "sweep" else None
+    base = given.get("base") if verb.takes == "table" else None
     nested = {f"base__{name}": value for name, value in base.items()} if isinstance(base, Mapping) else {}
     found = {name: value for name, value in given.items() if not nested or name != "base"} | nested
     for name in verb.rows:
@@ -111,7 +111,7 @@ def _out(verb: Verb, recipe: object, given: Mapping[str, Any]) -> Path | None:
     out = given.get("out", getattr(recipe, "out", None))
     if out is None and isinstance(recipe, str | Path) and Path(recipe).is_file():
         table = tables.read(Path(recipe))
-        out = (table.get(verb.name, {}) if verb.takes == "sweep" else table).get("out")
+        out = (table.get(verb.name, {}) if verb.takes == "table" else table).get("out")
     return Path(out) if is_path(out) else None
 
 

@@ -12,8 +12,8 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Literal
 
-Takes = Literal["recipe", "sweep", "runs", "recipe of a run", "folder", "verb", "calls", "flags", "arguments"]
-"""What follows the name of a verb. recipe: an optional TOML file; sweep: one with a table of the verb's name, which has
+Takes = Literal["recipe", "table", "runs", "recipe of a run", "folder", "verb", "calls", "flags", "arguments"]
+"""What follows the name of a verb. recipe: an optional TOML file; table: one with a table of the verb's name, which has
 its settings; runs: run folders; recipe of a run: that of a verb that trains; folder: the folder that `first` names;
 verb: after the flags, another verb; calls: flags, and the verb calls other verbs; flags: flags only; arguments:
 arguments that another program defined."""
@@ -61,7 +61,7 @@ class Verb:
     """Settings that the library also takes as rows in memory."""
     split: str = ""
     """A function that separates what the command line does not parse: of the table of a recipe and its path if the verb
-    takes "sweep", otherwise of the tokens. It returns what is parsed, and other settings."""
+    takes "table", otherwise of the tokens. It returns what is parsed, and other settings."""
 
 
 @cache

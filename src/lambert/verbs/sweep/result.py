@@ -74,21 +74,23 @@ class Table:
         row, best = self.rows[number], self.ranking[:1]
         mark = "  best so far" if best and best[0].number == number else ""
         why = f": {row.note}" if row.note else ""
-        return f"trial {number}  {self.text(row)}  {setting_text(row.values)}  {duration(row.seconds)}{mark}{why}"
+        return f"trial {number}  {self.text(row)}  {format_settings(row.values)}  {duration(row.seconds)}{mark}{why}"
 
     def text(self, row: Row) -> str:
         """Returns the value of a trial with its error."""
         if row.value is None:
             return row.state
         state = "" if row.state == "complete" else f" ({row.state})"
-        return f"{self.metric} {value_text(row.value, row.error)}{state}"
+        return f"{self.metric} {format_value(row.value, row.error)}{state}"
 
     def lines(self) -> list[str]:
         """Returns the best trials, one a line, and the verdict."""
         states = [row.state for row in self.rows]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         found = [f"{len(self.rows)} trials: {counts}"]
-        found += [f"  trial {row.number}  {self.text(row)}  {setting_text(row.values)}" for row in self.ranking[:SHOWN]]
+        found += [
+            f"  trial {row.number}  {self.text(row)}  {format_settings(row.values)}" for row in self.ranking[:SHOWN]
+        ]
         return [*found, *self.verdict()]
 
     def verdict(self) -> list[str]:
@@ -148,11 +150,11 @@ def write_results(study: "Study", *, final: bool = False) -> Table:
     return table
 
 
-def value_text(value: float, error: float | None) -> str:
+def format_value(value: float, error: float | None) -> str:
     return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
 
 
-def setting_text(values: Mapping[str, Any]) -> str:
+def format_settings(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {_short(value)}" for name, value in values.items())
 
 
