@@ -19,7 +19,7 @@ from lambert.distributed.detection import detect
 from lambert.engine.compiler import cause, compile_blocks, compiled, wanted
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
-from lambert.measure.batches import drawn_batch
+from lambert.measure.batches import draw_batch
 from lambert.model import attention, weights
 from lambert.model.bert.block import BertBlock
 from lambert.model.config import EncoderConfig, ModernConfig
@@ -36,7 +36,7 @@ needs_a_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("
 
 
 def batch(lengths: list[int]) -> Batch:
-    return drawn_batch(ENCODER, np.array(lengths), seed=len(lengths))
+    return draw_batch(ENCODER, np.array(lengths), seed=len(lengths))
 
 
 def update(model: Model, of: Batch) -> tuple[Tensor, Tensor]:

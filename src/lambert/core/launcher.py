@@ -47,6 +47,14 @@ class End:
     """Time of the end, in seconds since 1970."""
 
 
+class Ended(LambertError):
+    """A process that this command started failed, with its line and its exit code."""
+
+    def __init__(self, line: str, code: int) -> None:
+        super().__init__(line)
+        self.exit_code = code
+
+
 def follow() -> None:
     """Makes this process end with the `lambert launch` that started it, if one did. When the launcher dies, this
     process gets SIGTERM, so that it saves, and SIGKILL GRACE_SECONDS later, because it may hang in a collective."""

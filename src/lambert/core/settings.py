@@ -120,6 +120,11 @@ def _is_named(kind: Any, setting: str) -> bool:
     return dataclasses.is_dataclass(hint) and _first([hint]) == "name"
 
 
+def as_word(path: object) -> str:
+    """Returns a path as a word of a command that is not parsed as a flag."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
+
+
 def check_flags(kind: Any, tokens: Sequence[str]) -> None:
     """Raises UsageError if a flag has a fraction where a whole number is needed, which the parser would round, names a
     table, whose first setting the parser would set, has an empty path, which the parser takes for the current folder,
@@ -318,6 +323,15 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
     return flat
+
+
+def merge(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested tables merged; a value of `over` takes precedence."""
+    merged = dict(values)
+    for name, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = merge(merged[name], value) if both else value
+    return merged
 
 
 def without(values: Mapping[str, Any], unset: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def count_operations(
             lengths = [length for batch in batches for length in batch.bounds_S1.diff().tolist()]
             names = [name for name in update.counts if name in model.labels]
             targets = {name: sum(len(batch.targets[name].at_N) for batch in batches) for name in names}
-            cost = operations.training(model.config, lengths, targets, model.labels, frozen)
+            cost = operations.count_training(model.config, lengths, targets, model.labels, frozen)
             if teacher is not None:
                 cost += operations.relations(model.config, teacher.encoder.config, teacher.layer, lengths)
             costs.append(cost)

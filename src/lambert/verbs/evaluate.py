@@ -16,9 +16,9 @@ from lambert.tasks import Outputs, named, scored
 from lambert.tasks.scores.examples import examples_of, is_examples, write
 from lambert.tasks.task import is_predictions
 from lambert.verbs.settings.evaluate import EvaluateConfig
-from lambert.verbs.training_data import counted
+from lambert.verbs.training_data import describe_counts
 
-_TOLD = ("cut", "questions_cut", "answers_absent")
+_LOWERING = ("cut", "questions_cut", "answers_absent")
 """Counts of a labelled file that are shown to the user, because they lower the scores."""
 
 
@@ -56,8 +56,8 @@ def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[st
         compare_ranks(world, config.model, config.data)
         notes = model.notes(config.data, data)
         if world.is_first and not config.json:
-            if data.unknown.count or any(data.counts.get(name) for name in _TOLD):
-                say(counted(config.data, data, task.config))
+            if data.unknown.count or any(data.counts.get(name) for name in _LOWERING):
+                say(describe_counts(config.data, data, task.config))
             for line in notes:
                 say(line)
         quiet = config.json or say is silent or not world.is_first

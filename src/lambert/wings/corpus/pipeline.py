@@ -6,7 +6,6 @@ All files are written to a folder beside `out` that is renamed at the end, so th
 import dataclasses
 import importlib.metadata
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from lambert.core.lock import Lock, lock_folder
 from lambert.core.shards import FORMAT_VERSION, with_hash
 from lambert.core.urls import is_remote, public
 from lambert.core.version import __version__
+from lambert.engine import process
 from lambert.text.tokenizers import roles, tokenizer
 from lambert.text.tokenizers.encoding import Encoded
 from lambert.wings.corpus.config import PrepareConfig
@@ -304,11 +304,7 @@ def _passed(path: Path) -> str:
 
 
 def _workers(config: PrepareConfig, text_bytes: int) -> int:
-    return config.workers or (1 if text_bytes < SMALL else min(_cores(), MOST_WORKERS))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return config.workers or (1 if text_bytes < SMALL else min(process.count_cores(), MOST_WORKERS))
 
 
 def _check_space(config: PrepareConfig, needed: int) -> None:
