@@ -12,7 +12,7 @@ Steps are bfloat16, so the product of a step and its multiple is exact in float3
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
-from lambert.core.wire import BLOCKS, payload_bytes, quantized_bytes
-from lambert.distributed.exchange.reduction import Residuals, Scratch, all_to_all, pieces, swap
+from lambert.core.wire import BLOCKS, payload_bytes
+from lambert.distributed.exchange.reduction import ErrorFeedback, Scratch, all_to_all, pieces, swap
 from lambert.engine.compiler import Compilation, cause
 from lambert.engine.gradients import Bucket
 
@@ -31,41 +31,32 @@ _SMALLEST = 2.0**-100
 1e-28 have no effect."""
 
 
-class Quantized:
+class Quantized(ErrorFeedback):
     """All-reduce of gradients quantized in blocks, with error feedback."""
 
     def __init__(
-        self,
-        group: ProcessGroup | None = None,
-        bits: int = 8,
-        block: int | None = None,
-        compile_for: torch.device | None = None,
+        self, group: ProcessGroup | None = None, bits: int = 8, compile_for: torch.device | None = None
     ) -> None:
-        """Buckets whose length is a multiple of `block` are processed in place, other buckets in a copy.
+        """Buckets whose length is a multiple of a block are processed in place, other buckets in a copy.
 
         Args:
             bits: Bits per element, 8 or 4.
-            block: Elements that share a step; a multiple of 4 (default: 128 for 8 bits, 64 for 4 bits).
             compile_for: Device to compile the kernels for, now, if possible. Compiled kernels are twice as fast and
                 return the same bits.
         """
         if bits not in BLOCKS:
             raise UsageError(f"Gradients are sent in 8 or 4 bits per element, not {bits}.")
-        block = BLOCKS[bits] if block is None else block
-        if block < 4 or block % 4:
-            raise UsageError(f"Blocks of gradients are multiples of 4 elements, not {block}: try {BLOCKS[bits]}.")
-        self._group, self._size, self._rank = group, dist.get_world_size(group), dist.get_rank(group)
-        self._block, self._codes = block, torch.int8 if bits == 8 else torch.uint8
-        self._width = block * bits // 8
+        self._block, self._codes = BLOCKS[bits], torch.int8 if bits == 8 else torch.uint8
+        self._width, self._rank = self._block * bits // 8, dist.get_rank(group)
+        super().__init__(group, multiple=self._block)
         self.compilation = Compilation() if compile_for is None else self._compile(compile_for)
         """The result of compiling the kernels."""
-        self._residuals = Residuals(group, multiple=block)
         self._sent, self._received, self._padded = Scratch(), Scratch(), Scratch()
 
     def reduce(self, bucket: Bucket) -> None:
         if self._size == 1:
             return
-        residual_RB = self._residuals.of(bucket).view(-1, self._block)
+        residual_RB = self.residual(bucket).view(-1, self._block)
         aligned = residual_RB.numel() == bucket.flat.numel()
         total_RB = bucket.flat.view(-1, self._block) if aligned else self._pad(bucket.flat, residual_RB)
         exchange = self._swap if self._size == 2 else self._scatter_and_gather
@@ -73,21 +64,6 @@ class Quantized:
             bucket.flat.fill_(torch.nan)
         elif not aligned:
             bucket.flat.copy_(total_RB.view(-1)[: bucket.flat.numel()])
-
-    def rescale(self, scale: Callable[[], float]) -> None:
-        self._residuals.rescale(scale())
-
-    def average_residuals(self, buckets: Sequence[Bucket]) -> None:
-        self._residuals.average_residuals(buckets)
-
-    def state(self) -> dict[str, Tensor]:
-        return self._residuals.state()
-
-    def load(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
-        self._residuals.load(state, buckets)
-
-    def wire_bytes(self, bucket: Bucket) -> int:
-        return quantized_bytes(bucket.flat.numel(), 8 * self._width // self._block, self._size, self._block)
 
     def _swap(self, total_RB: Tensor, residual_RB: Tensor) -> bool:
         """Both ranks send their whole bucket quantized, and add both payloads. Returns whether both were finite."""
