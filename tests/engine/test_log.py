@@ -111,8 +111,8 @@ def test_a_row_says_what_the_design_promises(tmp_path: Path) -> None:
 def test_pauses_count_for_the_row_after(tmp_path: Path) -> None:
     with RunLog(tmp_path, steps=3, every=1, quiet=True) as log:
         log.step(step(1, 2.0))
-        log.paused(0.25)
-        log.paused(0.5)
+        log.add_pause(0.25)
+        log.add_pause(0.5)
         log.step(step(2, 2.0))
         log.step(step(3, 2.0))
     assert [row["checkpoint_pause_seconds"] for row in rows(tmp_path)] == [0.0, 0.75, 0.0]

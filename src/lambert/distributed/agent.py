@@ -25,6 +25,7 @@ from lambert.core.launcher import FINAL, End, read_ends
 from lambert.distributed.failure_detector import report, within_deadline
 from lambert.distributed.rendezvous import connect
 from lambert.engine import archive
+from lambert.engine.signals import END, listen_to_signals
 
 BROKEN_SECONDS = 5
 """How long the other workers may take to leave after a crash, before SIGKILL. torch's default is 30."""
@@ -68,33 +69,20 @@ class Agent(LocalElasticAgent):
         self._lock = threading.Lock()
 
     @contextmanager
-    def forwarding_signals(self) -> Iterator[None]:
-        """Returns a context manager in which the first signal is forwarded to the workers and the second kills them and
-        ends this process.
-
-        A thread handles the signals, because Python's handlers do not run while the main thread is in torch.
-        """
+    def forward_signals(self) -> Iterator[None]:
+        """A context in which the first signal is forwarded to the workers and the second kills them and ends this
+        process."""
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # torch itself handles no other
-        read_fd, write_fd = os.pipe()
-        os.set_blocking(write_fd, False)
         # nohup ignores SIGHUP. A shell ignores SIGINT for a job in the background, but the verbs handle it there too.
         handled = [
             number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN
         ]
-        before = {number: signal.signal(number, lambda *_: None) for number in handled}
-        wakes = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        threading.Thread(target=self._listen, args=(read_fd,), name="lambert-signals", daemon=True).start()
-        try:
+        with listen_to_signals(handled, lambda number, frame: None, self._listen):
             yield
-        finally:
-            signal.set_wakeup_fd(wakes)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            os.close(write_fd)
 
     def _listen(self, read_fd: int) -> None:
-        while number := os.read(read_fd, 1):
-            self._forward(signal.SIGTERM if number[0] == signal.SIGHUP else number[0])
+        while (number := os.read(read_fd, 1)[0]) != END:
+            self._forward(signal.SIGTERM if number == signal.SIGHUP else number)
 
     def _forward(self, number: int) -> None:
         with self._lock:

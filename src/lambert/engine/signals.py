@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ if there is nothing to save. The value is our choice: a process then ends within
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 _REQUEUE = 75
 """EX_TEMPFAIL of sysexits.h: a scheduler that sent SIGTERM or SIGUSR1 should start the same command again."""
-_END = 0
+END = 0
 """Byte that ends the listening thread; no signal has this number."""
 
 
@@ -110,10 +110,9 @@ class StopRequest:
             _write(f"\n{self.reason}: saving and stopping; a second signal exits at once.\n")
 
     def _listen(self, read_fd: int) -> None:
-        """Ends the process after a second signal, or if it continues for GRACE_SECONDS with nothing to save. A thread
-        does this because Python runs signal handlers only in the main thread, which may be inside a library."""
+        """Ends the process after a second signal, or if it continues for GRACE_SECONDS with nothing to save."""
         deadline: float | None = None
-        first = _END
+        first = END
         while True:
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([read_fd], [], [], timeout)[0]:
@@ -124,7 +123,7 @@ class StopRequest:
                     os._exit(launcher.report_end(error.exit_code, str(error)))
                 continue
             number = os.read(read_fd, 1)[0]
-            if number == _END:
+            if number == END:
                 return
             if first and number in _SIGNALS and LAUNCHED in os.environ:
                 continue  # Slurm signals both the launcher and this process, and the launcher forwards its signal
@@ -161,7 +160,7 @@ def graceful_stop(
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    with _handlers(request):
+    with listen_to_signals(_SIGNALS, request._handle, request._listen):
         try:
             yield request
             request._deferred = True
@@ -177,20 +176,25 @@ def graceful_stop(
 
 
 @contextmanager
-def _handlers(request: StopRequest) -> Iterator[None]:
+def listen_to_signals(
+    numbers: Sequence[int], handle: Callable[[int, FrameType | None], None], listen: Callable[[int], None]
+) -> Iterator[None]:
+    """A context in which a thread runs `listen(read_fd)`: it reads the number of each signal as a byte from the pipe,
+    and END at the end. `handle` is the Python handler of the signals `numbers`; it runs only in the main thread, which
+    may be inside a library."""
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
-    thread = threading.Thread(target=request._listen, args=(read_fd,), name="lambert-signals", daemon=True)
+    thread = threading.Thread(target=listen, args=(read_fd,), name="lambert-signals", daemon=True)
     thread.start()
     wakes = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, request._handle) for number in _SIGNALS}
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakes)
-        os.write(write_fd, bytes([_END]))
+        os.write(write_fd, bytes([END]))
         thread.join()
         os.close(write_fd)
         os.close(read_fd)

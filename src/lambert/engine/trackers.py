@@ -134,7 +134,7 @@ def check_trackers(names: Sequence[str]) -> None:
             raise UsageError(f"log.trackers names {name} twice.")
 
 
-def started(names: Sequence[str], run: Path, start: int) -> dict[str, Tracker]:
+def start_trackers(names: Sequence[str], run: Path, start: int) -> dict[str, Tracker]:
     """Returns the trackers of a run by name. Raises UsageError if a package is missing."""
     return {name: lookup(TRACKERS, name, "log.trackers", KIND)(run, start) for name in names}
 

@@ -123,11 +123,11 @@ class Run:
         self.exchange.average_residuals(self.optimizer)
         states = {"log": log.state(), "guard": self.guard.state(), "budget": self.microbatch.state()}
         states["best"] = self.best.state()
-        pause = self.saver.save(
+        seconds = self.saver.save(
             done, model=self.model, optimizer=self.optimizer, precision=self.precision, exchange=self.exchange.state(),
             extra=states | {"exchange": (self.exchange.method, self.world.size, self.exchange.local)}, final=final,
         )  # fmt: skip
-        log.paused(pause.seconds)
+        log.add_pause(seconds)
 
     def roll_back(self, log: RunLog) -> int:
         """Restores the last healthy checkpoint and lowers the learning rate. Returns its number of updates."""
