@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from statistics import median_high
 
 import torch
 
@@ -73,5 +74,4 @@ def _timed(run: Run, batches: Iterator[GlobalBatch], first: int, limit: float, s
             spent = world.largest(round(time.perf_counter() - began))
             if len(found) > _LEAST and spent >= limit:
                 break
-    late = sorted(found[1:])
-    return late[len(late) // 2]
+    return median_high(found[1:])

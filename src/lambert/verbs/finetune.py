@@ -27,11 +27,10 @@ from lambert.model.config import EncoderConfig
 from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
-from lambert.runs.card import LabelledFile, Trained
 from lambert.runs.distillation import keep_layers, relation_teacher
 from lambert.runs.folder import INITIAL_WEIGHTS, fingerprints, open_run
 from lambert.runs.microbatch import check_model
-from lambert.runs.publish import publish_run
+from lambert.runs.publish import LabelledFile, Trained, publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import freeze
 from lambert.runs.updates import run_to_end, run_updates

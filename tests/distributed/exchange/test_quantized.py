@@ -179,7 +179,7 @@ def what_does_not_compile_runs_eagerly(group: ProcessGroup) -> None:
         raise RuntimeError("no C++ compiler")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantized, "_compiled", broken)
+        patch.setattr(quantized, "_compile", broken)
         method = Quantized(group, 8, compile_for=torch.device("cpu"))
     assert not method.compilation.active
     assert method.compilation.problem == "RuntimeError: no C++ compiler"

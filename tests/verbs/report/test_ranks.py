@@ -14,7 +14,7 @@ from run_folders import Outline, folder, page, row
 
 from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.stragglers import Stragglers
-from lambert.engine.guard import Incident, Incidents
+from lambert.engine.guard import Incidents
 from lambert.engine.log import _now
 from lambert.engine.signals import StopRequest
 from lambert.runs import exchange_autotune, updates
@@ -99,8 +99,10 @@ def test_one_process_has_no_section_of_ranks_but_its_incidents(tmp_path: Path) -
     assert "Incidents" not in text
     samples, group = np.zeros(64, int), SimpleNamespace(is_first=True, size=1)
     incidents = Incidents(run, lambda step: (samples, samples), group)  # type: ignore[arg-type]
-    incidents.add(Incident(7, "skipped", 8.5, math.inf, "decoder.bias", (0,)))
-    incidents.add(Incident(9, "spike", 88.5, 4.25, None, ()))
+    bad: dict[str, Any] = {"non_finite": "decoder.bias", "faults": {0: "decoder.bias"}}
+    incidents.add(SimpleNamespace(index=7, loss=8.5, grad_norm=math.inf, **bad), "skipped")  # type: ignore[arg-type]
+    spike: Any = SimpleNamespace(index=9, loss=88.5, grad_norm=4.25, non_finite=None, faults={})
+    incidents.add(spike, "spike")
     text = " ".join(Outline(page(run)).text.split())
     assert re.search(r"7 skipped: loss 8\.5, gradient norm not finite, first in decoder\.bias 0 64 ", text)
     assert re.search(r"9 spike: loss 88\.5, gradient norm 4\.25 64 ", text)

@@ -10,8 +10,6 @@ both errors. Two ranks swap whole buckets, quantized once: the traffic is the sa
 Steps are bfloat16, so the product of a step and its multiple is exact in float32, and every rank decodes the same bits.
 """
 
-import time
-import warnings
 from collections.abc import Callable
 from functools import cache
 
@@ -23,7 +21,7 @@ from torch.distributed import ProcessGroup
 from lambert.core.errors import UsageError
 from lambert.core.wire import BLOCKS, payload_bytes
 from lambert.distributed.exchange.reduction import ErrorFeedback, Scratch, all_to_all, pieces, swap
-from lambert.engine.compiler import Compilation, cause
+from lambert.engine.compiler import Compilation, try_compiling
 from lambert.engine.gradients import Bucket
 
 _SMALLEST = 2.0**-100
@@ -49,7 +47,7 @@ class Quantized(ErrorFeedback):
         self._block, self._codes = BLOCKS[bits], torch.int8 if bits == 8 else torch.uint8
         self._width, self._rank = self._block * bits // 8, dist.get_rank(group)
         super().__init__(group, multiple=self._block)
-        self.compilation = Compilation() if compile_for is None else self._compile(compile_for)
+        self.compilation = Compilation() if compile_for is None else self._compile_kernels(compile_for)
         """The result of compiling the kernels."""
         self._sent, self._received, self._padded = Scratch(), Scratch(), Scratch()
 
@@ -145,33 +143,31 @@ class Quantized(ErrorFeedback):
     def _run(self, kernel: "_Kernel", rows_RB: Tensor, *others: Tensor) -> None:
         """Runs the kernel on tensors that all have equally many rows."""
         if self.compilation.active and len(rows_RB) > 1:  # torch would compile again for one row or none
-            _compiled(kernel)(rows_RB, *others)
+            _compile(kernel)(rows_RB, *others)
             return
         rows = [len(piece) for piece in pieces(rows_RB)]
         for parts in zip(pieces(rows_RB), *(torch.split(other, rows) for other in others), strict=True):
             kernel(*parts)
 
     @torch.no_grad()
-    def _compile(self, device: torch.device) -> Compilation:
-        began, problem, rows = time.perf_counter(), "", 8
+    def _compile_kernels(self, device: torch.device) -> Compilation:
+        rows = 8
         grads, held = torch.zeros(2, rows, self._block, device=device).unbind()
         parts = self._parts(torch.zeros(self._payload_bytes(rows), dtype=torch.uint8, device=device), rows)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # compilers print pages of advice
-            try:
-                _compiled(_send)(grads, held, *parts)
-                for kernel in (_encode, _decode, _add):
-                    _compiled(kernel)(grads, *parts)
-            except Exception as error:  # a backend, a C compiler or a driver may raise anything
-                problem = cause(error)
-        return Compilation(not problem, time.perf_counter() - began, problem)
+
+        def trial() -> None:
+            _compile(_send)(grads, held, *parts)
+            for kernel in (_encode, _decode, _add):
+                _compile(kernel)(grads, *parts)
+
+        return try_compiling(trial)
 
 
 _Kernel = Callable[..., None]
 
 
 @cache
-def _compiled(kernel: _Kernel) -> _Kernel:
+def _compile(kernel: _Kernel) -> _Kernel:
     # Without this option the compiled kernel would use a step before it is rounded to the bfloat16 that is sent.
     return torch.compile(kernel, dynamic=True, options={"emulate_precision_casts": True})
 
