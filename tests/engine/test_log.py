@@ -279,7 +279,7 @@ def test_the_last_rows_are_on_the_disk_when_it_ends(tmp_path: Path, monkeypatch:
 def test_what_holds_up_the_next_update_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunLog(tmp_path, steps=1, every=1, seconds=0) as log:
         log.step(step(1))
-        with log.doing("saving"):
+        with log.show_activity("saving"):
             pass
     *_, saving, ended = capsys.readouterr().err.splitlines()
     assert ", saving" in saving

@@ -139,22 +139,22 @@ class Agent(LocalElasticAgent):
             say("a machine joins or leaves: all ranks save, and the group starts again")
         super()._restart_workers(worker_group)
 
-    def _waited(self) -> float:
+    def _measure_wait(self) -> float:
         return 0.0 if self._ended is None else time.monotonic() - self._ended
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
-        end = self._final(worker_group) or self._published(worker_group)
+        end = self._final(worker_group) or self._read_outcome(worker_group)
         if result.state == WorkerState.HEALTHY:
             self._ended = None if end is None else self._ended or time.monotonic()
-            if end is None or self._waited() < _SAVING_SECONDS.get(end.code, _ENDING_SECONDS):
+            if end is None or self._measure_wait() < _SAVING_SECONDS.get(end.code, _ENDING_SECONDS):
                 return result
             self._stop_workers(worker_group)
         elif end is None and result.state == WorkerState.FAILED:
             end = self._crash(worker_group)
             if self._remaining_restarts and not self.signalled:
                 restart = worker_group.spec.max_restarts - self._remaining_restarts + 1
-                say(f"{_described(end)}; restart {restart} of {worker_group.spec.max_restarts}{self._position()}")
+                say(f"{_describe(end)}; restart {restart} of {worker_group.spec.max_restarts}{self._position()}")
                 return result
             if self.signalled:
                 line = f"Stopped by {signal.Signals(self.signalled).name}. To continue: the same command again."
@@ -162,7 +162,7 @@ class Agent(LocalElasticAgent):
             else:
                 tries = worker_group.spec.max_restarts
                 gave_up = f"gave up after {tries} restart{'s' if tries > 1 else ''}: first failure: " if tries else ""
-                end = replace(end, line=f"{gave_up}{_described(end)}{self._advice(end)}")
+                end = replace(end, line=f"{gave_up}{_describe(end)}{self._advice(end)}")
         if end is None:
             return result
         if end.code in STOPPED and not self.signalled and self._elastic and _stores(worker_group):
@@ -241,7 +241,7 @@ class Agent(LocalElasticAgent):
                 store.set(_OUTCOME, json.dumps(asdict(end)))
                 barrier(store, group.group_world_size or 1, "lambert/left", BROKEN_SECONDS)
 
-    def _published(self, group: WorkerGroup) -> End | None:
+    def _read_outcome(self, group: WorkerGroup) -> End | None:
         """Returns the end of the group that the agent of another node has reported."""
         for store in _stores(group):
             with suppress(RuntimeError):
@@ -260,6 +260,6 @@ def say(line: str) -> None:
     print(f"lambert launch: {printable_line(line)}", file=sys.stderr, flush=True)
 
 
-def _described(end: End) -> str:
+def _describe(end: End) -> str:
     killed = end.line.startswith(("was killed by", "left with"))
     return (f"rank {end.rank} (pid {end.pid}) {end.line}" if killed else f"rank {end.rank}: {end.line}").rstrip(".")

@@ -109,7 +109,7 @@ def roll_call(
             verdict = _read_verdict(here, store, seconds)
         else:
             wait_for(store, map(_HERE.format, range(here.size)), seconds)
-            missing = _missing(here, store)
+            missing = _find_missing(here, store)
             verdict = _verdict(here, store, missing, seconds)
             store.set(_VERDICT, json.dumps(verdict))
             came = [_READ.format(rank) for rank in range(1, here.size) if rank not in missing]
@@ -134,13 +134,13 @@ def wait_for(store: Store, keys: Iterable[str], seconds: float) -> bool:
 def _read_verdict(here: ProcessInfo, store: Store, seconds: float) -> tuple[str, int]:
     """Returns rank 0's verdict; if none arrives within `seconds`, an error that names the missing ranks."""
     if not wait_for(store, [_VERDICT], seconds):
-        return _absent(here, _missing(here, store), seconds), MachineError.exit_code
+        return _absent(here, _find_missing(here, store), seconds), MachineError.exit_code
     text, code = json.loads(store.get(_VERDICT))
     store.set(_READ.format(here.rank), "")
     return text, code
 
 
-def _missing(here: ProcessInfo, store: Store) -> list[int]:
+def _find_missing(here: ProcessInfo, store: Store) -> list[int]:
     return [rank for rank in range(here.size) if not store.check([_HERE.format(rank)])]
 
 

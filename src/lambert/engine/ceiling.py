@@ -73,7 +73,7 @@ class Ceiling:
     because a machine that is busy when a run begins may be idle later.
 
     Args:
-        known: The best rate of an earlier process of the run, see `known`.
+        known: The best rate of an earlier process of the run, see `read_ceiling`.
         clock: Returns seconds.
         measure: Returns the rate of a product now.
     """
@@ -115,7 +115,7 @@ class Ceiling:
         return self.best
 
 
-def known(run: Path, machine: dict[str, Any]) -> float:
+def read_ceiling(run: Path, machine: dict[str, Any]) -> float:
     """Returns the best rate in metrics.jsonl of a run, if its environment.json has the entries `machine`; otherwise
     0."""
     try:

@@ -28,7 +28,7 @@ class Compilation:
     """Why compilation failed, in one line; empty if it succeeded or was not requested."""
 
 
-def wanted(setting: str, device: torch.device) -> bool:
+def should_compile(setting: str, device: torch.device) -> bool:
     """Returns whether `setting` asks for compilation on this device. auto: only on GPUs, because on a CPU the explicit
     products of `model/linear.py` and `model/attention.py` are faster."""
     return setting == "on" or (setting == "auto" and device.type == "cuda")
@@ -69,11 +69,11 @@ def try_compiling(trial: Callable[[], object]) -> Compilation:
         try:
             trial()
         except Exception as error:  # a backend, a C compiler or a driver may raise anything
-            problem = cause(error)
+            problem = describe_cause(error)
     return Compilation(not problem, time.perf_counter() - began, problem)
 
 
-def cause(error: BaseException) -> str:
+def describe_cause(error: BaseException) -> str:
     """Returns one line for `error`: the type and the first non-empty line of the innermost error that caused it."""
     while error.__cause__ is not None:
         error = error.__cause__

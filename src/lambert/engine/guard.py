@@ -168,8 +168,8 @@ class Guard:
 
 
 class Incidents:
-    """Appends a row for each update with an Incident to incidents.jsonl in the folder `run`, up to MAX_ROWS rows and about
-    MAX_BYTES. Rows remain when a run is resumed or rolled back. Only rank 0 writes.
+    """Appends a row for each update with an Incident to incidents.jsonl in the folder `run`, up to MAX_ROWS rows and
+    about MAX_BYTES. Rows remain when a run is resumed or rolled back. Only rank 0 writes.
 
     A row has the keys step, time (seconds since 1970), what, loss and grad_norm (null if not finite), parameter and
     ranks (those with a non-finite gradient), sequences ([first, last], numbered over the whole run from 0) and samples

@@ -170,7 +170,7 @@ class RunLog:
             self.note(f"held out after {step:,} updates: {', '.join(shown)}")
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
+    def show_activity(self, what: str) -> Iterator[None]:
         """A context in which the progress shows what delays the next update, such as "saving"."""
         before = self._bar.details
         self._bar.show(f"{before}, {what}" if before else what)

@@ -46,7 +46,7 @@ class Interrupted(BaseException):
 class StopRequest:
     """Whether this run was asked to stop, and by which signal.
 
-    A signal raises Interrupted wherever the run is, except inside the context `deferred`, where it is only recorded.
+    A signal raises Interrupted wherever the run is, except inside the context `defer`, where it is only recorded.
     """
 
     def __init__(self, status: str = "", again: str = CONTINUE) -> None:
@@ -71,7 +71,7 @@ class StopRequest:
         return signal.Signals(self.number).name if self.number else "nothing"
 
     @contextmanager
-    def deferred(self) -> Iterator[None]:
+    def defer(self) -> Iterator[None]:
         """A context in which a signal raises nothing until `check` is called or the context ends."""
         self.check()
         self._deferred = True
@@ -84,20 +84,20 @@ class StopRequest:
         if self:
             raise Interrupted(f"stopped by {self.reason}", self._code)
 
-    def agreed(self, world: "World") -> bool:
+    def agree(self, world: "World") -> bool:
         """Returns whether any rank was asked to stop. All ranks must call this method at the same step."""
         self._agreed = world.largest(self.number)
         return self._agreed > 0
 
-    def stopped(self, saved: str, command: str = "") -> SavedAndStopped:
+    def build_error(self, saved: str, command: str = "") -> SavedAndStopped:
         """Returns the error to raise after saving: it says what was `saved`, and the `command` that continues."""
-        return self._error(f"; {saved}", f"To continue: {command}" if command else CONTINUE)
+        return self._describe(f"; {saved}", f"To continue: {command}" if command else CONTINUE)
 
     @property
     def _code(self) -> int:
         return 130 if self.number == signal.SIGINT else _REQUEUE
 
-    def _error(self, status: str, again: str) -> SavedAndStopped:
+    def _describe(self, status: str, again: str) -> SavedAndStopped:
         return SavedAndStopped(f"Stopped by {self.reason}{status}. {again}", self._code, self.number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -119,7 +119,7 @@ class StopRequest:
                 deadline = None
                 if not self._deferred:
                     self._received = first
-                    error = self._error(self.status, self._again)
+                    error = self._describe(self.status, self._again)
                     os._exit(launcher.report_end(error.exit_code, str(error)))
                 continue
             number = os.read(read_fd, 1)[0]
@@ -151,7 +151,7 @@ def graceful_stop(
     status: str = " before the first update; nothing new to save", again: str = CONTINUE
 ) -> Iterator[StopRequest]:
     """A context in which SIGINT, SIGTERM and SIGUSR1 interrupt the work, or only set the StopRequest while it is
-    `deferred`. A second signal ends the process at once, with exit code 128 + its number.
+    `defer`. A second signal ends the process at once, with exit code 128 + its number.
 
     An interruption raises SavedAndStopped with `status` and the sentence `again`. If the work cannot be interrupted,
     the process prints the same message and exits after GRACE_SECONDS.
@@ -170,7 +170,7 @@ def graceful_stop(
                 raise
             request._deferred = True
             traceback.clear_frames(error.__traceback__)  # closes generators, and with them their threads and processes
-            raise request._error(request.status, request._again) from None
+            raise request._describe(request.status, request._again) from None
         finally:
             request._deferred = True
 

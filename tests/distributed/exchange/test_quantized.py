@@ -216,7 +216,7 @@ def test_compiled_kernels_give_the_same_bits(codes: torch.dtype, width: int) -> 
         generator = torch.Generator().manual_seed(rows)
         grads, held = torch.randn(2, rows, 64, generator=generator) * torch.logspace(-39, 36, rows)[:, None]
         found = []
-        for wrap in (lambda kernel: kernel, quantized._compiled):
+        for wrap in (lambda kernel: kernel, quantized._compile):
             tensors = grads.clone(), held.clone(), torch.zeros(rows, dtype=torch.bfloat16)
             written = torch.zeros(rows, width, dtype=codes)
             with torch.no_grad(), warnings.catch_warnings():

@@ -17,7 +17,8 @@ from lambert.distributed.stragglers import Stragglers
 from lambert.engine.guard import Incidents
 from lambert.engine.log import _now
 from lambert.engine.signals import StopRequest
-from lambert.runs import exchange_autotune, updates
+from lambert.runs import exchange_autotune
+from lambert.runs.log import describe_ranks
 from lambert.verbs import report
 from lambert.verbs.report import folders, ranks
 
@@ -38,13 +39,13 @@ def said_by_training(monkeypatch: pytest.MonkeyPatch, method: str = "int8") -> l
     seconds = {"float32": 0.4, "bfloat16": 0.2, "int8": 0.1}
     chosen: list[str] = []
     exchange: Any = SimpleNamespace(decided=False, use=chosen.append, method=method)
-    monkeypatch.setattr(exchange_autotune, "_timed", lambda *arguments: seconds[chosen[-1]])
+    monkeypatch.setattr(exchange_autotune, "_time_update", lambda *arguments: seconds[chosen[-1]])
     config = SimpleNamespace(exchange=ExchangeConfig(method="auto", tolerates=("bfloat16", "int8")))
     run: Any = SimpleNamespace(config=config, exchange=exchange)
     world: Any = SimpleNamespace(size=4, local_size=2, reason="RANK, WORLD_SIZE")
     lines = [
         *exchange_autotune.autotune(run, lambda first: iter(()), 0, StopRequest()),
-        *updates.ranks(world, exchange),
+        describe_ranks(world, method),
     ]
     assert chosen[-1] == "int8"
     return lines

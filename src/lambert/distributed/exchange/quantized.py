@@ -67,7 +67,7 @@ class Quantized(ErrorFeedback):
         """Both ranks send their whole bucket quantized, and add both payloads. Returns whether both were finite."""
         count, device = self._payload_bytes(len(total_RB)), total_RB.device
         mine = self._sent.bytes(count, device)
-        self._run(_send, total_RB, residual_RB, *self._cleared(mine, len(total_RB)))
+        self._run(_send, total_RB, residual_RB, *self._clear_parts(mine, len(total_RB)))
         theirs = self._received.bytes(count, device)
         swap(self._group, 1 - self._rank, mine, theirs)
         both = (mine, theirs) if self._rank == 0 else (theirs, mine)
@@ -88,13 +88,13 @@ class Quantized(ErrorFeedback):
         received = self._received.bytes(self._size * count, total_RB.device).view(self._size, count)
         others = [rank for rank in range(self._size) if rank != self._rank]
         for rank in others:
-            self._run(_send, totals[rank], residuals[rank], *self._cleared(sent[rank], len(totals[rank])))
+            self._run(_send, totals[rank], residuals[rank], *self._clear_parts(sent[rank], len(totals[rank])))
         all_to_all(self._group, [*sent], [*received])
         own, held = totals[self._rank], residuals[self._rank]
         own.add_(held)
         for rank in others:
             self._run(_add, own, *self._parts(received[rank], len(own)))
-        self._run(_encode, own, *self._cleared(sent[self._rank], len(own)))
+        self._run(_encode, own, *self._clear_parts(sent[self._rank], len(own)))
         all_to_all(self._group, [sent[self._rank]] * self._size, [*received])
         # A value that is not finite, on any rank, makes the step of its block non-finite, and so that of the sum.
         if not self._finite(self._steps(received, blocks)):
@@ -116,7 +116,7 @@ class Quantized(ErrorFeedback):
         codes = payload[2 * blocks :].view(self._codes).view(blocks, self._width)
         return payload[: 2 * rows].view(torch.bfloat16), codes[:rows]
 
-    def _cleared(self, payload: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    def _clear_parts(self, payload: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Returns `_parts` of a payload that is to be written, and sets the steps of all further blocks to zero."""
         blocks = len(payload) // self._payload_bytes(1)
         payload[2 * rows : 2 * blocks].zero_()
