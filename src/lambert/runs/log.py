@@ -64,13 +64,6 @@ def describe_ranks(world: World, method: str) -> str:
     return f"{world.size} ranks, {world.local_size} a machine ({world.reason}), gradients by {method}"
 
 
-def describe_ranks(world: World, method: str) -> str:
-    """Returns a line about a run of several ranks: their number, how it was determined, and the exchange method."""
-    if world.size == 1:
-        return ""
-    return f"{world.size} ranks, {world.local_size} a machine ({world.reason}), gradients by {method}"
-
-
 def model_notes(compilation: Compilation, model: Model, precision: str, world: World) -> Iterator[str]:
     """Yields lines for the user about how the model is computed."""
     yield f"products in {precision}"
