@@ -7,7 +7,7 @@ from typing import Any
 from lambert.core.errors import UsageError
 from lambert.core.files import check_replaceable, json_text
 from lambert.distributed.detection import detect
-from lambert.engine.progress import progress, score_text
+from lambert.engine.progress import format_scores, progress
 from lambert.engine.signals import START_AGAIN, graceful_stop
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
@@ -87,8 +87,7 @@ def _then(found: Outputs, end: Callable[[], None]) -> Outputs:
 
 def _lines(scores: Mapping[str, float]) -> Iterator[str]:
     """Yields a line for each score, with its standard error."""
-    width = max([20, *(len(name) for name in scores if not name.endswith("_se"))])
-    for name, value in scores.items():
-        if not name.endswith("_se"):
-            error = f" ± {scores[f'{name}_se']:.4f}" if f"{name}_se" in scores else ""
-            yield f"{name:{width}} {score_text(name, value)}{error}"
+    texts = format_scores(scores)
+    width = max([20, *map(len, texts)])
+    for name, text in texts.items():
+        yield f"{name:{width}} {text}"

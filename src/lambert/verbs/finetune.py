@@ -16,10 +16,9 @@ from lambert.distributed import agreement
 from lambert.distributed.detection import detect
 from lambert.distributed.launch_environment import process_info
 from lambert.engine import archive
-from lambert.engine import precision as precisions
 from lambert.engine.log import append
 from lambert.engine.numerics import numerics
-from lambert.engine.precision import Precision
+from lambert.engine.precision import Precision, resolve_precision
 from lambert.engine.progress import COUNTS, score_text
 from lambert.engine.signals import Interrupted, StopRequest
 from lambert.engine.step import Step
@@ -32,11 +31,10 @@ from lambert.model.config import EncoderConfig
 from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
-from lambert.runs.card import LabelledFile, Trained
 from lambert.runs.distillation import keep_layers, relation_teacher
 from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, fingerprints, open_run
 from lambert.runs.microbatch import check_model
-from lambert.runs.publish import publish_run
+from lambert.runs.publish import LabelledFile, Trained, publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import freeze
 from lambert.runs.updates import run_to_end, run_updates
@@ -80,7 +78,7 @@ def first_scores(config: FinetuneConfig) -> dict[str, float]:
         run = _prepare(config, world)
         if run.dev is None:
             return {}
-        precision = Precision(precisions.resolved(config.train.precision, world), world.device)
+        precision = Precision(resolve_precision(config.train.precision, world), world.device)
         found = outputs(run.model.to(world.device), run.dev, precision, world, config.train.micro_tokens or _TOKENS)
         return scored(run.task, run.dev, run.task.predictions(run.dev, found))
 
@@ -108,7 +106,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             notes.append(line)
 
         def check_signal(sequences: int) -> None:
-            if stop.agreed(world):  # all ranks leave together
+            if stop.agree(world):  # all ranks leave together
                 stop.check()
 
         kept: list[Any] = []
@@ -141,7 +139,8 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 say(line)
             scores = yield from run_updates(config, model, data, score, world, stop, say, teacher=relations)
             if scores is not None and dev is not None and "best_update" in scores:
-                name = precisions.resolved(config.train.precision, world)  # the predictions of the best weights
+                # The predictions are those of the best weights.
+                name = resolve_precision(config.train.precision, world)
                 predict(model, Precision(name, world.device), config.train.micro_tokens or _TOKENS)
             if scores is not None and world.is_first:
                 task_found = task if dev is None else task.tuned(dev, kept)
@@ -184,7 +183,7 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     config.check_dev()
     shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
     tokenizer = tokenizers.load(folder, needs=needed_roles(config.task.name))
-    task_config, optim = _fill_from_folder(config.task, folder).resolved(shape.positions), config.optim.resolved(shape)
+    task_config, optim = _fill_from_folder(config.task, folder).resolved(shape.positions), config.optim.resolve(shape)
     config = replace(config, task=task_config, optim=optim)
     cache = FeatureCache(config.cache, tokenizer, agreement.code())
     task: Any
@@ -201,7 +200,7 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     layers = sentence_transformers.layers(folder) if task.config.name == "embed" else []
     if layers:
         task.layers = data.layers = layers
-    config = replace(config, train=config.train.resolved(data.size(0)))
+    config = replace(config, train=config.train.resolve(data.size(0)))
     notes = [*_list_chosen(given, config), *parts]
     config = replace(config, optim=config.optim.at_batch(config.train.batch_size))
     dev = cache.read(task, dev_path) if dev_path else None

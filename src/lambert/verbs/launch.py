@@ -205,7 +205,7 @@ def _supervise(
     )  # fmt: skip
     agent = Agent(spec, ends, elastic=least < most, run=out)
     try:
-        with agent.forwarding_signals():
+        with agent.forward_signals():
             agent.run()
     except RendezvousError as error:
         if agent.outcome is None:

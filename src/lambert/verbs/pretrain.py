@@ -74,7 +74,7 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
             check_corpus(config.corpus, whole=config.verify)
             model = _model(config, tokenizer, world, say)
             if config.model is not None:
-                config = dataclasses.replace(config, model=config.model.resolved(model.config))
+                config = dataclasses.replace(config, model=config.model.resolve(model.config))
             _check_packing(config.packing, model.config)
             specials = roles.specials(tokenizer, str(tokenizers.file_in(config.corpus)))
             heldout = _heldout(config, manifest["splits"]["heldout"]["documents"], specials)
@@ -244,7 +244,7 @@ def _adjust(model: Model, given: FreshEncoderConfig, folder: Path, say: Say) -> 
     """Returns the model of a folder with the settings of [model], and says which ones differ. Raises UsageError if
     weights depend on one of these."""
     own, adjustable = model.config, family_of(model.config).adjustable
-    shape = given.resolved(own).shape(own.vocabulary, own.pad)
+    shape = given.resolve(own).shape(own.vocabulary, own.pad)
     for name, value, stored in _differences(shape, own):
         if name.removeprefix("model.") not in adjustable:
             raise UsageError(f"{name} = {value}, but {folder} has {stored}. With init, leave {name} out.")

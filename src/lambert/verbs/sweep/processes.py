@@ -55,7 +55,7 @@ def run_processes(config: SweepConfig, stop: StopRequest) -> None:
         | process.variables()
         | {LAUNCHED: str(os.getpid()), "OMP_NUM_THREADS": threads, STORAGE: config.storage}
     )
-    with scratch_folder("lambert-sweep") as ends, stop.deferred():
+    with scratch_folder("lambert-sweep") as ends, stop.defer():
         workers = []
         for number, device in zip(range(config.jobs), _devices(config.jobs), strict=True):
             folder = ends / str(number)

@@ -181,7 +181,7 @@ def _changes(config: Any, path: Path) -> list[tuple[str, Any, Any]]:
     leaves to the run."""
     config = replace(config, optim=config.optim.at_batch(config.train.batch_size))  # as a run records them
     if isinstance(config, PretrainConfig) and config.model is not None and config.init is None:
-        config = replace(config, model=config.model.resolved(config.model.shape(vocabulary=1000)))
+        config = replace(config, model=config.model.resolve(config.model.shape(vocabulary=1000)))
     return [
         (name, run, own)
         for name, run, own in changes(config, path, VARIES)

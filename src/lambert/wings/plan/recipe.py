@@ -122,7 +122,7 @@ def _finetune(config: FinetuneConfig, plan: PlanConfig) -> Planned:
         assumed.append(f"{config.data} or {config.init} does not exist: {what}")
     size = source.size(0) if source is not None else plan.sequences
     if train.steps is None and train.epochs is None and size is not None:
-        train = train.resolved(size)
+        train = train.resolve(size)
     frozen = {"encoder": shape.layers, "embeddings": 0}.get(str(train.freeze), train.freeze)
     return _run(config, plan, shape, lengths, {head: 1.0}, {head: labels}, source, assumed, train,
                 int(frozen))  # fmt: skip
