@@ -26,7 +26,6 @@ from lambert.engine.progress import aside, in_notebook
 from lambert.runs.result import Say, silent
 from lambert.text.memory import data_file, is_path, is_rows
 from lambert.verb import Verb, all_verbs, list_training, name_of, settings_of
-from lambert.verbs.settings.training import find_verb
 
 
 @contextmanager
@@ -60,7 +59,10 @@ def find_training_verb(recipe: object, settings: Mapping[str, Any], caller: str)
         raise UsageError(
             f"{caller}: give corpus for pre-training or data for fine-tuning, in the recipe or in the call."
         )
-    return find_verb(named & {"corpus", "data"})
+    own = "corpus" if "corpus" in named else "data"
+    return next(
+        one for one, kind in list_training().items() if own in {field.name for field in dataclasses.fields(kind)}
+    )
 
 
 def call_settings(verb: str, recipe: object, given: Mapping[str, Any]) -> Any:
