@@ -23,6 +23,7 @@ from lambert.verbs.settings.evaluate import EvaluateConfig
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.sweep import SweepConfig
+from lambert.verbs.settings.verify import VerifyConfig
 from lambert.verbs.verify.comparison import Verified
 
 
@@ -119,10 +120,10 @@ def verify(
         settings: Settings that override the recipe.
     """
     config = call_settings(find_training_verb(recipe, settings, "verify"), recipe, {"out": "run", **settings})
-    name = str(recipe) if isinstance(recipe, str | Path) else "the recipe"
+    name = Path(recipe) if isinstance(recipe, str | Path) else Path("the recipe")
     own, compared = (None if folder is None else Path(folder) for folder in (out, run))
     with report_stops():
-        return verification.verify_run(config, name, updates, own, compared, [*settings])
+        return verification.verify_run(VerifyConfig(name, tuple(settings), updates, own, compared), config)
 
 
 def _updates(config: PretrainConfig | FinetuneConfig) -> Generator[Step, None, None]:

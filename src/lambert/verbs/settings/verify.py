@@ -18,7 +18,7 @@ class VerifyConfig:
     recipe: Annotated[Path, Parameter(parse=False)] = Path()
     """The recipe of pretrain or finetune."""
     overrides: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
-    """Flags that override the recipe."""
+    """Settings that override the recipe."""
     updates: int = 0
     """Updates to run. 0: up to the last band within the first 100 updates or the first hundredth of the run."""
     out: Path | None = None

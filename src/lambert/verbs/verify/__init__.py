@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DivergedError, UsageError
@@ -43,9 +42,9 @@ def run(config: VerifyConfig, settings: Read, say: Say = silent) -> Verified | N
         write(config.recipe, expect := make_expectation(config.write_from))
         say(f"[expect] of {config.recipe}: {len(expect.losses)} bands of the loss from {expect.seeds} seeds")
         return None
-    given = settings([verb, str(config.recipe), "--out=run", *config.overrides])  # a run has a folder of its own
-    overrides = [token for token in config.overrides if token.startswith("-")]
-    found = verify_run(given, str(config.recipe), config.updates, config.out, config.run, overrides, say)
+    whole = settings([verb, str(config.recipe), "--out=run", *config.overrides])  # a run has a folder of its own
+    overrides = tuple(token for token in config.overrides if token.startswith("-"))
+    found = verify_run(dataclasses.replace(config, overrides=overrides), whole, say)
     if config.json:
         say(found.json())
     for line in () if config.json else found.lines():
@@ -57,27 +56,17 @@ def run(config: VerifyConfig, settings: Read, say: Say = silent) -> Verified | N
     return found
 
 
-def verify_run(
-    config: PretrainConfig | FinetuneConfig,
-    recipe: str = "the recipe",
-    updates: int = 0,
-    out: Path | None = None,
-    run: Path | None = None,
-    overrides: list[str] | None = None,
-    say: Say = silent,
-) -> Verified:
-    """Runs the first updates of a run, and compares them with `config.expect`. The run has the schedule of the whole
-    run and stops early.
+def verify_run(given: VerifyConfig, config: PretrainConfig | FinetuneConfig, say: Say = silent) -> Verified:
+    """Runs the first updates of a run, or reads a run, and compares it with `config.expect`. It has the schedule of
+    the whole run and stops early.
 
     Args:
-        recipe: Its name in messages.
-        updates: How many, from the first band on; 0: see _SOON.
-        out: Run folder of the updates; None: a temporary one.
-        run: A run folder that is compared instead.
-        overrides: Settings that are not those of the recipe.
+        given: What to verify. `recipe` is only its name in messages, `overrides` names settings that it does not have.
+        config: The settings of the run.
 
     Raises UsageError if the recipe has no table [expect], or none of its bands is within the updates.
     """
+    recipe, out = str(given.recipe), given.out
     expect = config.expect
     if expect is None:
         raise UsageError(
@@ -85,16 +74,16 @@ def verify_run(
             "makes it from finished runs (docs/verify.md)."
         )
     _check(config, expect, recipe)
-    if run is not None:
-        here = read_measured(run)
-        return compare_run(recipe, config, expect, here, overrides or (), here.problem)
-    count = _updates(config, expect, updates, recipe)
+    if given.run is not None:
+        here = read_measured(given.run)
+        return compare_run(recipe, config, expect, here, given.overrides, here.problem)
+    count = _updates(config, expect, given.updates, recipe)
     with scratch_folder("lambert-verify") as scratch:
         folder = out or scratch / "run"
         log = dataclasses.replace(config.log, every=expect.every)
         log = log if out else dataclasses.replace(log, trackers=())
         problem = _begin(dataclasses.replace(config, out=folder, log=log), count, recipe, say)
-        return compare_run(recipe, config, expect, read_measured(folder), overrides or (), problem)
+        return compare_run(recipe, config, expect, read_measured(folder), given.overrides, problem)
 
 
 def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say: Say) -> str:
