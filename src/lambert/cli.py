@@ -272,7 +272,7 @@ class _Line:
 
 
 def _refuse_name(name: str) -> None:
-    """Raises UsageError for the name of a verb that does not exist, if there is something to say beside the list."""
+    """Raises UsageError for an incomplete name of a verb, and for a name in NOT_YET."""
     if listed := [verb for verb in all_verbs() if verb.startswith(f"{name} ")]:
         raise UsageError(f"{name} is the first word of {', '.join(listed)}: give both words.")
     if name in NOT_YET:

@@ -98,7 +98,7 @@ def _nest(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_files(verb: Verb, recipe: object, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns keywords with the paths of files, which are written beside the run folder, instead of rows."""
+    """Writes keywords that are rows to files beside the run folder, and returns the keywords with their paths."""
     base = given.get("base") if verb.takes == "table" else None
     nested = {f"base__{name}": value for name, value in base.items()} if isinstance(base, Mapping) else {}
     found = {name: value for name, value in given.items() if not nested or name != "base"} | nested

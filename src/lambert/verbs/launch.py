@@ -47,7 +47,7 @@ class LaunchConfig:
     timeout: int = 50
     """Seconds to wait for the other machines."""
     dry_run: bool = False
-    """Show what would be started, and start nothing."""
+    """Print the command and its environment, and start nothing."""
 
     def __post_init__(self) -> None:
         if self.nproc_per_node != "auto" and not (self.nproc_per_node.isdecimal() and int(self.nproc_per_node)):

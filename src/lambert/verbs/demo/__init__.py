@@ -26,7 +26,7 @@ DEFAULT_OUT = Path("runs/demo")
 ENCODER, TUNED = "pretrain", "names-pretrained"
 """The runs of pre-training, and of fine-tuning after it."""
 WRITTEN = {LOCK, RECIPES, DATA, "corpus", ENCODER, TUNED, "names-scratch", REPORT}
-"""What a demo leaves in its folder."""
+"""The files and folders that a demo writes."""
 
 Call = Callable[[list[str]], Any]
 
@@ -36,7 +36,7 @@ class DemoConfig:
     """The demo: raw text to a scored model."""
 
     out: Path = DEFAULT_OUT
-    """Folder to write; what an earlier demo left in it is deleted first. Nothing is written elsewhere."""
+    """Folder to write. The files of an earlier demo in it are deleted first; nothing is written elsewhere."""
     short: bool = False
     """A check of the installation in a few seconds: every step runs, with few updates, and pre-training is compared
     with the curve that its recipe expects. The models are not compared."""
@@ -98,7 +98,7 @@ def _check(out: Path) -> None:
 
 
 def _clear(out: Path) -> None:
-    """Deletes what an earlier demo left, at last the recipes, by which `_check` knows the folder."""
+    """Deletes the files of an earlier demo, and last the recipes, by which `_check` recognises the folder."""
     remove_all_leftovers(out)
     for name in sorted(WRITTEN - {LOCK}, key=lambda name: name == RECIPES):
         path = out / name

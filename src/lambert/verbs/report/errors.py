@@ -241,7 +241,7 @@ def _charts(rows: Rows) -> Iterator[dict[str, str]]:
 
 
 def _worst(found: Examples) -> dict[str, Any]:
-    """Returns the worst examples and what they are sorted by."""
+    """Returns the worst examples and the title of their order."""
     rows = found.rows
     for title, columns, order_of in _WORST_FIRST:
         if _has(rows, *columns):

@@ -35,7 +35,7 @@ class VerifyConfig:
         if self.run and self.write_from:
             raise UsageError("--run compares a run with [expect], and --write-from makes it from runs: give one.")
         if (self.run or self.write_from) and (self.updates or self.out):
-            raise UsageError("--updates and --out are of a run, and --run and --write-from start none: leave them out.")
+            raise UsageError("--updates and --out are for a new run, which --run and --write-from do not start.")
 
 
 _OWN = {f"--{one.name.replace('_', '-')}" for one in fields(VerifyConfig)} | {"--help", "-h", "--version"}

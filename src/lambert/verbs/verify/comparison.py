@@ -27,7 +27,7 @@ _AUTOMATIC = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A number that the recipe expects, and what the run has."""
+    """A band that the recipe expects, and the number of the run."""
 
     what: str
     low: float
@@ -55,7 +55,7 @@ class Verified:
     updates: int
     """Updates of the run that was compared."""
     rows: Sequence[Row]
-    """The bands of the loss and the scores, each with what the run has."""
+    """The bands of the loss and the scores, each with the number of the run."""
     utilisation: tuple[float, ...]
     """Lowest and highest expected share of the device's ceiling; empty if the recipe has none."""
     here: Measured
@@ -132,7 +132,8 @@ def compare_run(
     overrides: Sequence[str] = (),
     problem: str = "",
 ) -> Verified:
-    """Compares a run with what its recipe expects. The final scores are compared if the run has the recipe's length.
+    """Compares a run with the table [expect] of its recipe. The final scores are compared if the run has the length of
+    the recipe.
 
     Args:
         config: The settings of the recipe.
