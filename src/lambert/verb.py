@@ -12,11 +12,10 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Literal
 
-Takes = Literal["recipe", "table", "runs", "recipe of a run", "folder", "verb", "calls", "flags", "arguments"]
+Takes = Literal["recipe", "table", "runs", "recipe of a run", "folder", "verb", "flags", "arguments"]
 """What follows the name of a verb. recipe: an optional TOML file; table: one with a table of the verb's name, which has
 its settings; runs: run folders; recipe of a run: that of a verb that trains; folder: the folder that `first` names;
-verb: after the flags, another verb; calls: flags, and the verb calls other verbs; flags: flags only; arguments:
-arguments that another program defined."""
+verb: after the flags, another verb; flags: flags only; arguments: arguments that another program defined."""
 
 
 LESS_MEMORY = "Free memory that other programs use."

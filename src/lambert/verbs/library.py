@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lambert import cli
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.step import Step
 from lambert.library import call_settings, find_training_verb, lines, report_stops
@@ -61,7 +60,7 @@ def sweep(recipe: str | Path | SweepConfig | None = None, /, **settings: Any) ->
     Signals are handled as in `pretrain`.
     """
     with report_stops():
-        return sweeping.run(call_settings("sweep", recipe, settings), cli.settings, lines())
+        return sweeping.run(call_settings("sweep", recipe, settings), lines())
 
 
 def evaluate(recipe: str | Path | EvaluateConfig | None = None, /, **settings: Any) -> Result:

@@ -8,12 +8,12 @@ import shlex
 import shutil
 import time
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from lambert import cli
 from lambert.core.errors import UsageError
 from lambert.core.files import atomic_folder, delete_folder, is_temporary, json_text, remove_all_leftovers, write_atomic
 from lambert.core.lock import LOCK, lock_folder
@@ -28,8 +28,6 @@ ENCODER, TUNED = "pretrain", "names-pretrained"
 WRITTEN = {LOCK, RECIPES, DATA, "corpus", ENCODER, TUNED, "names-scratch", REPORT}
 """The files and folders that a demo writes."""
 
-Call = Callable[[list[str]], Any]
-
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
@@ -42,12 +40,9 @@ class DemoConfig:
     with the curve that its recipe expects. The models are not compared."""
 
 
-def run(config: DemoConfig, call: Call, say: Say = silent) -> Result:
+def run(config: DemoConfig, say: Say = silent) -> Result:
     """Runs the commands that it prints, one after the other, in this process. Returns the scores, and the folder of the
     first fine-tuned model.
-
-    Args:
-        call: Runs the words of a command line, and returns the result of its verb.
 
     Raises:
         UsageError: The folder contains files that no demo wrote, or another demo is writing to it.
@@ -62,7 +57,7 @@ def run(config: DemoConfig, call: Call, say: Say = silent) -> Result:
         commands = tomllib.loads(_read_moved(PACKAGE / "commands.toml", config.out))
         outcome = None
         for words in commands["short" if config.short else "whole"]:
-            outcome = _lambert(words, call, say)
+            outcome = _lambert(words, say)
 
         from lambert.verbs.demo import results
 
@@ -72,18 +67,18 @@ def run(config: DemoConfig, call: Call, say: Say = silent) -> Result:
             say("")
             say("A report of the runs needs matplotlib: pip install 'lambert-bert[report]'.")
         else:
-            _lambert(commands["report"], call, say)
+            _lambert(commands["report"], say)
         if config.short:
-            _lambert(commands["check"], call, say)
+            _lambert(commands["check"], say)
     found.show(time.monotonic() - began)
     return Result(found.run, found.scores())
 
 
-def _lambert(words: list[str], call: Call, say: Say) -> Any:
+def _lambert(words: list[str], say: Say) -> Any:
     """Prints and runs a command line. Returns its result."""
     say("")
     say(f"$ lambert {shlex.join(words)}")
-    return call(words)
+    return cli.call(words)
 
 
 def _check(out: Path) -> None:

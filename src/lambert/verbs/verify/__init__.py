@@ -1,10 +1,9 @@
 """`lambert verify`: whether the beginning of a run is on the curve that its recipe expects."""
 
 import dataclasses
-from collections.abc import Callable
 from contextlib import closing
-from typing import Any
 
+from lambert import cli
 from lambert.core.errors import DivergedError, UsageError
 from lambert.core.files import scratch_folder
 from lambert.engine import archive
@@ -24,14 +23,10 @@ from lambert.verbs.verify.writing import make_expectation, write
 _SOON, _SHARE = 100, 0.01
 """Without a number of updates, a run is verified up to its last band within the first _SOON updates or the first _SHARE
 of the run, whichever is later. Our choice: seconds for the demo, and an hour of a run of four days."""
-Read = Callable[[list[str]], Any]
 
 
-def run(config: VerifyConfig, settings: Read, say: Say = silent) -> Verified | None:
+def run(config: VerifyConfig, say: Say = silent) -> Verified | None:
     """Verifies a recipe, shows the comparison and returns it; with `write_from`, writes [expect] and returns None.
-
-    Args:
-        settings: Returns the settings of a command line, checked.
 
     Raises DivergedError if the run is off the curve.
     """
@@ -42,7 +37,7 @@ def run(config: VerifyConfig, settings: Read, say: Say = silent) -> Verified | N
         write(config.recipe, expect := make_expectation(config.write_from))
         say(f"[expect] of {config.recipe}: {len(expect.losses)} bands of the loss from {expect.seeds} seeds")
         return None
-    whole = settings([verb, str(config.recipe), "--out=run", *config.overrides])  # a run has a folder of its own
+    whole = cli.settings([verb, str(config.recipe), "--out=run", *config.overrides])  # a run has a folder of its own
     overrides = tuple(token for token in config.overrides if token.startswith("-"))
     found = verify_run(dataclasses.replace(config, overrides=overrides), whole, say)
     if config.json:
