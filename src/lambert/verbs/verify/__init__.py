@@ -71,14 +71,14 @@ def verify_run(given: VerifyConfig, config: PretrainConfig | FinetuneConfig, say
     _check(config, expect, recipe)
     if given.run is not None:
         here = read_measured(given.run)
-        return compare_run(recipe, config, expect, here, given.overrides, here.problem)
+        return compare_run(given, config, expect, here, here.problem)
     count = _updates(config, expect, given.updates, recipe)
     with scratch_folder("lambert-verify") as scratch:
         folder = out or scratch / "run"
         log = dataclasses.replace(config.log, every=expect.every)
         log = log if out else dataclasses.replace(log, trackers=())
         problem = _begin(dataclasses.replace(config, out=folder, log=log), count, recipe, say)
-        return compare_run(recipe, config, expect, read_measured(folder), given.overrides, problem)
+        return compare_run(given, config, expect, read_measured(folder), problem)
 
 
 def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say: Say) -> str:
