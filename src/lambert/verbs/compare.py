@@ -162,7 +162,7 @@ def _check(systems: Sequence[System]) -> None:
     for system in systems:
         for one in system.seeds:
             if one.task != first.task:
-                raise DataError(f"{systems[0].path} is of the task {first.task!r}, {system.path} of {one.task!r}.")
+                raise DataError(f"{systems[0].path} has the task {first.task!r}, {system.path} has {one.task!r}.")
             if one.data_sha256 != first.data_sha256:
                 raise DataError(
                     f"{systems[0].path} was scored on {first.data} (SHA-256 {first.data_sha256[:12]}), {system.path} "

@@ -288,7 +288,7 @@ def _list_chosen(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]
 
 
 def _fill_from_folder(task: TaskConfig, folder: Path) -> TaskConfig:
-    """Returns the task with what a folder of vectors says of them, where the task says nothing."""
+    """Returns the task with the settings of a folder of vectors where the task has defaults."""
     if task.name != "embed" or sentence_transformers.root(folder) is None:
         return task
     theirs, unset = sentence_transformers.described(folder), TaskConfig(name="embed")

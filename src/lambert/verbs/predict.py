@@ -54,7 +54,7 @@ def run(config: PredictConfig, say: Say = silent) -> None:
 
 
 def _describe_interruption(config: PredictConfig) -> tuple[str, str]:
-    """Returns what an interruption after the first predictions leaves, and how to continue after any."""
+    """Returns the state after an interruption that follows the first predictions, and how to continue."""
     if _continues(config):
         return "; the predictions so far are kept", CONTINUE
     if config.input:
@@ -233,8 +233,8 @@ def _answers(
     task: Task[Any, Any], outputs_of: OutputsOf, world: World, config: PredictConfig, chunk: Sequence[InputRow],
     tally: Tally,
 ) -> Iterator[Row]:  # fmt: skip
-    """Yields the prediction or the error of each row of a chunk, with what is copied of the row. Raises DataError for
-    the first error if `errors` is "stop"."""
+    """Yields the prediction or the error of each row of a chunk, with the copied columns. Raises DataError for the
+    first error if `errors` is "stop"."""
     errors = {number: row.error for number, row in enumerate(chunk) if row.error is not None}
     whole = [number for number in range(len(chunk)) if number not in errors]
     places, rows = [chunk[number].place for number in whole], [chunk[number].row for number in whole]

@@ -1,12 +1,13 @@
 """Determines the work of a recipe from its settings and from those of its files that exist."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lambert import cli
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import nearest
 from lambert.core.shards import Split, read_manifest
@@ -33,7 +34,6 @@ _PAIRS = {64: 0.96, 128: 0.90, 512: 0.73}
 _FULL, _SQUAD = 0.98, 0.45
 """The same with segments of one document at 128 tokens (benchmarks/whole_runs), and of SQuAD's windows at 384
 (docs/bench.md)."""
-Read = Callable[[list[str]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,15 @@ class Planned:
     """Descriptions of what was assumed because a file is missing."""
 
 
-def planned(plan: PlanConfig, settings: Read) -> Planned:
+def planned(plan: PlanConfig) -> Planned:
     """Returns the run of a recipe.
-
-    Args:
-        settings: Returns the checked settings of a command line.
 
     Raises UsageError for the recipe of another verb, and for settings that neither the recipe nor its files give.
     """
     verb = verb_of(plan.recipe)
     if not verb:
         raise UsageError(f"{plan.recipe} is not a recipe of pretrain or finetune, the verbs that plan predicts.")
-    config = settings([verb, str(plan.recipe), *overrides(plan.set)])
+    config = cli.settings([verb, str(plan.recipe), *overrides(plan.set)])
     if isinstance(config, PretrainConfig):
         return _pretrain(config, plan)
     return _finetune(config, plan)
