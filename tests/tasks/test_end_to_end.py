@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from json_lines import predict
 from task_cases import CASES, VOCABULARY, Case, conll, sentences
 from tokenizers import Tokenizer
 
@@ -15,7 +16,7 @@ from lambert.data.stream import sequential
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.folder import read_config
-from lambert.tasks import create, described, learn, predict
+from lambert.tasks import create, described, learn
 
 Build = Callable[[list[str]], Tokenizer]
 

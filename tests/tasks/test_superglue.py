@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from json_lines import predict
 from sklearn.metrics import f1_score
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import Columns, TaskConfig, create, described, learn, predict, resolved, scored
+from lambert.tasks import Columns, TaskConfig, create, described, learn, resolved, scored
 from lambert.tasks.reading.multirc import answer_rows
 from lambert.tasks.reading.table import read_rows
 from lambert.tasks.reading.templates import columns_of, filled, is_template

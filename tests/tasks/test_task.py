@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from json_lines import predict
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import TASKS, Columns, SquadConfig, TaskConfig, check_metrics, create, described, learn, predict
+from lambert.tasks import TASKS, Columns, SquadConfig, TaskConfig, check_metrics, create, described, learn
 from lambert.tasks.task import stored, write_rows
 
 Build = Callable[[list[str]], Tokenizer]
@@ -168,39 +169,6 @@ def test_settings_that_cannot_be() -> None:
 def test_importing_the_settings_loads_no_torch() -> None:
     code = "import sys, lambert.tasks; sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_lines_that_cannot_be_predicted(words: Tokenizer) -> None:
-    task = create(TaskConfig(labels=("a", "b")), words)
-    good = '{"text": "ann"}'
-
-    def outputs(data: Any) -> list[dict[str, torch.Tensor]]:
-        return [{"label": torch.zeros(data.size(0), 2)}]
-
-    for bad, message in (
-        ("{", r"line 3 is not JSON \([^:]*\)\.$"),
-        ("[" * 100_000, "line 3 is not JSON"),
-        ("[1]", "line 3 is not a JSON object"),
-        ("{}", "line 3: 'text' is"),
-    ):
-        found = predict(task, outputs, [good, "", bad], chunk=1)
-        assert next(found)["label"] == "a"
-        with pytest.raises(DataError, match=message):
-            next(found)
-
-
-def test_prediction_streams(words: Tokenizer) -> None:
-    task = create(TaskConfig(labels=("a", "b")), words)
-    taken = []
-
-    def lines() -> Any:
-        for number in range(10):
-            taken.append(number)
-            yield '{"text": "ann"}'
-
-    found = predict(task, lambda data: [{"label": torch.zeros(data.size(0), 2)}], lines(), chunk=2)
-    next(found)
-    assert len(taken) == 2
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lambert.core.registry import Kind, choose, lookup
 from lambert.tasks import named
 from lambert.tasks.config import TASKS, Columns, EmbedConfig, SquadConfig, TaskConfig
-from lambert.tasks.task import Outputs, Row, Task, answers, asked, check_metrics, described, predict, scored
+from lambert.tasks.task import Outputs, Row, Task, asked, check_metrics, described, scored
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -26,8 +26,7 @@ KIND = Kind(
 
 __all__ = [
     "TASKS", "Columns", "EmbedConfig", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
-    "answers", "asked", "check_metrics", "create", "described", "learn", "needed_roles", "predict", "resolved",
-    "scored", "task_class",
+    "asked", "check_metrics", "create", "described", "learn", "needed_roles", "resolved", "scored", "task_class",
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import copy
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -17,7 +17,7 @@ from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, T
 from lambert.tasks.reading.mismatch import using_a_model
 from lambert.tasks.scores.examples import Examples
 from lambert.text import read_row
-from lambert.text.json_rows import decoded, parsed
+from lambert.text.json_rows import decoded
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -221,35 +221,11 @@ def _foreign(model_config: Mapping[str, Any], name: str, source: object) -> Task
     return _described({"name": name, "labels": labels if name in ("classify", "multilabel", "tag") else ()})
 
 
-def predict(
-    task: Task[Any, Any], outputs_of: Callable[[Any], Outputs], lines: Iterable[str], *, chunk: int = 512
-) -> Iterator[Row]:
-    """Yields one prediction for each JSON line, in order and in constant memory: `chunk` lines at a time. Blank lines
-    are skipped.
-
-    `outputs_of(source)` runs the model over every sequence of a Source in order. Raises DataError that names a bad
-    line, after the predictions of the chunks before it.
-    """
-    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-    while block := list(islice(numbered, chunk)):
-        places = [f"line {number}" for number, _ in block]
-        rows = [json_row(line, place) for (_, line), place in zip(block, places, strict=True)]
-        yield from answers(task, outputs_of, rows, places)
-
-
-def answers(
-    task: Task[Any, Any], outputs_of: Callable[[Any], Outputs], rows: Sequence[Row], places: Sequence[str]
-) -> list[Row]:
-    """Returns one prediction for each row, with the row's "id" if it has one. `places` names each row in error
-    messages."""
-    data, finish = asked(task, rows, places)
-    return finish(outputs_of(data))
-
-
 def asked(
     task: Task[Any, Any], rows: Sequence[Row], places: Sequence[str]
 ) -> tuple[Any, Callable[[Outputs], list[Row]]]:
-    """Returns the sequences of rows without labels as a Source, and the function from their outputs to `answers`."""
+    """Returns the sequences of rows without labels as a Source, and the function from their outputs to one
+    prediction for each row, with the row's "id" if it has one. `places` names each row in error messages."""
     with using_a_model():
         data = task.parse(rows, places)
 
@@ -258,14 +234,6 @@ def asked(
         return [{"id": row["id"], **answer} if "id" in row else answer for row, answer in zip(rows, found, strict=True)]
 
     return data, finish
-
-
-def json_row(line: str, place: str) -> Row:
-    """Parses a line of JSON. Raises DataError if it is not a JSON object."""
-    row, problem = parsed(line)
-    if problem:
-        raise DataError(f"{place} {problem}.")
-    return row
 
 
 def keys_found(row: Mapping[str, Any]) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from json_lines import predict
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
 from lambert.data.stream import sequential, stream
-from lambert.tasks import Columns, TaskConfig, create, described, learn, predict
+from lambert.tasks import Columns, TaskConfig, create, described, learn
 from lambert.tasks.task import is_predictions
 
 Build = Callable[[list[str]], Tokenizer]

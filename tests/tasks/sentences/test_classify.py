@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from json_lines import predict
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import Columns, TaskConfig, create, described, learn, predict
+from lambert.tasks import Columns, TaskConfig, create, described, learn
 from lambert.tasks.scores.metrics import softmax
 from lambert.tasks.task import is_predictions
 

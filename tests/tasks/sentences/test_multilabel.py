@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from json_lines import predict
 from sklearn.metrics import f1_score
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import Columns, TaskConfig, create, described, learn, predict
+from lambert.tasks import Columns, TaskConfig, create, described, learn
 from lambert.tasks.sentences.multilabel import Ranking, best_threshold, best_thresholds, labels_of
 from lambert.tasks.task import is_predictions
 

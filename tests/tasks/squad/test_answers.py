@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from json_lines import predict
 from squads import SETTINGS, checksum, outputs_of, write
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError
-from lambert.tasks import SquadConfig, TaskConfig, create, predict
+from lambert.tasks import SquadConfig, TaskConfig, create
 from lambert.tasks.squad.answers import Answer, max_context
 
 Build = Callable[[list[str]], Tokenizer]

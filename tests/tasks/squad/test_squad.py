@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from json_lines import predict
 from squads import SETTINGS, one, outputs_of, write
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import SquadConfig, TaskConfig, create, described, learn, predict
+from lambert.tasks import SquadConfig, TaskConfig, create, described, learn
 from lambert.tasks.scores.examples import shortened
 from lambert.tasks.scores.formulas import value
 from lambert.tasks.squad.answers import Answer, Candidate

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from gemma import gemma
+from json_lines import predict
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import TaskConfig, create, described, learn, predict
+from lambert.tasks import TaskConfig, create, described, learn
 from lambert.tasks.config import TagConfig
 from lambert.tasks.task import is_predictions
 
