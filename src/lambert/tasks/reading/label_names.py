@@ -166,11 +166,9 @@ class _Reader:
         numbers = [number for name in self._labels for number in re.findall("[0-9]+", name)]
         if any(len(number) <= _DIGITS and int(number) <= len(self._own) for number in numbers):
             raise Mismatch(
-                lambda say: (
-                    f"{place}: label {shown(label)} is a number, and it may mean a name with a number or the order of "
-                    f"the labels {listed(self._labels)}. Write the names, or list the names of the numbers 0, 1, ... "
-                    f"in {say.column('label_names')}."
-                )
+                f"{place}: label {shown(label)} is a number, and it may mean a name with a number or the order of "
+                f"the labels {listed(self._labels)}. Write the names, or list the names of the numbers 0, 1, ... "
+                "in task.columns.label_names."
             )
 
 

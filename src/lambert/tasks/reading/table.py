@@ -12,7 +12,7 @@ from lambert.core.registry import nearest
 from lambert.core.unsupported import CONLL
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.files import class_names
-from lambert.tasks.reading.mismatch import Advice, Mismatch
+from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.multirc import answer_rows
 from lambert.tasks.reading.templates import columns_of, filled, is_template
 from lambert.tasks.task import Row, whole_text
@@ -28,7 +28,7 @@ def read_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> I
     DataError for a row that cannot be read."""
     ending = kind(path)
     if ending in CONLL:
-        raise Mismatch(lambda say: f"{path} is a CoNLL file, which has a tag for each word: {say.task('tag')}.")
+        raise Mismatch(f"{path} is a CoNLL file, which has a tag for each word: set --task.name tag.")
     names = class_names(path)
     found = False
     for file in data_files(path):
@@ -146,33 +146,29 @@ def _missing(row: Row, names: Sequence[tuple[str, str]], place: str, *, table: b
     several = len(names) > 1
     columns = f" Columns found: {', '.join(found)}." if several else nearest(names[0][1], found)
     headless = " If this line is a row, give the columns by number, from 1." if table and several else ""
-
-    def message(say: Advice) -> str:
-        listed = " and ".join(f"{name!r} ({say.column(setting)})" for setting, name in names)
-        return f"{place}: no column{'s' * several} {listed}.{other_task(row, say) or columns + headless}"
-
-    return Mismatch(message)
+    listed = " and ".join(f"{name!r} (task.columns.{setting})" for setting, name in names)
+    return Mismatch(f"{place}: no column{'s' * several} {listed}.{other_task(row) or columns + headless}")
 
 
 SPANS = {"spans", "ents", "entities", "tokenized_text", "annotations", "completions"}
 """Columns of annotated texts (`annotation_formats`)."""
 
 
-def other_task(row: Row, say: Advice) -> str:
+def other_task(row: Row) -> str:
     """Returns a sentence that names the task with rows of this form, or an empty string."""
     names = set(row)
     if "tokens" in names and names & {"tags", "ner_tags"}:
-        return f" Rows with tokens and tags are for tagging: {say.task('tag')}."
+        return " Rows with tokens and tags are for tagging: set --task.name tag."
     if _chooses(row):
         return (
             " These are classifications of Label Studio: export them as CSV or JSON-MIN, which have columns for them."
         )
     if names & SPANS:
-        return f" Rows with spans of characters are for tagging: {say.task('tag')}."
+        return " Rows with spans of characters are for tagging: set --task.name tag."
     if "data" in names or {"question", "context"} <= names:
-        return f" Questions are for question answering, in a SQuAD file: {say.task('squad')}."
+        return " Questions are for question answering, in a SQuAD file: set --task.name squad."
     if any(str(name).startswith("-DOCSTART-") for name in names):
-        return f" This is a CoNLL file, which has a tag for each word: {say.task('tag')}."
+        return " This is a CoNLL file, which has a tag for each word: set --task.name tag."
     return ""
 
 
@@ -208,17 +204,13 @@ def label_cell(row: Row, name: str, place: str) -> str:
     value = column(row, name, "label", place)
     if isinstance(value, list) and value and isinstance(value[0], list | dict):
         raise Mismatch(
-            lambda say: (
-                f"{place}: the label (column {name!r}) has spans of characters, {shown(value)}, which are for tagging: "
-                f"{say.task('tag')}."
-            )
+            f"{place}: the label (column {name!r}) has spans of characters, {shown(value)}, which are for tagging: "
+            "set --task.name tag."
         )
     if isinstance(value, list | tuple) or (isinstance(value, str) and value.startswith(("['", '["'))):
         raise Mismatch(
-            lambda say: (
-                f"{place}: the label (column {name!r}) is a list, {shown(value)}. For several labels for one "
-                f"text, {say.task('multilabel')}; otherwise give each row one label."
-            )
+            f"{place}: the label (column {name!r}) is a list, {shown(value)}. For several labels for one "
+            "text, set --task.name multilabel; otherwise give each row one label."
         )
     if value is None or (isinstance(value, float) and not math.isfinite(value)) or value == "":
         raise DataError(f"{place}: the label (column {name!r}) is empty.")

@@ -100,10 +100,8 @@ class Choice(SentenceTask):
             value = column(row, names[0], "choices", place)
             if not isinstance(value, list | tuple) or not all(isinstance(choice, str) for choice in value):
                 raise Mismatch(
-                    lambda say: (
-                        f"{place}: column {names[0]!r} holds {shown(value)}, not a list of texts. For choices "
-                        f"in several columns, name all of them in {say.column('choices')}."
-                    )
+                    f"{place}: column {names[0]!r} holds {shown(value)}, not a list of texts. For choices "
+                    f"in several columns, name all of them in task.columns.choices."
                 )
             found = [whole_text(choice, names[0], place) for choice in value]
         if len(found) < 2:

@@ -196,12 +196,9 @@ def labels_of(row: Row, columns: Columns, place: str) -> list[str]:
         raise DataError(f"{place}: the labels (column {name!r}) are null. Write [] or an empty text for no label.")
     if isinstance(value, str):
         if value.startswith(("['", '["')) and value.endswith("]"):
-            written, separator = shown(value), columns.separator
             raise Mismatch(
-                lambda say: (
-                    f"{place}: the labels (column {name!r}) are a list written as text, {written}. Write a list in "
-                    f"JSON lines, or the labels with {separator!r} between them ({say.column('separator')})."
-                )
+                f"{place}: the labels (column {name!r}) are a list written as text, {shown(value)}. Write a list in "
+                f"JSON lines, or the labels with {columns.separator!r} between them (task.columns.separator)."
             )
         value = value.strip().removesuffix(columns.separator.strip())
         value = value.split(columns.separator) if value.strip() else []

@@ -62,10 +62,8 @@ def read_squad(path: Path) -> Questions:
         return _collected(path, _rows(path))
     if kind(path) in (".tsv", ".csv"):
         raise Mismatch(
-            lambda say: (
-                f"{path} is a table, and questions are read from SQuAD JSON, JSON lines, Parquet or a data set "
-                f"on disk. For texts with labels {say.task('classify')}."
-            )
+            f"{path} is a table, and questions are read from SQuAD JSON, JSON lines, Parquet or a data set "
+            "on disk. For texts with labels set --task.name classify."
         )
     content = content_of(path)
     if kind(path) == ".json" and _is_row(content[:_LONGEST_ROW].partition(b"\n")[0]):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lambert.core.errors import DataError, shown
 from lambert.tasks.config import Columns
-from lambert.tasks.reading.mismatch import Advice, Mismatch
+from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import SPANS, other_task, plain_label, read_rows
 from lambert.tasks.tag.conllu import surface
 from lambert.tasks.task import Row, keys_found, whole_text
@@ -95,21 +95,18 @@ def tokens_of(row: Row, key: str, place: str) -> list[str]:
     """Returns the list of texts of a row. Raises DataError if there is none."""
     words = row.get(key)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        form = (
-            ' Tagging reads JSON lines such as {"tokens": ["Rome", "fell"], "tags": ["B-LOC", "O"]}, Parquet, and '
-            f"CoNLL files (.conll, .txt, .tsv). Keys found: {keys_found(row)}."
-        )
-
-        def message(say: Advice) -> str:
-            hint = other_task(row, say) if key not in row else ""
-            if hint and {*row} & SPANS:  # in a form that `annotation_formats` does not read
-                hint = (
-                    ' Spans of characters are read in forms such as {"text": "Rome fell", "spans": [{"start": 0, '
-                    f'"end": 4, "label": "LOC"}}]}} (docs/finetune.md lists them). Keys found: {keys_found(row)}.'
-                )
-            return f"{place}: {key!r} is not a list of texts, one for each word.{hint or form}"
-
-        raise Mismatch(message)
+        hint = other_task(row) if key not in row else ""
+        if not hint:
+            hint = (
+                ' Tagging reads JSON lines such as {"tokens": ["Rome", "fell"], "tags": ["B-LOC", "O"]}, Parquet, and '
+                f"CoNLL files (.conll, .txt, .tsv). Keys found: {keys_found(row)}."
+            )
+        elif {*row} & SPANS:  # in a form that `annotation_formats` does not read
+            hint = (
+                ' Spans of characters are read in forms such as {"text": "Rome fell", "spans": [{"start": 0, '
+                f'"end": 4, "label": "LOC"}}]}} (docs/finetune.md lists them). Keys found: {keys_found(row)}.'
+            )
+        raise Mismatch(f"{place}: {key!r} is not a list of texts, one for each word.{hint}")
     return [whole_text(word, key, place) for word in words]
 
 
@@ -222,18 +219,13 @@ def _roles(
     word, tag = (end if column is None else column for column, end in zip(given, ends, strict=True))
     if word == tag:
         raise Mismatch(
-            lambda say: (
-                f"{path}: column {word + 1} would be the words and the tags: set {say.column('text')} and "
-                f"{say.column('label')}."
-            )
+            f"{path}: column {word + 1} would be the words and the tags: set task.columns.text and task.columns.label."
         )
     texts = [line.cells[word] for line in sample if " " in line.cells[word]]
     if len(texts) * 2 > len(sample):
         raise Mismatch(
-            lambda say: (
-                f"{path}: column {word + 1} holds texts of several words, such as {shown(texts[0])}. {_FORM} "
-                f"For one label for each text, {say.task('classify')}."
-            )
+            f"{path}: column {word + 1} holds texts of several words, such as {shown(texts[0])}. {_FORM} "
+            "For one label for each text, set --task.name classify."
         )
     return word, tag
 
@@ -245,10 +237,8 @@ def _number(path: Path, columns: Columns, setting: str, size: int) -> int | None
         return None
     if not name.isdecimal() or not 1 <= int(name) <= size:
         raise Mismatch(
-            lambda say: (
-                f"{path} has {size} columns without names: {say.column(setting)} = {name!r} must be a number "
-                f"from 1 to {size}."
-            )
+            f"{path} has {size} columns without names: task.columns.{setting} = {name!r} must be a number "
+            f"from 1 to {size}."
         )
     return int(name) - 1
 

@@ -300,10 +300,8 @@ def _unknown_tags(unknown: Sequence[str], places: Mapping[str, str], counts: Map
     what = "a tag that is" if len(unknown) == 1 else f"{len(unknown):,} tags that are"
     it = "it" if len(unknown) == 1 else "them"
     return Mismatch(
-        lambda say: (
-            f"{path} has {what} not among the labels of the training file: {', '.join(listed)}{more}. Correct {it}, or "
-            f"{say.labels} {it}."
-        )
+        f"{path} has {what} not among the labels of the training file: {', '.join(listed)}{more}. Correct {it}, or "
+        f"fine-tune with task.labels that list {it}."
     )
 
 
