@@ -32,10 +32,10 @@ from lambert.model.publish import publish
 from lambert.tasks import Outputs, Row, Task, TaskConfig, asked, scored
 from lambert.tasks.card import card_of_converted
 from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, OtherColumns
-from lambert.tasks.reading.bad_rows import readable
 from lambert.tasks.reading.mismatch import using_a_model
 from lambert.tasks.reading.templates import columns_of, is_template
 from lambert.tasks.reading.unknown import unknown_notes
+from lambert.tasks.task import readable
 from lambert.tasks.vectors import sentence_transformers
 from lambert.tasks.vectors.embed import Embed
 from lambert.tasks.vectors.similarity import similarity

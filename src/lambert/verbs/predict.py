@@ -31,8 +31,8 @@ from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
 from lambert.tasks import Outputs, Row, Task, asked
-from lambert.tasks.reading.bad_rows import readable
 from lambert.tasks.reading.unknown import Unknown
+from lambert.tasks.task import readable
 from lambert.verbs.settings.predict import PredictConfig
 
 OutputsOf = Callable[[Source], Outputs]

@@ -14,7 +14,7 @@ from squads import one
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks import Columns, TaskConfig
 from lambert.tasks.reading.files import digest
-from lambert.tasks.reading.multirc import answer_rows
+from lambert.tasks.reading.table import answer_rows
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.formulas import Formula, value
 from lambert.tasks.scores.predictions import scored_file, task_of

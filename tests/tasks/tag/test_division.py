@@ -10,8 +10,7 @@ from tokenizers import Tokenizer
 
 from lambert.tasks import TaskConfig, create, described, learn
 from lambert.tasks.config import TagConfig
-from lambert.tasks.tag.conll import Sentence
-from lambert.tasks.tag.conllu import surface
+from lambert.tasks.tag.conll import Sentence, surface_of
 from lambert.tasks.tag.division import Division, form
 from lambert.tasks.tag.division import learn as learn_division
 
@@ -104,16 +103,16 @@ UNIVERSAL = """\
 
 def test_words_of_conll_u_in_their_text(words: Tokenizer, tmp_path: Path) -> None:
     lines = [line.split("\t") for line in UNIVERSAL.splitlines()]
-    found = surface(lines)
+    found = surface_of(lines)
     assert found is not None
     text, places = found
     assert [None if place is None else text[place[0] : place[1]] for place in places] == [
         None, None, None, None, "mar", ",", "ca", "n't", ".",
     ]  # fmt: skip
-    without = surface(lines[1:])
+    without = surface_of(lines[1:])
     assert without is not None
     assert without[0] == "V\u00e1monos al mar, can't."
-    assert surface([["# text = other"], *lines[1:]]) is None
+    assert surface_of([["# text = other"], *lines[1:]]) is None
     path = tmp_path / "x.conllu"
     path.write_text(UNIVERSAL + "\n", encoding="utf-8")
     task, data = learn(TaskConfig(name="tag"), words, path)

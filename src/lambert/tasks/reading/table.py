@@ -13,7 +13,6 @@ from lambert.core.unsupported import CONLL
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.mismatch import Mismatch
-from lambert.tasks.reading.multirc import answer_rows
 from lambert.tasks.reading.templates import columns_of, filled, is_template
 from lambert.tasks.task import Row, whole_text
 from lambert.text.classes import named_classes
@@ -44,6 +43,28 @@ def read_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> I
                     yield place, each
     if not found:
         raise DataError(f"{path} holds no rows.")
+
+
+def answer_rows(row: Row, place: str) -> Iterator[Row]:
+    """Yields a row for each answer of a paragraph of MultiRC as in the JSON lines of SuperGLUE (Khashabi et al. 2018,
+    Wang et al. 2019), with the columns of the Hugging Face Hub: paragraph, question, answer, label if there is one, and
+    idx with the numbers of all three. In a file of predictions paragraphs have no text, and rows only idx and label.
+    Other rows are yielded unchanged. Raises DataError if a part of the paragraph is missing."""
+    passage = row.get("passage")
+    if not isinstance(passage, Mapping) or "questions" not in passage:
+        yield row
+        return
+    try:
+        for question in passage["questions"]:
+            for answer in question["answers"]:
+                found: Row = {}
+                if "text" in passage:
+                    found = {"paragraph": passage["text"], "question": question["question"], "answer": answer["text"]}
+                found["idx"] = {"paragraph": row["idx"], "question": question["idx"], "answer": answer["idx"]}
+                yield found | ({"label": answer["label"]} if "label" in answer else {})
+    except (KeyError, TypeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{place} is not a paragraph of MultiRC as in SuperGLUE: {what}.") from error
 
 
 _REJECTED = ("reject", "ignore")

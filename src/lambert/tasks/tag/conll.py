@@ -9,14 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 
 from lambert.core.errors import DataError, shown
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import SPANS, other_task, plain_label, read_rows
-from lambert.tasks.tag.conllu import surface
 from lambert.tasks.task import Row, keys_found, whole_text
 from lambert.text.rows import kind, lines
 
@@ -28,6 +27,10 @@ _DOCUMENT = "-DOCSTART-"
 _TAGGED = re.compile(r"O|[BIELMSUW](?:-.+)?|.+-[BIELMSUW]")
 _INDEX = re.compile(r"\d+(?:[-.]\d+)?")
 _CONLL_U_COLUMNS, _CONLL_U_TAG = 10, 3
+_WORD, _MISC = 1, 9  # other columns of CoNLL-U
+_TEXT = re.compile(r"#\s*text\s*=\s*(.*)")
+_RANGE = re.compile(r"(\d+)-(\d+)")
+_NO_SPACE = "SpaceAfter=No"
 _SAMPLE = 100
 """Number of sentences by which a column of word numbers is recognised."""
 _FORM = "A CoNLL file has one word and its tag a line, and a blank line between sentences."
@@ -35,6 +38,8 @@ _FORM = "A CoNLL file has one word and its tag a line, and a blank line between 
 
 Offsets = list[tuple[int, int]]
 """The first character of each word of a text, and the character after its last one."""
+Surface = tuple[str, Sequence[tuple[int, int] | None]]
+"""The original text of a sentence and the places of the words in it; None for a word without characters of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,8 @@ class Sentence:
     text: str | None = None
     """The text that was divided into the words, at `offsets`; None if the file has words."""
     offsets: Sequence[tuple[int, int]] = ()
-    surface: tuple[str, Sequence[tuple[int, int] | None]] | None = None
-    """The original text of the sentence and the places of the words in it, if the file has them; None for a word
-    without characters of its own."""
+    surface: Surface | None = None
+    """The original text, if the file has it."""
 
     def joined(self, first: int, size: int) -> bool:
         """Returns whether `size` words from the word `first` on may be written without white space between them."""
@@ -160,7 +164,7 @@ def _read_conll(path: Path, columns: Columns, labels: Collection[str]) -> Iterat
             words, found = ([line.cells[column] for line in kept] for column in (word, tag))
             place, places = f"{path}:{kept[0].number}", [f"{path}:{line.number}" for line in kept]
             universal = index and size == _CONLL_U_COLUMNS and word == 1
-            written = surface([line.cells for line in group]) if universal else None
+            written = surface_of([line.cells for line in group]) if universal else None
             yield Sentence(place, words, found, places, surface=written)
 
 
@@ -264,3 +268,44 @@ def _comments(group: Sequence[_Line], size: int, tag: int, tags: Collection[str]
         if not line.cells[0].startswith("#") or not comment:
             return number
     return len(group)
+
+
+def surface_of(lines: Sequence[Sequence[str]]) -> Surface | None:
+    """Returns the text of a sentence of CoNLL-U, from its comment `# text` or else from its words and `SpaceAfter`, and
+    the first character and end of each word in it. Words of a range such as 1-2 have places of their own only if
+    together they form the written word. None if the text does not have the words in this order.
+
+    Args:
+        lines: The cells of the lines of the sentence, with its comments.
+    """
+    tokens = [*_tokens(lines)]
+    given = next((found[1] for cells in lines if (found := _TEXT.fullmatch(cells[0]))), None)
+    text = "".join(form + " " * space for form, _, space in tokens).rstrip() if given is None else given
+    places: list[tuple[int, int] | None] = []
+    at = 0
+    for form, words, _ in tokens:
+        at += len(text[at:]) - len(text[at:].lstrip())
+        if not text.startswith(form, at):
+            return None
+        if "".join(words) == form:
+            places += pairwise(accumulate(map(len, words), initial=at))
+        else:
+            places += [None] * len(words)
+        at += len(form)
+    return text, places
+
+
+def _tokens(lines: Sequence[Sequence[str]]) -> Iterator[tuple[str, list[str], bool]]:
+    """Yields each written word, the words that it has, and whether white space follows it. Empty nodes such as 1.1 are
+    not written."""
+    rows = [cells for cells in lines if not cells[0].startswith("#") and "." not in cells[0]]
+    inside = 0
+    for at, cells in enumerate(rows):
+        space = _NO_SPACE not in cells[_MISC].split("|")
+        if found := _RANGE.fullmatch(cells[0]):
+            inside = int(found[2]) - int(found[1]) + 1
+            yield cells[_WORD], [row[_WORD] for row in rows[at + 1 : at + 1 + inside]], space
+        elif inside:
+            inside -= 1
+        else:
+            yield cells[_WORD], [cells[_WORD]], space
