@@ -171,6 +171,29 @@ def test_importing_the_settings_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("task", "columns", "expected"),
+    [
+        ("classify", Columns(), ["text"]),
+        ("classify", Columns(text="sentence"), ["sentence"]),
+        ("classify", Columns(text="1", text_b="2"), ["text", "text_b"]),
+        ("regress", Columns(text="one", text_b="two"), ["one", "two"]),
+        ("classify", Columns(text="{title}: {body}"), ["title", "body"]),
+        ("classify", Columns(text_b="text_b", text_b_optional=True), ["text"]),
+        ("multilabel", Columns(text="{body}"), ["body"]),
+        ("choice", Columns(), ["text", "choices"]),
+        ("choice", Columns(text="a", text_b="b", choices=("x", "y")), ["a", "b", "x", "y"]),
+        ("squad", Columns(), ["question", "context"]),
+        ("tag", Columns(text="1"), ["text"]),
+        ("mask", Columns(), ["text"]),
+        ("embed", Columns(text="a", text_b="b"), ["a"]),
+    ],
+)
+def test_the_keys_that_a_model_reads(task: str, columns: Columns, expected: list[str], words: Tokenizer) -> None:
+    config = TaskConfig(task, columns=columns, labels=("a", "b"))
+    assert create(config, words).inputs()[0] == expected
+
+
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="cannot be written"):

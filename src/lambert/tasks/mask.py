@@ -66,6 +66,9 @@ class Mask(Task[Masked, list[Candidates]]):
     def examples(self, data: Masked, predictions: Sequence[list[Candidates]]) -> Examples:
         _unlabelled()
 
+    def inputs(self) -> tuple[list[str], list[str]]:
+        return ["text"], []
+
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Masked:
         """Reads rows {"text": ...}, each with at least one [MASK] within `max_length`."""
         texts = [

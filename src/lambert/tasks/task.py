@@ -15,6 +15,7 @@ from lambert.core.settings import as_dict, typed
 from lambert.model.labels import label_names
 from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig, check_task_name
 from lambert.tasks.reading.mismatch import using_a_model
+from lambert.tasks.reading.templates import columns_of
 from lambert.tasks.scores.examples import Examples
 from lambert.text import read_row
 from lambert.text.json_rows import decoded
@@ -77,6 +78,20 @@ class Task(ABC, Generic[D, P]):
     @abstractmethod
     def rows(self, data: D, predictions: Sequence[P]) -> list[Row]:
         """Returns predictions as plain values, one row per example."""
+
+    def inputs(self) -> tuple[list[str], list[str]]:
+        """Returns the keys that a row to predict must have, and those that it may have. A key "a.b" is the key b of the
+        object in the column a."""
+        columns = self.config.columns
+        names, names_b = map(columns_of, columns.row_keys())
+        if columns.text_b_optional:
+            return [*dict.fromkeys(names)], names_b
+        return [*dict.fromkeys([*names, *names_b])], []
+
+    def columns_read(self) -> tuple[list[str], list[str]]:
+        """Returns the columns of a file of rows to predict: those that it must have, and those that are read if it has
+        them."""
+        return self.inputs()
 
     def score_names(self) -> tuple[str, ...] | None:
         """Returns the names of all scores that labelled data may have, without standard errors and counts; None: they

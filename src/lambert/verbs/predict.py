@@ -146,7 +146,7 @@ def _lead(
 ) -> DataError | None:  # fmt: skip
     """Reads the input, sends the rows of every chunk to the other ranks, and writes the predictions. Returns the error
     to raise at the end if rows had errors. Raises BrokenPipeError for a closed output."""
-    files = InputFiles(config.input, task.config, [*_parse_keep(config.keep)]) if config.input else None
+    files = InputFiles(config.input, task, [*_parse_keep(config.keep)]) if config.input else None
     with ExitStack() as stack:
         sink = stack.enter_context(_open_sink(config, model, say))
         tally = sink.tally

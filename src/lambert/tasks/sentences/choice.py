@@ -85,6 +85,9 @@ class Choice(SentenceTask):
         data.truth_N, data.notes = np.array(truth, dtype=np.int64), notes
         return data
 
+    def inputs(self) -> tuple[list[str], list[str]]:
+        return [*super().inputs()[0], *self.config.columns.choices], []
+
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Examples:
         """Reads rows to predict."""
         return self._examples(

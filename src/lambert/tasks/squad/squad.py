@@ -58,6 +58,9 @@ class Squad(Task[Windows, Answer]):
                 )
         return windows(self.tokenizer, self.config, squad, training=training)
 
+    def inputs(self) -> tuple[list[str], list[str]]:
+        return ["question", "context"], []
+
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Windows:
         """Reads rows {"question": ..., "context": ...}. Equal contexts are tokenised once."""
         contexts: dict[str, int] = {}

@@ -109,6 +109,12 @@ class Tag(Task[Words, list[int | None]]):
         }
         return data
 
+    def inputs(self) -> tuple[list[str], list[str]]:
+        return ["text"], []
+
+    def columns_read(self) -> tuple[list[str], list[str]]:
+        return [], [word_column(self.config.columns), "text"]
+
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Words:
         """Reads rows {"tokens": [...]} to predict, or {"text": ...}, which is divided into words."""
         column = word_column(self.config.columns)

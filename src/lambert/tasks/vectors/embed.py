@@ -123,6 +123,12 @@ class Embed(Task[TextVectors, Floats]):
                 raise DataError(f"{path}: every text is paired with itself, so there is nothing to find.")
         return data
 
+    def inputs(self) -> tuple[list[str], list[str]]:
+        return [self.config.columns.row_keys()[0]], []
+
+    def columns_read(self) -> tuple[list[str], list[str]]:
+        return self.inputs()[0], ["prompt_b", "prompt_name"]
+
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> TextVectors:
         """Reads rows {"text": ...} to compute vectors of. The default prompt precedes them, or that of the row's
         "prompt_name", or if the row has "prompt_b": true, that of `text_b`."""
