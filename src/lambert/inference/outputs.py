@@ -83,7 +83,8 @@ def load_task(
     tokenizer = tokenizers.load(folder, needs=needed_roles(config.name))
     check_named(config.name, (*code, name), "lambert.task.name", folder / layout.CONFIG)
     if columns is not None:
-        config = replace(config, columns=columns.over(config.columns))
+        columns = columns.over(config.columns) if isinstance(columns, OtherColumns) else columns
+        config = replace(config, columns=columns)
     if squad and config.name != "squad":
         raise UsageError(f"{' and '.join(squad)} is for squad, not for {config.name!r}, the task of {folder}.")
     config = replace(config, squad=replace(config.squad, **squad))

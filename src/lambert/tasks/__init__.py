@@ -9,11 +9,11 @@ scores = task.score(data, predictions)
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from lambert.core.registry import Kind, choose, lookup
-from lambert.tasks import named
+from lambert.core.registry import Kind, lookup
 from lambert.tasks.config import TASKS, Columns, EmbedConfig, SquadConfig, TaskConfig
+from lambert.tasks.named import resolved
 from lambert.tasks.task import Outputs, Row, Task, asked, check_metrics, described, scored
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def task_class(config: TaskConfig) -> type[Task[Any, Any]]:
     if isinstance(found, str):
         module, _, name = found.partition(":")
         found = getattr(importlib.import_module(module), name)
-    kind: type[Task[Any, Any]] = found
-    return kind
+    return cast("type[Task[Any, Any]]", found)
 
 
 def needed_roles(name: str) -> tuple[str, ...]:
@@ -46,22 +45,12 @@ def needed_roles(name: str) -> tuple[str, ...]:
     return ("cls", "sep", "mask") if name == "mask" else ("cls", "sep")
 
 
-def resolved(config: TaskConfig, path: Path) -> TaskConfig:
-    """Returns the settings of the ordinary task for the name of a data set such as glue/mrpc, whose labelled file is
-    `path`, and with the labels that the file declares. Raises UsageError for an unknown name."""
-    if ":" not in config.name:
-        choose({**TASKS, **named.NAMED, **named.REFUSED}, config.name, "task.name")
-    return named.resolved(config, path)
-
-
 def create(config: TaskConfig, tokenizer: "Tokenizer") -> Task[Any, Any]:
     """Returns the task of a complete description, with labels, as `described` reads it from a model folder."""
-    task: Task[Any, Any] = task_class(config)(config.resolved(), tokenizer)
-    return task
+    return task_class(config)(config.resolved(), tokenizer)
 
 
 def learn(config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Task[Any, Any], Any]:
     """Returns the task, its description completed from the training file, and the training data: a Source with
     targets."""
-    learnt: tuple[Task[Any, Any], Any] = task_class(config).learn(config.resolved(), tokenizer, path)
-    return learnt
+    return task_class(config).learn(config.resolved(), tokenizer, path)

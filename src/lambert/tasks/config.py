@@ -95,10 +95,6 @@ class Columns:
         text = "text" if not self.text or self.text.isdecimal() else self.text
         return text, "text_b" if self.text_b.isdecimal() else self.text_b
 
-    def over(self, columns: Self) -> Self:
-        """Returns these columns: unlike OtherColumns, nothing is taken from `columns`."""
-        return self
-
 
 @dataclass(frozen=True, slots=True)
 class OtherColumns:

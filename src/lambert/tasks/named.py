@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks.config import Columns, OtherColumns, TaskConfig
+from lambert.core.registry import choose
+from lambert.tasks.config import TASKS, Columns, OtherColumns, TaskConfig
 from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.label_names import is_number
 from lambert.tasks.reading.table import beginning
@@ -112,9 +113,11 @@ def resolved(config: TaskConfig, path: Path) -> TaskConfig:
     data set has named them in another order.
 
     Raises:
-        UsageError: No task can read the data set.
+        UsageError: The name is unknown, or no task can read the data set.
         DataError: The file has the columns of no layout.
     """
+    if ":" not in config.name:
+        choose({**TASKS, **NAMED, **REFUSED}, config.name, "task.name")
     if config.name in REFUSED:
         raise UsageError(f"task.name = {config.name!r} is not supported: the data set {REFUSED[config.name]}.")
     named = NAMED.get(config.name)

@@ -173,7 +173,7 @@ def test_the_counts_are_those_of_each_sentence_alone(scheme: str) -> None:
     def check(sentences: list[list[tuple[str, str]]]) -> None:
         reader = Reader(scheme, tags)
         (truth_N, bounds), (found_N, _) = (numbered([[w[side] for w in s] for s in sentences], tags) for side in (0, 1))
-        counts, strict = reader.counts(truth_N, found_N, bounds), reader.strict_counts(truth_N, found_N, bounds)
+        counts, strict = (reader.counts(truth_N, found_N, bounds, strict=strict) for strict in (False, True))
         for number, sentence in enumerate(sentences):
             alone = (np.arange(len(sentences)) == number).astype(np.int64)
             for kept, cells in ((False, counts), (True, strict)):

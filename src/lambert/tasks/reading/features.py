@@ -146,34 +146,27 @@ class _Reader:
     def __init__(self, arrays: Sequence[_Array]) -> None:
         self._arrays = arrays
 
+        self._kinds: dict[str, Callable[..., Any]] = {
+            "tuple": lambda items: tuple(map(self.value, items)),
+            "frozenset": frozenset,
+            "dict": lambda items: {key: self.value(item) for key, item in items.items()},
+            "array": arrays.__getitem__,
+            "tensor": lambda number: torch.from_numpy(arrays[number]),
+            "later": lambda number: Later(lambda: self.value(json.loads(arrays[number].tobytes()))),
+            "object": self._object,
+            "rows": self._rows,
+        }
+
     def value(self, plain: Any) -> Any:
         if isinstance(plain, list):
             return [*map(self.value, plain)]
         if not isinstance(plain, dict):
             return plain
-        kind, of = next(iter(plain.items()))
-        return getattr(self, f"_{kind}")(of, *list(plain.values())[1:])
-
-    def _tuple(self, items: list[Any]) -> tuple[Any, ...]:
-        return tuple(map(self.value, items))
-
-    def _frozenset(self, items: list[Any]) -> frozenset[Any]:
-        return frozenset(items)
-
-    def _dict(self, items: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: self.value(item) for key, item in items.items()}
-
-    def _array(self, number: int) -> _Array:
-        return self._arrays[number]
-
-    def _tensor(self, number: int) -> torch.Tensor:
-        return torch.from_numpy(self._arrays[number])
-
-    def _later(self, number: int) -> Later[Any]:
-        return Later(lambda: self.value(json.loads(self._arrays[number].tobytes())))
+        kind, *_ = plain
+        return self._kinds[kind](*plain.values())
 
     def _object(self, name: str, values: Mapping[str, Any]) -> Any:
-        kind, found = _class(name), self._dict(values)
+        kind, found = _class(name), {key: self.value(item) for key, item in values.items()}
         if not issubclass(kind, Segments):
             return kind(**found)
         data = kind.__new__(kind)

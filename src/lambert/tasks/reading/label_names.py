@@ -45,9 +45,7 @@ class Matched:
     """The labels of a file among those of a task."""
 
     numbers: Mapping[str, int]
-    """The number of the label of the task, by label of the file."""
-    unknown: tuple[str, ...] = ()
-    """Labels of the file that the task does not have."""
+    """The number of the label of the task, by label of the file; labels that the task does not have are left out."""
     notes: tuple[str, ...] = ()
     """Lines for the user."""
     by_order: bool = False
@@ -72,8 +70,19 @@ def match(places: Mapping[str, str], labels: Sequence[str], names: Sequence[str]
     reader = _Reader(own, {whole(label): number for label, number in own.items()}, declared, places)
     numbers = {label: found for label, place in places.items() if (found := reader.number(label, place)) is not None}
     notes = [f"note: {path}: {what}: {_pairs(pairs, labels)}{end}." for what, pairs, end in reader.notes() if pairs]
-    unknown = tuple(label for label in places if label not in numbers)
-    return Matched(numbers, unknown, tuple(notes), bool(reader.ordered))
+    return Matched(numbers, tuple(notes), bool(reader.ordered))
+
+
+def check_known(found: Matched, places: Mapping[str, str], labels: Sequence[str]) -> None:
+    """Raises DataError for a label of the file that is not among those of the task."""
+    label = next((label for label in places if label not in found.numbers), None)
+    if label is not None:
+        number = is_number(whole(label)) and not any(map(is_number, labels))
+        hint = f" As numbers they are 0 to {len(labels) - 1}; -1 marks rows without a label." if number else ""
+        names = keys_found(dict.fromkeys(labels))
+        raise DataError(
+            f"{places[label]}: label {shown(label)} is not among the labels of the training file: {names}.{hint}"
+        )
 
 
 def _pairs(pairs: Mapping[str, int], labels: Sequence[str]) -> str:
@@ -170,11 +179,3 @@ class _Reader:
                 f"the labels {listed(self._labels)}. Write the names, or list the names of the numbers 0, 1, ... "
                 "in task.columns.label_names."
             )
-
-
-def unknown_label(label: str, labels: Sequence[str], place: str) -> DataError:
-    """Returns the error for a label that is not among those of the task."""
-    names = keys_found(dict.fromkeys(labels))
-    number = is_number(whole(label)) and not any(map(is_number, labels))
-    hint = f" As numbers they are 0 to {len(labels) - 1}; -1 marks rows without a label." if number else ""
-    return DataError(f"{place}: label {shown(label)} is not among the labels of the training file: {names}.{hint}")

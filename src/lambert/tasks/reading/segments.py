@@ -124,6 +124,15 @@ class Segments:
         return {}
 
 
+def begin_windows(windows_N: Ints, step_N: Ints | int) -> tuple[Ints, Ints, Ints]:
+    """Returns for texts with these numbers of windows: text n has the windows bounds[n] to bounds[n + 1], the text of
+    each window, and its first token, the windows of a text being `step_N` tokens apart."""
+    bounds_N = np.concatenate([[0], np.cumsum(windows_N)])
+    owners_S = np.repeat(np.arange(len(windows_N)), windows_N)
+    steps_S = step_N if isinstance(step_N, int) else step_N[owners_S]
+    return bounds_N, owners_S, (np.arange(bounds_N[-1]) - bounds_N[owners_S]) * steps_S
+
+
 def text_keys(texts: Iterable[Sequence[str]]) -> Keys:
     """Returns a hash of the texts of each example [E], by which the examples of two files are compared (BLAKE2b)."""
     hashes = (hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest() for parts in texts)

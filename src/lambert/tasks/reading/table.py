@@ -84,7 +84,7 @@ def beginning(path: Path) -> tuple[list[str], Row]:
     return [str(name) for name in (row.values() if kind(path) in TABLES else row)], row
 
 
-def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> Iterator[tuple[str, Row]]:
+def labelled_rows(path: Path, columns: Columns, notes: list[str]) -> Iterator[tuple[str, Row]]:
     """Yields what `read_rows` yields, and adds a note about labels that are changed when they are read. Raises
     DataError with all columns that the file lacks."""
     checked = False
@@ -98,7 +98,7 @@ def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) 
             header = kind(path) in TABLES and columns.header is not False
             if missing:
                 raise _missing(row, missing, f"{path}:1" if header else place, table=kind(path) in TABLES)
-            if notes is not None and not columns.text_b and columns.text != "text_b" and "text_b" in row:
+            if not columns.text_b and columns.text != "text_b" and "text_b" in row:
                 notes.append(
                     f"note: {path} has a column 'text_b', which is not read. If the rows are pairs of texts, set "
                     "task.columns.text_b = 'text_b'."
@@ -109,16 +109,16 @@ def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) 
         rejected += row.get("answer") in _REJECTED
         empty += value_of(row, columns.text) == ""
         yield place, row
-    if rejected and notes is not None and "answer" not in named(columns):
+    if rejected and "answer" not in named(columns):
         notes.append(
             f"note: {rejected:,} row{'s' * (rejected > 1)} of {path} have the answer reject or ignore, as Prodigy "
             "writes it, and are read like the others. Leave them out if their labels are wrong."
         )
-    if empty and notes is not None:
+    if empty:
         notes.append(
             f"note: {empty:,} row{'s' * (empty > 1)} of {path} {'have' if empty > 1 else 'has'} an empty text."
         )
-    if changed and notes is not None:
+    if changed:
         notes.append(
             f"note: the labels of {changed:,} row{'s' * (changed > 1)} of {path} have white space or invisible "
             f"characters at their ends, or decomposed characters (NFD), such as {first}. They are read without them, "

@@ -20,7 +20,7 @@ from lambert.core.errors import DataError, UsageError, shown
 from lambert.core.unsupported import CONLL
 from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.reading.files import digest
-from lambert.tasks.reading.label_names import is_number, match, unknown_label
+from lambert.tasks.reading.label_names import check_known, is_number, match
 from lambert.tasks.reading.table import label_cell, ordered, read_rows, value_cell
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.sentences.choice import choice_number
@@ -206,8 +206,7 @@ def _match(
             f"{places[label]}: label {shown(label)} is a number, and a file of scored examples does not say the order "
             "of the labels: name the run folder instead."
         )
-    if found.unknown:
-        raise unknown_label(found.unknown[0], labels, places[found.unknown[0]])
+    check_known(found, places, labels)
     for line in found.notes:
         say(line)
     return found.numbers

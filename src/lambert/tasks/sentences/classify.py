@@ -15,7 +15,7 @@ from lambert.model.labels import label_keys
 from lambert.model.vector_layers import activation_named
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.labels import LabelLoss, absent, check_class_weights, check_different, doubtful, learnt
-from lambert.tasks.reading.label_names import match, unknown_label
+from lambert.tasks.reading.label_names import check_known, match
 from lambert.tasks.reading.table import label_cell, labelled_rows, text_cell, value_cell
 from lambert.tasks.reading.templates import is_template
 from lambert.tasks.scores import calibration, metrics
@@ -51,7 +51,7 @@ class Classify(SentenceTask):
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
         if not config.labels:
             name = config.columns.label
-            rows = labelled_rows(path, config.columns)
+            rows = labelled_rows(path, config.columns, [])  # `read` has the notes
             found = learnt((place, label_cell(row, name, place)) for place, row in rows)
             if len(found) < 2:
                 raise DataError(
@@ -76,8 +76,7 @@ class Classify(SentenceTask):
             labels.append(label)
             groups.append(self._group(row, place))
         found = match(places, self.config.labels, columns.label_names, path, columns.label)
-        if found.unknown:
-            raise unknown_label(found.unknown[0], self.config.labels, places[found.unknown[0]])
+        check_known(found, places, self.config.labels)
         data = self._tokenised(texts, texts_b)
         data.truth_N = np.array([found.numbers[label] for label in labels], dtype=np.int64)
         lacking = absent(np.bincount(data.truth_N, minlength=self.labels), self.config.labels, path)
@@ -127,7 +126,7 @@ class Classify(SentenceTask):
             wrong_G = np.bincount(data.groups_N, weights=predicted_N != truth_N, minlength=groups)
             found["exact_match"] = float((wrong_G == 0).mean())
             errors["exact_match"] = metrics.binomial_error(found["exact_match"], groups)
-        return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
+        return metrics.with_errors(found, errors) | {"examples": float(len(rows_N))}
 
     def tuned(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
         """Returns the task with the temperature that minimises the loss on these labelled data, if its settings choose
@@ -226,7 +225,7 @@ class Regress(SentenceTask):
         rows_N, squares_N = np.arange(len(truth_N)), (truth_N - predicted_N) ** 2
         errors = {**metrics.bootstrap_errors(scores, len(rows_N)), "mse": metrics.mean_error(squares_N)}
         found = {**scores(rows_N), "mse": float(squares_N.mean())}
-        return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
+        return metrics.with_errors(found, errors) | {"examples": float(len(rows_N))}
 
     def examples(self, data: Sentences, predictions: Sequence[float]) -> Examples:
         """Returns rows with truth, prediction and squared_error."""

@@ -14,7 +14,7 @@ from lambert.core.errors import DataError, UsageError, shown
 from lambert.model.labels import label_keys
 from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.labels import absent, check_label_thresholds, doubtful, learnt
-from lambert.tasks.reading.label_names import is_number, match, unknown_label, whole
+from lambert.tasks.reading.label_names import check_known, is_number, match, whole
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import column, label_cell, labelled_rows
 from lambert.tasks.scores import metrics
@@ -46,7 +46,7 @@ class MultiLabel(SentenceTask):
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
         if not config.labels:
-            rows = labelled_rows(path, config.columns)
+            rows = labelled_rows(path, config.columns, [])  # `read` has the notes
             found = learnt((place, label) for place, row in rows for label in labels_of(row, config.columns, place))
             if not found:
                 raise DataError(f"{path}: no row has a label (column {config.columns.label!r}).")
@@ -70,8 +70,7 @@ class MultiLabel(SentenceTask):
             texts_b.append(text_b)
             every.append(labels)
         found = match(places, self.config.labels, columns.label_names, path, columns.label)
-        if found.unknown:
-            raise unknown_label(found.unknown[0], self.config.labels, places[found.unknown[0]])
+        check_known(found, places, self.config.labels)
         data = self._tokenised(texts, texts_b)
         data.truth_N = np.zeros((len(every), self.labels))
         for number, labels in enumerate(every):
@@ -112,10 +111,10 @@ class MultiLabel(SentenceTask):
         found = {**scores(rows_N), "exact_match": right, "loss": float(losses_N.mean())}
         errors = metrics.bootstrap_errors(scores, len(rows_N))
         errors |= {"exact_match": metrics.binomial_error(right, len(rows_N)), "loss": metrics.mean_error(losses_N)}
-        named = {f"{name}_se": error for name, error in errors.items()}
+        found = metrics.with_errors(found, errors)
         if not self.config.label_thresholds:
-            named["threshold"] = float(thresholds_L[0])
-        return {**found, **named, "examples": float(len(rows_N))}
+            found["threshold"] = float(thresholds_L[0])
+        return found | {"examples": float(len(rows_N))}
 
     def tuned(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
         """Returns the task with the thresholds that its settings choose by these labelled data: one with the best

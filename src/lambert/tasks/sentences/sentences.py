@@ -15,7 +15,16 @@ from lambert.core.errors import DataError
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
-from lambert.tasks.reading.segments import NO_TEXT, Cuts, Segments, concatenated, readable, remaining, text_keys
+from lambert.tasks.reading.segments import (
+    NO_TEXT,
+    Cuts,
+    Segments,
+    begin_windows,
+    concatenated,
+    readable,
+    remaining,
+    text_keys,
+)
 from lambert.tasks.reading.table import text_cell
 from lambert.tasks.reading.templates import is_template
 from lambert.tasks.reading.texts import Texts, encode
@@ -133,9 +142,7 @@ def _windows(tokenizer: Tokenizer, config: TaskConfig, texts: Texts, counts: dic
             f"With task.stride = {step} the texts have {int(windows_N.sum()):,} windows, and {_MOST_WINDOWS:,} is the "
             "most: raise task.stride or task.max_length, or shorten the texts."
         )
-    bounds_N = np.concatenate([[0], np.cumsum(windows_N)])
-    owners_S = np.repeat(np.arange(len(windows_N)), windows_N)
-    begins_S = (np.arange(bounds_N[-1]) - bounds_N[owners_S]) * step
+    bounds_N, owners_S, begins_S = begin_windows(windows_N, step)
     lengths_S = np.minimum(texts.lengths[owners_S] - begins_S, room)
     counts["windows"] = len(owners_S)
     data = Sentences(tokenizer, Cuts(texts.ids, texts.bounds[owners_S] + begins_S, lengths_S), None, counts)

@@ -145,15 +145,8 @@ def _get(node: Any, key: str, kinds: type | tuple[type, ...], place: str) -> Any
 
 
 def _kind(value: object) -> str:
-    names: dict[type, str] = {
-        list: "list",
-        dict: "object",
-        str: "text",
-        bool: "truth value",
-        int: "number",
-        float: "number",
-    }
-    return names.get(type(value), "null")
+    names = {"list": "list", "dict": "object", "str": "text", "bool": "truth value", "int": "number", "float": "number"}
+    return names.get(type(value).__name__, "null")
 
 
 def words_of(context: str) -> list[str]:

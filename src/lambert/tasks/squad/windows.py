@@ -16,7 +16,7 @@ from lambert.core.errors import DataError, UsageError, shown
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import SpanTeacher
 from lambert.tasks.reading.features import Later
-from lambert.tasks.reading.segments import Cuts, Segments, text_keys
+from lambert.tasks.reading.segments import Cuts, Segments, begin_windows, text_keys
 from lambert.tasks.reading.texts import Numbers, TextEncoder, Texts, token_characters, word_numbers
 from lambert.tasks.reading.unknown import count_unknown
 from lambert.tasks.squad.text import Question, Questions, nearest_offset, words_of
@@ -106,9 +106,7 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
     step_Q = np.minimum(room_Q, config.squad.stride)
     windows_Q = np.where(tokens_Q > 0, 1 + np.maximum(0, -((room_Q - tokens_Q) // step_Q)), 0)
     _check_count(windows_Q, tokens_Q - room_Q, squad.questions, config.squad.stride)
-    bounds_Q = np.concatenate([[0], np.cumsum(windows_Q)])
-    owners_S = np.repeat(np.arange(len(windows_Q)), windows_Q)
-    begins_S = (np.arange(bounds_Q[-1]) - bounds_Q[owners_S]) * step_Q[owners_S]
+    bounds_Q, owners_S, begins_S = begin_windows(windows_Q, step_Q)
     first = Cuts(questions.ids, questions.bounds[owners_S], asked_Q[owners_S])
     lengths_S = np.minimum(tokens_Q[owners_S] - begins_S, room_Q[owners_S])
     second = Cuts(paragraphs.ids, paragraphs.bounds[owner_Q[owners_S]] + begins_S, lengths_S)

@@ -86,17 +86,21 @@ because no format declares them."""
 
 
 def converted(document: Document, convention: str) -> Document | None:
-    """Returns the document with offsets that count code points. None if a span is outside the text, within a character,
-    or differs from its quoted text; white space is not compared, because formats write a line end as a space."""
+    """Returns the document with offsets that count code points, from one of `CONVENTIONS` or `_SHIFTS`. None if a span
+    is outside the text, within a character, or differs from its quoted text; white space is not compared, because
+    formats write a line end as a space."""
     places: list[int] = []
-    for at, width in enumerate([*CONVENTIONS[convention](document.text), 1]):
+    first, last = _SHIFTS.get(convention, (0, 0))
+    widths = CONVENTIONS.get(convention, CONVENTIONS[_CHARACTERS])
+    for at, width in enumerate([*widths(document.text), 1]):
         if width:  # a character of width 0 belongs to the one before
             places += [at, *[-1] * (width - 1)]
     spans = []
     for span in document.spans:
-        if not 0 <= span.start < span.end < len(places):
+        start, end = span.start + first, span.end + last
+        if not 0 <= start < end < len(places):
             return None
-        start, end = places[span.start], places[span.end]
+        start, end = places[start], places[end]
         if (
             start < 0
             or end < 0
@@ -105,13 +109,6 @@ def converted(document: Document, convention: str) -> Document | None:
             return None
         spans.append(replace(span, start=start, end=end))
     return replace(document, spans=tuple(spans))
-
-
-def _shifted(document: Document, shift: str) -> Document | None:
-    """Returns what `converted` returns, for spans in one of the conventions of `_SHIFTS`."""
-    first, last = _SHIFTS[shift]
-    spans = tuple(replace(span, start=span.start + first, end=span.end + last) for span in document.spans)
-    return converted(replace(document, spans=spans), _CHARACTERS)
 
 
 def _solid(text: str) -> str:
@@ -144,7 +141,7 @@ def settled(documents: Sequence[Document], name: str) -> tuple[list[Document], l
     if bad:
         line = f"{bad[0].place}: {_misfit(bad[0])}"
         if not rows:
-            shift = next((shift for shift in _SHIFTS if all(_shifted(document, shift) for document in bad)), "")
+            shift = next((shift for shift in _SHIFTS if all(converted(document, shift) for document in bad)), "")
             hint = f" They would fit as {shift}." if shift else ""
             raise DataError(f"{line}. No row of {name} has spans that fit its text: correct the offsets.{hint}")
     return kept, [*_report(rows, found, name), *([_left_out(bad, len(found), line)] if bad else [])]
@@ -232,12 +229,9 @@ def _other_conventions(doubtful: Sequence[tuple[Document, Offsets]]) -> list[str
     of whole words; nothing if there is none."""
     rows: Counter[str] = Counter()
     for document, offsets in doubtful:
-        for name in CONVENTIONS:
+        for name in (*CONVENTIONS, *_SHIFTS):
             other = converted(document, name) if name != _CHARACTERS else None
             rows[name] += other is not None and _are_whole(other, offsets)
-        for shift in _SHIFTS:
-            other = _shifted(document, shift)
-            rows[shift] += other is not None and _are_whole(other, offsets)
     name, count = max(rows.items(), key=lambda item: item[1], default=("", 0))
     if not count:
         return []

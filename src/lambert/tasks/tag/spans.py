@@ -206,15 +206,12 @@ class Reader:
             allowed = (begin == _S) | ((begin == _B) & (end == _E))
         return Spans(first, last, label_N[first], allowed)
 
-    def counts(self, truth_N: Ints, found_N: Ints, bounds: Ints) -> "Counts":
-        """Returns the numbers of spans that are true, predicted, and both."""
-        return self._counts(self.spans(truth_N, bounds), self.spans(found_N, bounds), bounds)
-
-    def strict_counts(self, truth_N: Ints, found_N: Ints, bounds: Ints) -> "Counts":
-        """Returns `counts` of only the spans that the scheme allows."""
-        return self._counts(_allowed(self.spans(truth_N, bounds)), _allowed(self.spans(found_N, bounds)), bounds)
-
-    def _counts(self, truth: Spans, found: Spans, bounds: Ints) -> "Counts":
+    def counts(self, truth_N: Ints, found_N: Ints, bounds: Ints, *, strict: bool = False) -> "Counts":
+        """Returns the numbers of spans that are true, predicted, and both; `strict`: only those that the scheme
+        allows."""
+        truth, found = (self.spans(tags_N, bounds) for tags_N in (truth_N, found_N))
+        if strict:
+            truth, found = _allowed(truth), _allowed(found)
         words, size = int(bounds[-1]) + 1, len(self.labels)
         keys = [(spans.first * words + spans.last) * size + spans.label for spans in (truth, found)]
         both = np.isin(keys[0], keys[1])
@@ -262,7 +259,7 @@ def span_scores(reader: Reader, truth_N: Ints, found_N: Ints, bounds: Ints) -> d
     """Returns micro-averaged span_f1, span_precision and span_recall; span_f1_LABEL if there are several labels;
     strict_span_f1 for schemes that mark one end of every span or both; and NAME_se, by bootstrap over the sentences."""
     counts = reader.counts(truth_N, found_N, bounds)
-    strict = reader.strict_counts(truth_N, found_N, bounds)
+    strict = reader.counts(truth_N, found_N, bounds, strict=True)
     size = counts.sentences
     names = [f"span_f1_{label}" for label in reader.labels] if len(reader.labels) > 1 else []
 
@@ -280,7 +277,7 @@ def span_scores(reader: Reader, truth_N: Ints, found_N: Ints, bounds: Ints) -> d
         return made | (dict(zip(names, _f1(counts_L3).tolist(), strict=True)) if names else {})
 
     found = scores(np.arange(size))
-    return found | {f"{name}_se": error for name, error in metrics.bootstrap_errors(scores, size).items()}
+    return metrics.with_errors(found, metrics.bootstrap_errors(scores, size))
 
 
 def _f1(counts_K3: Ints) -> npt.NDArray[np.float64]:

@@ -163,8 +163,7 @@ class Tag(Task[Words, list[int | None]]):
 
         found = scores(np.arange(len(predictions)))
         errors = metrics.bootstrap_errors(scores, len(predictions))
-        words = {f"{name}_se": error for name, error in errors.items()} | {"words": float(len(found_W))}
-        return {**spans, **found, **words}
+        return {**spans, **metrics.with_errors(found, errors), "words": float(len(found_W))}
 
     def examples(self, data: Words, predictions: Sequence[list[int | None]]) -> Examples:
         """Returns what `spans.tag_examples` does."""

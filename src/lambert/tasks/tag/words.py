@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from lambert.core.batch import Ints, Target
 from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
-from lambert.tasks.reading.segments import Cuts, Segments, text_keys
+from lambert.tasks.reading.segments import Cuts, Segments, begin_windows, text_keys
 from lambert.tasks.reading.texts import LONG, Texts
 from lambert.tasks.reading.unknown import count_unknown
 from lambert.tasks.tag.conll import Offsets
@@ -109,9 +109,8 @@ def _windows(ends_Q: Ints, room: int) -> tuple[Ints, Ints, Ints]:
     token of each, its number of tokens, and the end of the tokens that have the most context in it."""
     lengths_Q, step = np.diff(ends_Q), max(1, room // 2)
     windows_Q = 1 + np.maximum(0, -((room - lengths_Q) // step))
-    owner_S = np.repeat(np.arange(len(lengths_Q)), windows_Q)
-    number_S = np.arange(len(owner_S)) - np.repeat(np.cumsum(windows_Q) - windows_Q, windows_Q)
-    starts_S = ends_Q[owner_S] + np.minimum(number_S * step, np.maximum(0, lengths_Q[owner_S] - room))
+    _, owner_S, begins_S = begin_windows(windows_Q, step)
+    starts_S = ends_Q[owner_S] + np.minimum(begins_S, np.maximum(0, lengths_Q[owner_S] - room))
     # A token between the centres of two windows belongs to the nearer one.
     until_S = ends_Q[owner_S + 1]
     within_S = owner_S[:-1] == owner_S[1:]

@@ -113,7 +113,8 @@ class Embed(Task[TextVectors, Floats]):
             return self._judged(path)
         if training:
             return self._examples(path, find_layout(path, self.config))
-        layout = _scored_layout(self.config, path)
+        # A file that is scored may have a column of scores, whatever the loss is.
+        layout = find_layout(path, replace(self.config, embed=replace(self.embed, loss="")))
         rows, scores, counts = read_examples(path, layout, self.config)
         data, texts_NG = self._numbered(rows, counts, TextVectors)
         data.texts_NG, data.scores_N = texts_NG, np.array(scores, dtype=np.float64) if layout.score else None
@@ -291,11 +292,6 @@ class Embed(Task[TextVectors, Floats]):
         return np.array([counts[prompt] for prompt in prompts], dtype=np.int64)
 
 
-def _scored_layout(config: TaskConfig, path: Path) -> Layout:
-    """Returns the columns of a file that is scored, including those of scores if it has some, whatever the loss is."""
-    return find_layout(path, replace(config, embed=replace(config.embed, loss="")))
-
-
 def _loss(config: EmbedConfig) -> contrastive.Loss:
     kinds: dict[str, Callable[..., Tensor]] = {
         "ranking": partial(contrastive.ranking, scale=config.scale),
@@ -313,5 +309,5 @@ def _correlations(found_N: Floats, truth_N: Floats) -> dict[str, float]:
         return {"spearman": metrics.spearman(*pair), "pearson": metrics.pearson(*pair)}
 
     rows_N = np.arange(len(truth_N))
-    errors = metrics.bootstrap_errors(scores, len(rows_N))
-    return {**scores(rows_N), **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
+    found = metrics.with_errors(scores(rows_N), metrics.bootstrap_errors(scores, len(rows_N)))
+    return found | {"examples": float(len(rows_N))}

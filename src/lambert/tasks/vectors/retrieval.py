@@ -79,7 +79,7 @@ def scores(ranked: Sequence[Ints], relevant: Sequence[frozenset[int]]) -> dict[s
     rows = [of_query(order, wanted) for order, wanted in zip(ranked, relevant, strict=True)]
     values = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     found = {name: float(value.mean()) for name, value in values.items()}
-    return {**found, **{f"{name}_se": metrics.mean_error(value) for name, value in values.items()}}
+    return metrics.with_errors(found, {name: metrics.mean_error(value) for name, value in values.items()})
 
 
 def of_query(ranked: Ints, relevant: frozenset[int]) -> dict[str, float]:
