@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -116,24 +116,14 @@ def _several(forms: Mapping[str, Sequence[str]]) -> list[str]:
     return [" and ".join(map(shown, same)) for same in forms.values() if len(same) > 1]
 
 
-def check_class_weights(config: TaskConfig) -> None:
-    """Raises UsageError if the number of class weights is not that of the labels."""
-    if config.class_weights != "balanced":
-        _check_one_for_each("class_weights has {} weights", config.class_weights, config.labels)
-
-
-def check_label_thresholds(config: TaskConfig) -> None:
-    """Raises UsageError if the number of thresholds is not that of the labels."""
-    if config.label_thresholds != "best":
-        _check_one_for_each("label_thresholds has {} thresholds", config.label_thresholds, config.labels)
-
-
-def _check_one_for_each(what: str, values: tuple[float, ...], labels: tuple[str, ...]) -> None:
-    if values and len(values) != len(labels):
+def check_one_for_each(config: TaskConfig, setting: Literal["class_weights", "label_thresholds"]) -> None:
+    """Raises UsageError if the setting has numbers, and not one for each label."""
+    values, labels = getattr(config, setting), config.labels
+    if values and not isinstance(values, str) and len(values) != len(labels):
         listed = ", ".join(labels[:10]) + (", ..." if len(labels) > 10 else "")
         raise UsageError(
-            f"task.{what.format(len(values))}, and there are {len(labels)} labels: give one for each of {listed}, in "
-            "this order."
+            f"task.{setting} has {len(values)} {setting.partition('_')[2]}, and there are {len(labels)} labels: give "
+            f"one for each of {listed}, in this order."
         )
 
 

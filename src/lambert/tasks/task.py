@@ -55,9 +55,11 @@ class Task(ABC, Generic[D, P]):
         self.config, self.tokenizer = config, tokenizer
 
     @classmethod
-    @abstractmethod
     def learn(cls, config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Self, D]:
-        """Returns the task, completed from the training file (labels, version), and the training data."""
+        """Returns the task, completed from the training file (labels, version) if it needs that, and the training
+        data."""
+        task = cls(config, tokenizer)
+        return task, task.read(path, training=True)
 
     @abstractmethod
     def read(self, path: Path, *, training: bool = False) -> D:

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,9 @@ def _rows(path: Path, gold: Path, config: TaskConfig, like: Examples, say: Calla
         if not key:
             raise DataError(f"{place}: no column 'prediction'. Columns found: {keys_found(row)}.")
         cells.append(Cell(place, row, key))
+    file = _File(path, cells, config, [row["truth"] for row in like.rows], say)
     made = []
-    for found, old in zip(_READERS[config.name](cells, config, like, path, say), like.rows, strict=True):
+    for found, old in zip(getattr(file, config.name)(), like.rows, strict=True):
         shared = {name: old[name] for name in ("text", "text_b", "tokens", "truth") if name in old}
         made.append(shared | found)
     known = {"truth", *made[0]}
@@ -157,82 +159,71 @@ class Cell:
     key: str
 
 
-Reader = Callable[[Sequence[Cell], TaskConfig, Examples, Path, Callable[[str], None]], Iterator[Row]]
-"""Yields the values of each example that depend on its prediction."""
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of predictions with one in each row. The methods yield the values of each example that depend on it."""
 
+    path: Path
+    cells: Sequence[Cell]
+    config: TaskConfig
+    truth: Sequence[Any]
+    """The truth of each example."""
+    say: Callable[[str], None]
 
-def _classify(
-    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
-) -> Iterator[Row]:
-    labels = config.labels or ordered([str(row["truth"]) for row in like.rows])
-    found = [label_cell(cell.row, cell.key, cell.place) for cell in cells]
-    places: dict[str, str] = {}
-    for label, cell in zip(found, cells, strict=True):
-        places.setdefault(label, cell.place)
-    matched = _match(places, labels, config, path, say)
-    for label, row in zip(found, like.rows, strict=True):
-        name = labels[matched[label]]
-        yield {"prediction": name, "correct": int(name == row["truth"])}
+    def classify(self) -> Iterator[Row]:
+        labels = self.config.labels or ordered([str(truth) for truth in self.truth])
+        found = [label_cell(cell.row, cell.key, cell.place) for cell in self.cells]
+        numbers = self._match([[label] for label in found], labels)
+        for label, truth in zip(found, self.truth, strict=True):
+            name = labels[numbers[label]]
+            yield {"prediction": name, "correct": int(name == truth)}
 
+    def multilabel(self) -> Iterator[Row]:
+        separator = self.config.columns.separator
+        found = [
+            labels_of(cell.row, Columns(label=cell.key, text="", separator=separator), cell.place)
+            for cell in self.cells
+        ]
+        # A file of scored examples does not say which labels the model has.
+        known = self.config.labels or tuple(dict.fromkeys(chain.from_iterable(found)))
+        numbers = self._match(found, known)
+        for labels, truth in zip(found, self.truth, strict=True):
+            names = [known[numbers[label]] for label in labels]
+            counts = {
+                "labels_correct": len({*names} & {*truth}), "labels_true": len(truth), "labels_predicted": len({*names})
+            }  # fmt: skip
+            yield {"prediction": names, "correct": int({*names} == {*truth}), **counts}
 
-def _multilabel(
-    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
-) -> Iterator[Row]:
-    columns = config.columns
-    found = [
-        labels_of(cell.row, Columns(label=cell.key, text="", separator=columns.separator), cell.place) for cell in cells
-    ]
-    places: dict[str, str] = {}
-    for labels, cell in zip(found, cells, strict=True):
-        places |= dict.fromkeys((label for label in labels if label not in places), cell.place)
-    known = config.labels or tuple(places)  # a file of scored examples does not say which labels the model has
-    matched = _match(places, known, config, path, say)
-    for labels, row in zip(found, like.rows, strict=True):
-        names = [known[matched[label]] for label in labels]
-        truth, both = row["truth"], {*names} & {*row["truth"]}
-        counts = {"labels_correct": len(both), "labels_true": len(truth), "labels_predicted": len({*names})}
-        yield {"prediction": names, "correct": int({*names} == {*truth}), **counts}
+    def regress(self) -> Iterator[Row]:
+        for cell, truth in zip(self.cells, self.truth, strict=True):
+            value = value_cell(cell.row, cell.key, cell.place)
+            yield {"prediction": value, "squared_error": (truth - value) ** 2}
 
+    def choice(self) -> Iterator[Row]:
+        choices = self.config.columns.choices
+        columns, count = Columns(label="prediction", choices=choices), len(choices) if len(choices) > 1 else _LETTERS
+        for cell, truth in zip(self.cells, self.truth, strict=True):
+            found = str(choice_number({"prediction": cell.row[cell.key]}, columns, count, cell.place))
+            yield {"prediction": found, "correct": int(found == truth)}
 
-def _match(
-    places: Mapping[str, str], labels: Sequence[str], config: TaskConfig, path: Path, say: Callable[[str], None]
-) -> Mapping[str, int]:
-    """Returns the numbers of the labels of predictions, of which `places` has the first places. Raises DataError for a
-    label that the model does not have, and for numbers whose order is not declared."""
-    found = match(places, labels, config.columns.label_names, path, "")
-    if found.by_order and not config.labels:
-        label = next(label for label in places if is_number(label))
-        raise DataError(
-            f"{places[label]}: label {shown(label)} is a number, and a file of scored examples does not say the order "
-            "of the labels: name the run folder instead."
-        )
-    check_known(found, places, labels)
-    for line in found.notes:
-        say(line)
-    return found.numbers
-
-
-def _regress(
-    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
-) -> Iterator[Row]:
-    for cell, row in zip(cells, like.rows, strict=True):
-        value = value_cell(cell.row, cell.key, cell.place)
-        yield {"prediction": value, "squared_error": (row["truth"] - value) ** 2}
-
-
-def _choice(
-    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
-) -> Iterator[Row]:
-    choices = config.columns.choices
-    columns, count = Columns(label="prediction", choices=choices), len(choices) if len(choices) > 1 else _LETTERS
-    for cell, row in zip(cells, like.rows, strict=True):
-        found = str(choice_number({"prediction": cell.row[cell.key]}, columns, count, cell.place))
-        yield {"prediction": found, "correct": int(found == row["truth"])}
-
-
-_READERS: Mapping[str, Reader] = {
-    "classify": _classify, "multilabel": _multilabel, "regress": _regress, "choice": _choice,
-}  # fmt: skip
+    def _match(self, found: Sequence[Sequence[str]], labels: Sequence[str]) -> Mapping[str, int]:
+        """Returns the numbers of the predicted labels of each cell. Raises DataError for a label that the model does
+        not have, and for numbers whose order is not declared."""
+        places: dict[str, str] = {}
+        for own, cell in zip(found, self.cells, strict=True):
+            for label in own:
+                places.setdefault(label, cell.place)
+        matched = match(places, labels, self.config.columns.label_names, self.path, "")
+        if matched.by_order and not self.config.labels:
+            label = next(label for label in places if is_number(label))
+            raise DataError(
+                f"{places[label]}: label {shown(label)} is a number, and a file of scored examples does not say the "
+                "order of the labels: name the run folder instead."
+            )
+        check_known(matched, places, labels)
+        for line in matched.notes:
+            self.say(line)
+        return matched.numbers
 
 
 def _matched(path: Path, gold: Path, ids: Sequence[str | None], blank: bool) -> list[tuple[str, Row]]:

@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from lambert.core.batch import Batch, Ints, Target
 from lambert.core.errors import DataError, shown
-from lambert.tasks.config import Columns, TaskConfig
+from lambert.tasks.config import Columns
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.segments import concatenated, text_keys
 from lambert.tasks.reading.table import column, labelled_rows, text_cell
@@ -68,11 +66,6 @@ class Choice(SentenceTask):
 
     head = "choice"
     labels = 0
-
-    @classmethod
-    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Examples]:
-        task = cls(config, tokenizer)
-        return task, task.read(path, training=True)
 
     def read(self, path: Path, *, training: bool = False) -> Examples:
         examples, truth = [], []

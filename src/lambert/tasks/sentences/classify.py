@@ -14,7 +14,7 @@ from lambert.core.errors import DataError, UsageError, shown
 from lambert.model.labels import label_keys
 from lambert.model.vector_layers import activation_named
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.labels import LabelLoss, absent, check_class_weights, check_different, doubtful, learnt
+from lambert.tasks.labels import LabelLoss, absent, check_different, check_one_for_each, doubtful, learnt
 from lambert.tasks.reading.label_names import check_known, match
 from lambert.tasks.reading.table import label_cell, labelled_rows, text_cell, value_cell
 from lambert.tasks.reading.templates import is_template
@@ -44,7 +44,7 @@ class Classify(SentenceTask):
             raise UsageError(
                 "task.labels: a classification needs at least two labels, given or found in a training file."
             )
-        check_class_weights(config)
+        check_one_for_each(config, "class_weights")
         self.labels = len(config.labels)
 
     @classmethod
@@ -58,8 +58,7 @@ class Classify(SentenceTask):
                     f"{path}: every label (column {name!r}) is {shown(found[0])}. Training needs at least two labels."
                 )
             config = replace(config, labels=found)
-        task = cls(config, tokenizer)
-        data = task.read(path, training=True)
+        task, data = super().learn(config, tokenizer, path)
         data.notes = (*data.notes, *doubtful(config.labels, path))
         return task, data
 
@@ -185,8 +184,7 @@ class Regress(SentenceTask):
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
-        task = cls(config, tokenizer)
-        data = task.read(path, training=True)
+        task, data = super().learn(config, tokenizer, path)
         assert data.truth_N is not None
         check_different(data.truth_N, config.columns.label, path)
         return task, data

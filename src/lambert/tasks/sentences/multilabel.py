@@ -13,7 +13,7 @@ from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.model.labels import label_keys
 from lambert.tasks.config import Columns, TaskConfig
-from lambert.tasks.labels import absent, check_label_thresholds, doubtful, learnt
+from lambert.tasks.labels import absent, check_one_for_each, doubtful, learnt
 from lambert.tasks.reading.label_names import check_known, is_number, match, whole
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import column, label_cell, labelled_rows
@@ -41,7 +41,7 @@ class MultiLabel(SentenceTask):
         if not config.labels:
             raise UsageError("task.labels: several labels need names, given or found in a training file.")
         self.labels = len(config.labels)
-        check_label_thresholds(config)
+        check_one_for_each(config, "label_thresholds")
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
@@ -51,8 +51,7 @@ class MultiLabel(SentenceTask):
             if not found:
                 raise DataError(f"{path}: no row has a label (column {config.columns.label!r}).")
             config = replace(config, labels=found)
-        task = cls(config, tokenizer)
-        data = task.read(path, training=True)
+        task, data = super().learn(config, tokenizer, path)
         data.notes = (*data.notes, *doubtful(config.labels, path))
         return task, data
 

@@ -157,12 +157,17 @@ def best_threshold(odds_N: Floats, answered_N: Floats, unanswered_N: Floats) -> 
     return 100.0 * float(totals[best]) / len(odds_N), threshold
 
 
+def golds_of(questions: "Sequence[Question]") -> dict[str, list[str]]:
+    """Returns the texts of the gold answers by question id."""
+    return {question.id: [text for text, _ in question.answers] for question in questions}
+
+
 def answer_examples(
     questions: "Sequence[Question]", texts: Mapping[str, str], version: str, language: str = "en"
 ) -> Examples:
     """Returns the scored examples of answers by question id: rows with id, text (the question), truth (the texts of the
     gold answers), prediction, and exact_match and f1 from 0 to 1."""
-    golds = {question.id: [text for text, _ in question.answers] for question in questions}
+    golds = golds_of(questions)
     pairs = (pairs_v1 if version == "1.1" else pairs_v2)(golds, texts, language)
     rows: list[dict[str, Any]] = [
         {

@@ -15,7 +15,7 @@ from lambert.tasks.reading.segments import arrays, concatenated
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.metrics import Floats
 from lambert.tasks.squad.answers import Answer, answers
-from lambert.tasks.squad.score import answer_examples, best_threshold, pairs_v2, score_v1, score_v2
+from lambert.tasks.squad.score import answer_examples, best_threshold, golds_of, pairs_v2, score_v1, score_v2
 from lambert.tasks.squad.text import Question, Questions, read_squad
 from lambert.tasks.squad.windows import Windows, windows
 from lambert.tasks.task import Outputs, Row, Task, text_of
@@ -92,8 +92,8 @@ class Squad(Task[Windows, Answer]):
         language = self.config.squad.language
         texts = self.tuned(data, predictions)._texts(data, predictions)
         if data.squad.version == "1.1":
-            return score_v1(_golds(data), texts, language)
-        found = score_v2(_golds(data), texts, language)
+            return score_v1(golds_of(data.questions), texts, language)
+        found = score_v2(golds_of(data.questions), texts, language)
         for name, (score, threshold) in self._best_thresholds(data, predictions).items():
             found |= {f"best_{name}": score, f"best_{name}_threshold": threshold}
         return found
@@ -104,7 +104,7 @@ class Squad(Task[Windows, Answer]):
         odds = [answer.null_odds for answer in predictions if answer.null_odds is not None]
         if len(odds) < len(predictions):
             return {}
-        golds, language = _golds(data), self.config.squad.language
+        golds, language = golds_of(data.questions), self.config.squad.language
         best = {question.id: answer.best.text for question, answer in zip(data.questions, predictions, strict=True)}
         answered_N2 = np.array(list(pairs_v2(golds, best, language).values()))
         unanswered_N2 = np.array(list(pairs_v2(golds, dict.fromkeys(golds, ""), language).values()))
@@ -159,11 +159,6 @@ class Squad(Task[Windows, Answer]):
             _write_json(path.with_suffix(".nbest.json"), nbest),
         ]
         return [*written, _write_json(path.with_suffix(".null_odds.json"), odds)] if odds else written
-
-
-def _golds(data: Windows) -> dict[str, list[str]]:
-    """Returns the texts of the gold answers by question id."""
-    return {question.id: [text for text, _ in question.answers] for question in data.questions}
 
 
 def _row(answer: Answer, null_threshold: float) -> Row:

@@ -17,7 +17,7 @@ from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.model.labels import label_keys
 from lambert.tasks.config import Columns, TagConfig, TaskConfig
-from lambert.tasks.labels import LabelLoss, check_class_weights, doubtful
+from lambert.tasks.labels import LabelLoss, check_one_for_each, doubtful
 from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.label_names import Matched, match
 from lambert.tasks.reading.mismatch import Mismatch
@@ -58,7 +58,7 @@ class Tag(Task[Words, list[int | None]]):
         if len(config.labels) < 2:
             raise UsageError("task.labels: tagging needs at least two labels, given or found in a training file.")
         super().__init__(config, tokenizer)
-        check_class_weights(config)
+        check_one_for_each(config, "class_weights")
         self.labels = len(config.labels)
         self.division = Division(tokenizer, config.tag)
         self.reader = reader_of(completed(config.tag, dict.fromkeys(config.labels, 1)), config.labels)
