@@ -19,7 +19,7 @@ from tokenizers.models import WordPiece
 from lambert.core.errors import DataError
 from lambert.inference.input_files import InputFiles
 from lambert.tasks import Columns, TaskConfig, create
-from lambert.tasks.reading.table import labelled_rows, plain_label
+from lambert.tasks.reading.table import plain_label, read_labelled_rows
 from lambert.wings.corpus.reading.pieces import with_newlines
 from lambert.wings.corpus.reading.readers import Layout, read
 
@@ -100,7 +100,7 @@ def trained(path: Path) -> tuple[list[tuple[str, str]], str]:
     """The rows that finetune, evaluate and sweep read, and why they refuse the file."""
     found: list[tuple[str, str]] = []
     try:
-        for _, row in labelled_rows(path, Columns(), []):
+        for _, row in read_labelled_rows(path, Columns(), []):
             found.append((row["text"], plain_label(row["label"])))
     except DataError as error:
         return found, str(error).removeprefix(str(path))

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any
 
 from lambert.core.errors import DataError
-from lambert.tasks import Outputs, Row, Task, asked
+from lambert.tasks import Outputs, Row, Task, make_request
 from lambert.text.json_rows import parsed
 
 
@@ -22,5 +22,5 @@ def predict(
             if problem:
                 raise DataError(f"{place} {problem}.")
             rows.append(row)
-        data, finish = asked(task, rows, places)
+        data, finish = make_request(task, rows, places)
         yield from finish(outputs_of(data))

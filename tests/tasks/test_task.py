@@ -14,8 +14,8 @@ from json_lines import predict
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import TASKS, Columns, SquadConfig, TaskConfig, check_metrics, create, described, learn
-from lambert.tasks.task import stored, write_rows
+from lambert.tasks import TASKS, Columns, SquadConfig, TaskConfig, check_metrics, create, learn, parse_task
+from lambert.tasks.task import describe_task, write_rows
 
 Build = Callable[[list[str]], Tokenizer]
 
@@ -30,8 +30,8 @@ def test_descriptions_read_back_equal() -> None:
         name="squad", max_length=99, labels=("b", "a"), top=3,
         columns=Columns(text="1", text_b="2", header=True), squad=SquadConfig(version="2.0", null_threshold=-1.5),
     )  # fmt: skip
-    assert described(json.loads(json.dumps(stored(config)))) == config
-    assert described(stored(TaskConfig())) == TaskConfig()
+    assert parse_task(json.loads(json.dumps(describe_task(config)))) == config
+    assert parse_task(describe_task(TaskConfig())) == TaskConfig()
 
 
 @pytest.mark.parametrize(
@@ -50,21 +50,21 @@ def test_rows_to_predict_have_the_names_of_columns_as_keys(columns: Columns, key
 
 def test_descriptions_of_other_origin() -> None:
     labels = {"1": "b", "0": "a"}
-    assert described({"architectures": ["BertForSequenceClassification"], "id2label": labels}).labels == ("a", "b")
-    assert described({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x"}}).name == "regress"
-    assert described({"architectures": ["BertForTokenClassification"], "id2label": labels}).name == "tag"
-    assert described({"architectures": ["BertForQuestionAnswering"]}).name == "squad"
-    assert described({"architectures": ["BertForPreTraining"]}) == TaskConfig(name="mask")
-    assert described({}, "squad").name == "squad"
+    assert parse_task({"architectures": ["BertForSequenceClassification"], "id2label": labels}).labels == ("a", "b")
+    assert parse_task({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x"}}).name == "regress"
+    assert parse_task({"architectures": ["BertForTokenClassification"], "id2label": labels}).name == "tag"
+    assert parse_task({"architectures": ["BertForQuestionAnswering"]}).name == "squad"
+    assert parse_task({"architectures": ["BertForPreTraining"]}) == TaskConfig(name="mask")
+    assert parse_task({}, "squad").name == "squad"
     with pytest.raises(UsageError, match="fine-tuned for the task 'classify', not 'squad'"):
-        described(stored(TaskConfig()), "squad")
+        parse_task(describe_task(TaskConfig()), "squad")
     for damaged in ({"name": "classify", "colour": "red"}, {"labels": 3}, {"columns": "text"}, "classify"):
         with pytest.raises(DataError, match="does not describe its task correctly"):
-            described({"lambert": {"task": damaged}})
+            parse_task({"lambert": {"task": damaged}})
     with pytest.raises(DataError, match="does not describe its task correctly"):
-        described({"lambert": "squad"})
+        parse_task({"lambert": "squad"})
     with pytest.raises(DataError, match=r"The model's config\.json has id2label = \{'O': '0'\}; it must be an object"):
-        described({"architectures": ["BertForTokenClassification"], "id2label": {"O": "0"}})
+        parse_task({"architectures": ["BertForTokenClassification"], "id2label": {"O": "0"}})
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_a_task_from_outside_has_the_defaults_of_the_base_class(mine: str, words
     check_metrics(task, ["a score that is not known"])
     assert task.examples(None, []) is None
     assert not task.has_examples
-    assert task.tuned(None, []) is task
+    assert task.tune(None, []) is task
     assert task.with_top(0) is task
-    assert (task.model_files(8), task.width(8), task.model_config()) == ({}, 8, stored(task.config))
+    assert (task.model_files(8), task.width(8), task.model_config()) == ({}, 8, describe_task(task.config))
     assert task.write(tmp_path / "x.jsonl", None, [1, 2]) == [tmp_path / "x.jsonl"]
     assert (tmp_path / "x.jsonl").read_text() == '{"n": 1}\n{"n": 2}\n'
     with pytest.raises(UsageError, match="top is for classify"):

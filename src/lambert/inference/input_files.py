@@ -12,7 +12,7 @@ from lambert.core.registry import nearest
 from lambert.core.unsupported import CONLL, refuse_archive
 from lambert.inference.input_rows import START, InputRow, Position, input_row
 from lambert.tasks import Task
-from lambert.tasks.reading.table import named
+from lambert.tasks.reading.table import list_columns
 from lambert.tasks.reading.templates import columns_of
 from lambert.text.read_row import placed
 from lambert.text.rows import JSON, KNOWN, TABLES, RowFile, kind, opened
@@ -70,7 +70,7 @@ class InputFiles:
     ) -> Iterator[InputRow]:
         columns = self._config.columns
         kept = [*self._keep, *chain.from_iterable(self._columns or ())]
-        file = RowFile(path, stream, kind(path), named(columns), columns.header, kept, self.notes)
+        file = RowFile(path, stream, kind(path), list_columns(columns), columns.header, kept, self.notes)
         only = None
         given = [name for text in (columns.text, columns.text_b) for name in columns_of(text)]
         copies: dict[str, str] = {}

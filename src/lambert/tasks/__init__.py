@@ -1,7 +1,7 @@
 """Labelled text: the objectives, predictions and scores of fine-tuning tasks.
 
 task, train = learn(config.task, tokenizer, train_file)             # fine-tuning: labels come from the file
-task = create(described(model_config), tokenizer)                   # later: the model folder knows its task
+task = create(parse_task(model_config), tokenizer)                  # later: the model folder knows its task
 data = task.read(file)                                              # a core.batch.Source
 predictions = task.predictions(data, outputs)                       # model.outputs(batch) of every batch in order
 scores = task.score(data, predictions)
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lambert.core.registry import Kind, lookup
 from lambert.tasks.config import TASKS, Columns, EmbedConfig, SquadConfig, TaskConfig
-from lambert.tasks.named import resolved
-from lambert.tasks.task import Outputs, Row, Task, asked, check_metrics, described, scored
+from lambert.tasks.named import resolve
+from lambert.tasks.task import Outputs, Row, Task, check_metrics, make_request, parse_task, score_predictions
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -25,8 +25,23 @@ KIND = Kind(
 )  # fmt: skip
 
 __all__ = [
-    "TASKS", "Columns", "EmbedConfig", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
-    "asked", "check_metrics", "create", "described", "learn", "needed_roles", "resolved", "scored", "task_class",
+    "TASKS",
+    "Columns",
+    "EmbedConfig",
+    "Outputs",
+    "Row",
+    "SquadConfig",
+    "Task",
+    "TaskConfig",
+    "check_metrics",
+    "create",
+    "learn",
+    "list_roles",
+    "make_request",
+    "parse_task",
+    "resolve",
+    "score_predictions",
+    "task_class",
 ]  # fmt: skip
 
 
@@ -40,17 +55,17 @@ def task_class(config: TaskConfig) -> type[Task[Any, Any]]:
     return cast("type[Task[Any, Any]]", found)
 
 
-def needed_roles(name: str) -> tuple[str, ...]:
+def list_roles(name: str) -> tuple[str, ...]:
     """Returns the roles of the special tokens that the vocabulary must have for the task of this name."""
     return ("cls", "sep", "mask") if name == "mask" else ("cls", "sep")
 
 
 def create(config: TaskConfig, tokenizer: "Tokenizer") -> Task[Any, Any]:
-    """Returns the task of a complete description, with labels, as `described` reads it from a model folder."""
-    return task_class(config)(config.resolved(), tokenizer)
+    """Returns the task of a complete description, with labels, as `parse_task` reads it from a model folder."""
+    return task_class(config)(config.resolve_length(), tokenizer)
 
 
 def learn(config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Task[Any, Any], Any]:
     """Returns the task, its description completed from the training file, and the training data: a Source with
     targets."""
-    return task_class(config).learn(config.resolved(), tokenizer, path)
+    return task_class(config).learn(config.resolve_length(), tokenizer, path)

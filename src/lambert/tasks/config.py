@@ -258,8 +258,9 @@ class EmbedConfig:
         """Returns whether vectors have length 1."""
         return self.loss != "margin" if self.normalize is None else self.normalize
 
-    def compared(self) -> str:
-        """Returns the name of the function by which vectors are compared."""
+    @property
+    def similarity_name(self) -> str:
+        """The name of the function that compares vectors."""
         return self.similarity or ("dot" if self.loss == "margin" else "cosine")
 
     def named_prompts(self) -> dict[str, str]:
@@ -359,7 +360,7 @@ class TaskConfig:
                 f"task.long_text = {self.long_text!r} divides single texts, not pairs: unset it or task.columns.text_b."
             )
 
-    def resolved(self, positions: int = LONGEST) -> Self:
+    def resolve_length(self, positions: int = LONGEST) -> Self:
         """Returns these settings with `max_length` for an encoder with this many positions. Raises UsageError if the
         encoder has too few."""
         if positions < SHORTEST:

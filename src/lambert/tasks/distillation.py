@@ -44,7 +44,7 @@ class Teacher:
         lacking_N = soft_NL.isnan().any(1)
         if lacking_N.any():
             soft_NL[lacking_N] = _masses(target.labels_N[lacking_N], soft_NL.shape[1])
-        return _softened(target, soft_NL, share, self.temperature)
+        return _soften(target, soft_NL, share, self.temperature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,10 @@ class SpanTeacher:
         """Returns the targets of these windows with the teacher's predictions."""
         bounds = self.bounds_S1
         soft_T2 = np.concatenate([self.soft_T2[bounds[window] : bounds[window + 1]] for window in windows_S])
-        return _softened(target, torch.from_numpy(soft_T2), self.share, self.temperature)
+        return _soften(target, torch.from_numpy(soft_T2), self.share, self.temperature)
 
 
-def _softened(target: Target, soft_NL: Tensor, share: float, temperature: float) -> SoftTarget:
+def _soften(target: Target, soft_NL: Tensor, share: float, temperature: float) -> SoftTarget:
     return SoftTarget(
         target.at_N, target.labels_N, target.weights_N, soft_NL=soft_NL, share=share, temperature=temperature
     )

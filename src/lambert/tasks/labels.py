@@ -15,7 +15,7 @@ from lambert.core.batch import Ints, Target, exact_weights
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.reading.label_names import is_number, whole
-from lambert.tasks.reading.table import ordered
+from lambert.tasks.reading.table import sort_labels
 from lambert.tasks.scores.metrics import Floats
 from lambert.text.tables import as_seen
 
@@ -24,8 +24,8 @@ _FRACTIONS = 10
 """Fractions up to which they may be names of classes, such as steps of a scale; ours."""
 
 
-def learnt(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Returns the distinct labels of (place, label), sorted as by `table.ordered`. If all are whole numbers, 1.0 is 1.
+def learn_labels(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Returns the distinct labels of (place, label), sorted as by `sort_labels`. If all are whole numbers, 1.0 is 1.
 
     Raises DataError if some are whole numbers and others are not, which is mostly a mistake in the file: a second
     header, or a shifted column; or if they are many numbers that are not whole, which is regression.
@@ -47,7 +47,7 @@ def learnt(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
             f"{places[texts[0]]}: label {shown(texts[0])} and {len(texts) - 1:,} others are numbers and not whole. "
             'To predict numbers, set task.name = "regress"; if they are names, list them in task.labels.'
         )
-    return ordered([*places])
+    return sort_labels([*places])
 
 
 def check_different(values_N: npt.ArrayLike, name: str, path: Path) -> None:
@@ -59,7 +59,7 @@ def check_different(values_N: npt.ArrayLike, name: str, path: Path) -> None:
         )
 
 
-def absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
+def note_absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
     """Returns a note with the labels that no example of a file has, if there are any. `counts_L`: examples with each
     label."""
     names = [shown(labels[label]) for label in np.flatnonzero(counts_L == 0)]
@@ -69,7 +69,7 @@ def absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[str, ..
     return (f"note: no row of {path} has the label{'s' * (len(names) > 1)} {listed}.",)
 
 
-def doubtful(labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
+def note_doubtful(labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
     """Returns notes about labels of a training file that may mean something else than classes of their own: names that
     differ in case only or look alike, numbers that differ in leading zeros only, numbers with decimal commas, names of
     missing values."""

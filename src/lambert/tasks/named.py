@@ -18,8 +18,8 @@ from lambert.core.registry import choose
 from lambert.tasks.config import TASKS, Columns, OtherColumns, TaskConfig
 from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.label_names import is_number
-from lambert.tasks.reading.table import beginning
-from lambert.tasks.reading.table import named as columns_named
+from lambert.tasks.reading.table import list_columns as columns_named
+from lambert.tasks.reading.table import read_beginning
 from lambert.tasks.tag.conll import tag_column
 
 
@@ -106,7 +106,7 @@ REFUSED = {
 """Data sets that no task can read, and why."""
 
 
-def resolved(config: TaskConfig, path: Path) -> TaskConfig:
+def resolve(config: TaskConfig, path: Path) -> TaskConfig:
     """Returns the settings of the ordinary task for a named one, with the layout whose columns the labelled file `path`
     has. A setting that differs from its default is kept. Without a name and without labels, the labels are those that
     the file declares (`files.class_names`). Labels that are names are also those of the numbers 0, 1, ..., unless the
@@ -130,7 +130,9 @@ def resolved(config: TaskConfig, path: Path) -> TaskConfig:
             metrics=config.metrics or named.metrics,
         )
     if config.name in ("classify", "tag") and not config.labels and (declared := class_names(path)):
-        label = config.columns.label if config.name == "classify" else tag_column(config.columns, beginning(path)[0])
+        label = (
+            config.columns.label if config.name == "classify" else tag_column(config.columns, read_beginning(path)[0])
+        )
         config = replace(config, labels=declared.get(label, ()))
     if config.columns.label_names or not config.labels or any(is_number(label) for label in config.labels):
         return config
@@ -138,7 +140,7 @@ def resolved(config: TaskConfig, path: Path) -> TaskConfig:
     return replace(config, columns=replace(config.columns, label_names=own))
 
 
-def evaluated(name: str, columns: OtherColumns, path: Path) -> tuple[str, OtherColumns]:
+def resolve_for_evaluation(name: str, columns: OtherColumns, path: Path) -> tuple[str, OtherColumns]:
     """Returns the ordinary task for a named one, and the columns of its labelled file `path`, with the names that the
     data set gives to numbers; other names and columns as they are. They are for scoring a model that may have been
     trained on other data."""
@@ -158,7 +160,7 @@ def _columns(config: TaskConfig, named: Named, path: Path) -> Columns:
         for field in fields(Columns)
         if (value := getattr(config.columns, field.name)) != getattr(plain, field.name)
     }
-    found, first = beginning(path)
+    found, first = read_beginning(path)
     layouts = [replace(layout, **own) for layout in named.layouts]
     for layout in layouts:
         columns = columns_named(layout)
@@ -171,10 +173,10 @@ def _columns(config: TaskConfig, named: Named, path: Path) -> Columns:
             return layout
     raise DataError(
         f"{path} has none of the layouts of {config.name}. Columns found: {', '.join(found[:20])}. Columns expected: "
-        f"{'; or '.join(map(_listed, layouts))}. Name others as task.columns.text, text_b and label."
+        f"{'; or '.join(map(_format_layout, layouts))}. Name others as task.columns.text, text_b and label."
     )
 
 
-def _listed(layout: Columns) -> str:
+def _format_layout(layout: Columns) -> str:
     names = ", ".join(dict.fromkeys(columns_named(layout)))
     return f"{names} (numbers of columns, no header)" if layout.header is False else names

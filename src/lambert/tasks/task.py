@@ -14,7 +14,7 @@ from lambert.core.registry import nearest
 from lambert.core.settings import as_dict, typed
 from lambert.model.labels import label_names
 from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig, check_task_name
-from lambert.tasks.reading.mismatch import using_a_model
+from lambert.tasks.reading.mismatch import advise_model_user
 from lambert.tasks.reading.templates import columns_of
 from lambert.tasks.scores.examples import Examples
 from lambert.text import read_row
@@ -109,7 +109,7 @@ class Task(ABC, Generic[D, P]):
         """Whether `examples` keeps something, which is so if a class defines it."""
         return type(self).examples is not Task.examples
 
-    def tuned(self, data: D, predictions: Sequence[P]) -> Self:
+    def tune(self, data: D, predictions: Sequence[P]) -> Self:
         """Returns the task with the settings that are chosen by its predictions for the dev data: the thresholds of
         multilabel and squad, and the temperature of classify."""
         return self
@@ -134,7 +134,7 @@ class Task(ABC, Generic[D, P]):
 
     def model_config(self) -> dict[str, Any]:
         """Returns keys for config.json: {"lambert": {"task": ...}} and the keys that Hugging Face reads."""
-        return stored(self.config)
+        return describe_task(self.config)
 
     def model_files(self, width: int) -> dict[str, str | bytes]:
         """Returns the contents of the files that the task adds to a model folder, by their paths there. `width` is that
@@ -146,7 +146,7 @@ class Task(ABC, Generic[D, P]):
         return hidden
 
 
-def scored(task: Task[Any, Any], data: Any, predictions: Sequence[Any]) -> dict[str, float]:
+def score_predictions(task: Task[Any, Any], data: Any, predictions: Sequence[Any]) -> dict[str, float]:
     """Returns the scores of the predictions, with those of `task.config.metrics` first."""
     found = task.score(data, predictions)
     first = [key for name in task.config.metrics for key in (name, f"{name}_se") if key in found]
@@ -171,8 +171,8 @@ def most_probable(chances: Mapping[str, float], top: int) -> dict[str, float]:
     return dict(sorted(chances.items(), key=lambda item: -item[1])[:top])
 
 
-def stored(config: TaskConfig) -> dict[str, Any]:
-    """Returns {"lambert": {"task": ...}} for config.json. `described` is its inverse."""
+def describe_task(config: TaskConfig) -> dict[str, Any]:
+    """Returns {"lambert": {"task": ...}} for config.json. `parse_task` is its inverse."""
     return {"lambert": {"task": as_dict(config)}}
 
 
@@ -182,7 +182,7 @@ _ARCHITECTURES = {
 }  # fmt: skip
 
 
-def described(
+def parse_task(
     model_config: Mapping[str, Any], name: str = "", source: object = "The model's config.json"
 ) -> TaskConfig:
     """Returns the task that config.json of a model folder describes. For a folder that Lambert did not write, the task
@@ -200,10 +200,10 @@ def described(
     try:
         kept = ours.get("task")
         if kept is None:
-            return _foreign(model_config, name, source)
+            return _infer_task(model_config, name, source)
         if name and name != kept.get("name"):
             raise UsageError(f"The model was fine-tuned for the task {kept.get('name')!r}, not {name!r}.")
-        found = _described(kept)
+        found = _parse_description(kept)
     except (AttributeError, TypeError, ValueError) as error:
         raise DataError(f"{source} does not describe its task correctly: {error}.") from error
     if found.labels and "id2label" in model_config and label_names(model_config, source) != found.labels:
@@ -214,7 +214,7 @@ def described(
     return found
 
 
-def _described(kept: Mapping[str, Any]) -> TaskConfig:
+def _parse_description(kept: Mapping[str, Any]) -> TaskConfig:
     """Raises TypeError or ValueError if a value has a wrong type or is out of range."""
     parts: dict[str, Any] = {"columns": Columns, "squad": SquadConfig, "tag": TagConfig, "embed": EmbedConfig}
     given = {name: typed(part, kept.get(name, {})) for name, part in parts.items()}
@@ -225,7 +225,7 @@ def _described(kept: Mapping[str, Any]) -> TaskConfig:
         raise ValueError(str(error).rstrip(".")) from error
 
 
-def _foreign(model_config: Mapping[str, Any], name: str, source: object) -> TaskConfig:
+def _infer_task(model_config: Mapping[str, Any], name: str, source: object) -> TaskConfig:
     architecture = "".join(model_config.get("architectures") or [])
     found = next((task for part, task in _ARCHITECTURES.items() if part in architecture), "mask")
     labels = label_names(model_config, source)
@@ -235,17 +235,17 @@ def _foreign(model_config: Mapping[str, Any], name: str, source: object) -> Task
     elif found == "classify" and (problem == "regression" or len(labels) == 1):
         found = "regress"
     name = name or found
-    return _described({"name": name, "labels": labels if name in ("classify", "multilabel", "tag") else ()})
+    return _parse_description({"name": name, "labels": labels if name in ("classify", "multilabel", "tag") else ()})
 
 
 Asked = tuple[Any, Callable[[Outputs], list[Row]]]
 """The sequences of rows without labels, and the function from their outputs to predictions."""
 
 
-def asked(task: Task[Any, Any], rows: Sequence[Row], places: Sequence[str]) -> Asked:
+def make_request(task: Task[Any, Any], rows: Sequence[Row], places: Sequence[str]) -> Asked:
     """Returns the sequences of rows without labels as a Source, and the function from their outputs to one
     prediction for each row, with the row's "id" if it has one. `places` names each row in error messages."""
-    with using_a_model():
+    with advise_model_user():
         data = task.parse(rows, places)
 
     def finish(outputs: Outputs) -> list[Row]:
@@ -259,11 +259,11 @@ _NAMED = 8
 """Number of bad rows found by the names in the errors of the whole, before each row is read on its own; ours."""
 
 
-def readable(
+def make_readable_request(
     task: Task[Any, Any], rows: Sequence[Row], places: Sequence[str]
 ) -> tuple[list[int], Asked | None, dict[int, DataError]]:
     """Returns the numbers of the rows that the task can read, their sequences with the function from outputs to
-    predictions (`asked`; None without such a row), and the error of each other row by its number.
+    predictions (`make_request`; None without such a row), and the error of each other row by its number.
 
     Rows are read together. An error begins with the place of its row, so the row is left out and the rest is read
     again; if that does not end soon, or the error names no row, each row is read on its own.
@@ -272,7 +272,11 @@ def readable(
     good = [*range(len(rows))]
     while good:
         try:
-            return good, asked(task, [rows[number] for number in good], [places[number] for number in good]), errors
+            return (
+                good,
+                make_request(task, [rows[number] for number in good], [places[number] for number in good]),
+                errors,
+            )
         except DataError as error:
             bad = next((number for number in good if _names(str(error), places[number])), None)
             found = {bad: error} if bad is not None and len(errors) < _NAMED else {}
@@ -294,7 +298,7 @@ def _one_by_one(
     found = {}
     for number in numbers:
         try:
-            asked(task, [rows[number]], [places[number]])
+            make_request(task, [rows[number]], [places[number]])
         except DataError as error:
             found[number] = error
     return found

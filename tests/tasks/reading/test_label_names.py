@@ -11,9 +11,9 @@ import pytest
 
 from lambert.core.errors import DataError
 from lambert.tasks.config import Columns
-from lambert.tasks.labels import doubtful
+from lambert.tasks.labels import note_doubtful
 from lambert.tasks.reading.label_names import Matched, match, whole
-from lambert.tasks.reading.table import labelled_rows
+from lambert.tasks.reading.table import read_labelled_rows
 
 NLI = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 LOWER = ("entailment", "neutral", "contradiction")
@@ -129,16 +129,18 @@ def test_whole_numbers() -> None:
 
 
 def test_labels_that_differ_in_case_only_are_told() -> None:
-    assert doubtful(("Yes", "no", "yes"), Path("a.csv")) == (
+    assert note_doubtful(("Yes", "no", "yes"), Path("a.csv")) == (
         "note: labels of a.csv differ in case only and are classes of their own: 'Yes' and 'yes'.",
     )
-    assert doubtful(("O", "o", "B-PER", "b-per", "x"), Path("a.csv"))[0].endswith("'O' and 'o', 'B-PER' and 'b-per'.")
-    assert doubtful(("a", "b", "none", "NA"), Path("a.csv")) == ()
+    assert note_doubtful(("O", "o", "B-PER", "b-per", "x"), Path("a.csv"))[0].endswith(
+        "'O' and 'o', 'B-PER' and 'b-per'."
+    )
+    assert note_doubtful(("a", "b", "none", "NA"), Path("a.csv")) == ()
 
 
 def test_labels_that_look_alike_are_told() -> None:
     labels = ("fr\u00f6h\u00adlich", "fr\u00f6hlich", "\uff11", "1", "New  York", "New York", "x")
-    (note,) = doubtful(labels, Path("a.csv"))
+    (note,) = note_doubtful(labels, Path("a.csv"))
     assert "not seen, in white space or in their width" in note
     assert "'1'" in note
     assert note.endswith("'New  York' and 'New York'.")
@@ -153,9 +155,9 @@ def test_labels_that_look_alike_are_told() -> None:
     ],
 )
 def test_labels_that_may_mean_something_else_are_said(labels: tuple[str, ...], said: str) -> None:
-    (note,) = doubtful(labels, Path("a.csv"))
+    (note,) = note_doubtful(labels, Path("a.csv"))
     assert said in note
-    assert doubtful(("1,0", "x"), Path("a.csv")) == ()
+    assert note_doubtful(("1,0", "x"), Path("a.csv")) == ()
 
 
 def test_a_second_text_that_is_not_read_is_told(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_a_second_text_that_is_not_read_is_told(tmp_path: Path) -> None:
     path.write_text("text,text_b,label\na,b,c\n")
     for columns, said in ((Columns(), True), (Columns(text_b="text_b"), False)):
         notes: list[str] = []
-        assert len(list(labelled_rows(path, columns, notes))) == 1
+        assert len(list(read_labelled_rows(path, columns, notes))) == 1
         assert ("'text_b', which is not read" in "".join(notes)) == said
 
 
@@ -172,15 +174,15 @@ def test_rows_that_prodigy_calls_rejected_are_told(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": "x", "answer": answer} for answer in ("accept", "reject", "ignore")]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     notes: list[str] = []
-    assert len(list(labelled_rows(path, Columns(), notes))) == 3
+    assert len(list(read_labelled_rows(path, Columns(), notes))) == 3
     assert notes[0].startswith(f"note: 2 rows of {path} have the answer reject or ignore")
     own: list[str] = []
-    assert len(list(labelled_rows(path, Columns(label="answer"), own))) == 3
+    assert len(list(read_labelled_rows(path, Columns(label="answer"), own))) == 3
     assert own == []
 
 
 def test_rows_with_an_empty_text_are_told(tmp_path: Path) -> None:
     path, notes = tmp_path / "x.csv", list[str]()
     path.write_text("text,label\na,1\n,0\nb,0\n")
-    assert len([*labelled_rows(path, Columns(), notes)]) == 3
+    assert len([*read_labelled_rows(path, Columns(), notes)]) == 3
     assert notes == [f"note: 1 row of {path} has an empty text."]

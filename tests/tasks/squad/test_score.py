@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from lambert.tasks.squad.score import (
     best_threshold,
-    normalised,
-    normalised_mlqa,
+    normalise,
+    normalise_mlqa,
     pairs_v1,
     pairs_v2,
     score_v1,
@@ -28,7 +28,7 @@ from lambert.tasks.squad.score import (
     ],
 )
 def test_normalised(text: str, expected: str) -> None:
-    assert normalised(text) == expected
+    assert normalise(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_torchmetrics_agrees_where_no_gold_normalises_to_nothing() -> None:
     def phrase() -> str:
         return " ".join(rng.choice(words, size=int(rng.integers(1, 5))))
 
-    golds = {f"q{n}": [text for text in (phrase(), phrase(), phrase()) if normalised(text)] for n in range(600)}
+    golds = {f"q{n}": [text for text in (phrase(), phrase(), phrase()) if normalise(text)] for n in range(600)}
     golds = {name: texts for name, texts in golds.items() if texts}
     predictions = {name: phrase() if n % 3 else golds[name][0].upper() for n, name in enumerate(golds)}
     found = squad(
@@ -130,10 +130,10 @@ MLQA = [
 
 @pytest.mark.parametrize(("language", "predicted", "gold", "expected", "f1"), MLQA)
 def test_other_languages_score_as_mlqa(language: str, predicted: str, gold: str, expected: str, f1: float) -> None:
-    assert normalised_mlqa(predicted, language) == expected
+    assert normalise_mlqa(predicted, language) == expected
     found = score_v1({"q": [gold]}, {"q": predicted}, language)
     assert found["f1"] == pytest.approx(100 * f1)
-    same = normalised_mlqa(predicted, language) == normalised_mlqa(gold, language)
+    same = normalise_mlqa(predicted, language) == normalise_mlqa(gold, language)
     assert found["exact_match"] == (100.0 if same else 0.0)
     found = score_v2({"q": [gold]}, {"q": predicted}, language)
     assert found["exact_match"] == (100.0 if same else 0.0)

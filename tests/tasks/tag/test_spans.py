@@ -19,7 +19,7 @@ from lambert.tasks.tag.spans import (
     all_tags,
     check_tags,
     has_suffixes,
-    recognised,
+    recognise_scheme,
     span_scores,
     tags_of,
 )
@@ -218,7 +218,7 @@ def test_words_without_tag_end_spans() -> None:
 )
 def test_schemes_are_recognised(tags: str, scheme: str) -> None:
     words = tags.split()
-    assert recognised({tag: words.count(tag) for tag in words}, [words]) == scheme
+    assert recognise_scheme({tag: words.count(tag) for tag in words}, [words]) == scheme
 
 
 @pytest.mark.parametrize(
@@ -237,11 +237,11 @@ def test_marks_that_are_last_are_recognised(tags: str, scheme: str, *, suffix: b
     words = tags.split()
     counts = {tag: words.count(tag) for tag in words}
     assert has_suffixes(counts) is suffix
-    assert recognised(counts, [words], suffix=suffix) == scheme
+    assert recognise_scheme(counts, [words], suffix=suffix) == scheme
 
 
 def test_an_empty_tag_does_not_prevent_recognition() -> None:
-    assert recognised({"O": 1, "B-X": 1, "": 1}, [["O", "B-X", ""]]) == "IOB2"
+    assert recognise_scheme({"O": 1, "B-X": 1, "": 1}, [["O", "B-X", ""]]) == "IOB2"
 
 
 def test_a_tag_of_a_prefix_alone_has_a_label_as_in_seqeval() -> None:

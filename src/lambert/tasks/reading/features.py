@@ -55,10 +55,10 @@ def write(path: Path, value: Any) -> None:
     labelled data have."""
     writer = _Writer()
     plain = writer.plain(value)
-    offsets = np.cumsum([0, *(_padded(array.nbytes) for array in writer.arrays)]).tolist()
+    offsets = np.cumsum([0, *(_round_up(array.nbytes) for array in writer.arrays)]).tolist()
     described = [[one.dtype.str, one.shape, at] for one, at in zip(writer.arrays, offsets, strict=False)]
     header = json.dumps({"value": plain, "arrays": described}).encode()
-    header += b" " * (_padded(len(header)) - len(header))
+    header += b" " * (_round_up(len(header)) - len(header))
     digest = hashlib.sha256(header)
     for array in writer.arrays:
         digest.update(_bytes(array))
@@ -89,7 +89,7 @@ def read(path: Path) -> Any:
                 raise Damaged("its SHA-256 is another")
         at = begin + int(first["header"])
         header = json.loads(data[begin:at])
-        return _Reader([_mapped(data, at, *one) for one in header["arrays"]]).value(header["value"])
+        return _Reader([_map_array(data, at, *one) for one in header["arrays"]]).value(header["value"])
     except (FileNotFoundError, Damaged):
         raise
     except _OF_DAMAGE as error:
@@ -196,7 +196,7 @@ def _class(name: str) -> Any:
     return found
 
 
-def _mapped(data: mmap.mmap, begin: int, dtype: str, shape: list[int], offset: int) -> _Array:
+def _map_array(data: mmap.mmap, begin: int, dtype: str, shape: list[int], offset: int) -> _Array:
     kind = np.dtype(dtype)
     if kind.hasobject or offset < 0:
         raise Damaged(f"it has an array of {dtype} at {offset}")
@@ -204,8 +204,8 @@ def _mapped(data: mmap.mmap, begin: int, dtype: str, shape: list[int], offset: i
 
 
 def _bytes(array: _Array) -> bytes:
-    return np.ascontiguousarray(array).tobytes().ljust(_padded(array.nbytes), b"\0")
+    return np.ascontiguousarray(array).tobytes().ljust(_round_up(array.nbytes), b"\0")
 
 
-def _padded(size: int) -> int:
+def _round_up(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED

@@ -20,7 +20,7 @@ class Mismatch(DataError):
 
 
 @contextmanager
-def using_a_model() -> Iterator[None]:
+def advise_model_user() -> Iterator[None]:
     """A context in which messages give the advice for a model that is already trained."""
     try:
         yield

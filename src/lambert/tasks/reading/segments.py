@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.tasks.reading.texts import Texts
 from lambert.tasks.reading.unknown import Unknown
-from lambert.tasks.scores.examples import shortened
+from lambert.tasks.scores.examples import shorten
 from lambert.text.tokenizers.declared import declared
 from lambert.text.tokenizers.roles import template
 
@@ -35,7 +35,7 @@ class Cuts:
     lengths_S: Ints
 
 
-def remaining(tokenizer: Tokenizer, texts: Texts, lengths_S: Ints) -> Cuts:
+def cut_texts(tokenizer: Tokenizer, texts: Texts, lengths_S: Ints) -> Cuts:
     """Returns the parts of texts that remain after cutting to this many tokens: their beginnings, or their ends if the
     tokenizer cuts texts on the left (`truncation_side`)."""
     starts_S = texts.bounds[:-1] if declared(tokenizer).truncation_side == "right" else texts.bounds[1:] - lengths_S
@@ -50,7 +50,7 @@ def readable(tokenizer: Tokenizer, cuts: Cuts, most: int = 64) -> list[str]:
         skip_special_tokens=False,
     )
     longer = (cuts.lengths_S > most).tolist()
-    return [shortened(f"{text} ..." if more else text) for text, more in zip(texts, longer, strict=True)]
+    return [shorten(f"{text} ..." if more else text) for text, more in zip(texts, longer, strict=True)]
 
 
 def _gather(cuts: Cuts, indices_S: Ints, out: npt.NDArray[np.int64], begins_S: Ints) -> None:
@@ -139,7 +139,7 @@ def text_keys(texts: Iterable[Sequence[str]]) -> Keys:
     return np.frombuffer(b"".join(hashes), dtype="<u8")
 
 
-def shared(train: Segments, dev: Segments) -> tuple[int, int]:
+def count_shared(train: Segments, dev: Segments) -> tuple[int, int]:
     """Returns how many examples of the dev data have the texts of a training example, and how many there are."""
     return int(np.isin(dev.keys, train.keys).sum()), len(dev.keys)
 
@@ -149,7 +149,7 @@ def arrays(outputs: Iterable[Mapping[str, Any]], head: str) -> Iterator[npt.NDAr
     return (batch[head].detach().float().cpu().numpy().astype(np.float64) for batch in outputs)
 
 
-def concatenated(outputs: Iterable[Mapping[str, Any]], head: str) -> npt.NDArray[np.float64]:
+def concatenate_outputs(outputs: Iterable[Mapping[str, Any]], head: str) -> npt.NDArray[np.float64]:
     """Returns the concatenated outputs of one head."""
     parts = list(arrays(outputs, head))
     return np.concatenate(parts) if parts else np.zeros((0, 1))

@@ -13,7 +13,7 @@ from lambert.core.unsupported import CONLL
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.mismatch import Mismatch
-from lambert.tasks.reading.templates import columns_of, filled, is_template
+from lambert.tasks.reading.templates import columns_of, fill, is_template
 from lambert.tasks.task import Row, whole_text
 from lambert.text.classes import named_classes
 from lambert.text.read_row import placed
@@ -32,7 +32,7 @@ def read_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> I
     found = False
     for file in data_files(path):
         with opened(file) as (_, stream):
-            rows = RowFile(file, stream, ending, named(columns), columns.header, notes=notes)
+            rows = RowFile(file, stream, ending, list_columns(columns), columns.header, notes=notes)
             for read in rows.rows():
                 place = placed(file, read.place)
                 if read.error:
@@ -70,21 +70,21 @@ def answer_rows(row: Row, place: str) -> Iterator[Row]:
 _REJECTED = ("reject", "ignore")
 
 
-def named(columns: Columns) -> list[str]:
+def list_columns(columns: Columns) -> list[str]:
     """Returns the names or numbers of the columns that the settings name."""
     choices = columns.choices if columns.choices != Columns().choices else ()
     parts = (columns.text, columns.text_b, *choices, columns.label, columns.group)
     return [name for part in parts for name in columns_of(part)]
 
 
-def beginning(path: Path) -> tuple[list[str], Row]:
+def read_beginning(path: Path) -> tuple[list[str], Row]:
     """Returns the names of the columns, in a table the cells of its first line, and the first row; in a table this is
     the first line by column number."""
     _, row = next(read_rows(path, Columns("1", label="2", header=False)))
     return [str(name) for name in (row.values() if kind(path) in TABLES else row)], row
 
 
-def labelled_rows(path: Path, columns: Columns, notes: list[str]) -> Iterator[tuple[str, Row]]:
+def read_labelled_rows(path: Path, columns: Columns, notes: list[str]) -> Iterator[tuple[str, Row]]:
     """Yields what `read_rows` yields, and adds a note about labels that are changed when they are read. Raises
     DataError with all columns that the file lacks."""
     checked = False
@@ -97,19 +97,19 @@ def labelled_rows(path: Path, columns: Columns, notes: list[str]) -> Iterator[tu
             missing = [one for one in missing if one[0] != "text_b" or not columns.text_b_optional]
             header = kind(path) in TABLES and columns.header is not False
             if missing:
-                raise _missing(row, missing, f"{path}:1" if header else place, table=kind(path) in TABLES)
+                raise _build_missing_error(row, missing, f"{path}:1" if header else place, table=kind(path) in TABLES)
             if not columns.text_b and columns.text != "text_b" and "text_b" in row:
                 notes.append(
                     f"note: {path} has a column 'text_b', which is not read. If the rows are pairs of texts, set "
                     "task.columns.text_b = 'text_b'."
                 )
             checked = True
-        if columns.label and (odd := _changed(value_of(row, columns.label))):
+        if columns.label and (odd := _find_changed(value_of(row, columns.label))):
             changed, first = changed + 1, first or f"{shown(odd)} in {place}"
         rejected += row.get("answer") in _REJECTED
         empty += value_of(row, columns.text) == ""
         yield place, row
-    if rejected and "answer" not in named(columns):
+    if rejected and "answer" not in list_columns(columns):
         notes.append(
             f"note: {rejected:,} row{'s' * (rejected > 1)} of {path} have the answer reject or ignore, as Prodigy "
             "writes it, and are read like the others. Leave them out if their labels are wrong."
@@ -126,7 +126,7 @@ def labelled_rows(path: Path, columns: Columns, notes: list[str]) -> Iterator[tu
         )
 
 
-def _changed(value: Any) -> str:
+def _find_changed(value: Any) -> str:
     """Returns the escaped label of a cell if it is changed when it is read; "" otherwise."""
     for label in value if isinstance(value, list | tuple) else (value,):
         if isinstance(label, str) and plain_label(label) != label:
@@ -157,11 +157,11 @@ def column(row: Row, name: str, setting: str, place: str) -> Any:
     it is missing, with the task that fits such rows or the nearest column name."""
     value = value_of(row, name)
     if value is NOTHING:
-        raise _missing(row, [(setting, name)], place)
+        raise _build_missing_error(row, [(setting, name)], place)
     return value
 
 
-def _missing(row: Row, names: Sequence[tuple[str, str]], place: str, *, table: bool = False) -> DataError:
+def _build_missing_error(row: Row, names: Sequence[tuple[str, str]], place: str, *, table: bool = False) -> DataError:
     """Returns the error for the columns (settings and names) that a row lacks."""
     found = [" ".join(str(key)[:60].split()) for key in islice(row, 100)]
     several = len(names) > 1
@@ -205,7 +205,7 @@ def text_cell(row: Row, name: str, setting: str, place: str) -> str:
     """Returns the text of a column, or of a template of columns, which may also hold whole numbers. Raises DataError if
     a column is missing or not text."""
     if is_template(name):
-        return filled(name, lambda part: _text_or_number(row, part, setting, place), place)
+        return fill(name, lambda part: _text_or_number(row, part, setting, place), place)
     value = column(row, name, setting, place)
     if not isinstance(value, str):
         raise DataError(f"{place}: column {name!r} holds {shown(value)}, not text.")
@@ -259,7 +259,7 @@ def value_cell(row: Row, name: str, place: str) -> float:
     return number
 
 
-def ordered(labels: Sequence[str]) -> tuple[str, ...]:
+def sort_labels(labels: Sequence[str]) -> tuple[str, ...]:
     """Returns the distinct labels, sorted; as numbers if all are whole numbers, so that 10 follows 9."""
     distinct = set(labels)
     if all(label.removeprefix("-").isdecimal() for label in distinct):

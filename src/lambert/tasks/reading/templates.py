@@ -21,7 +21,7 @@ def columns_of(column: str) -> list[str]:
     return [field[1] for field in _FIELD.finditer(column)] or [column] * bool(column)
 
 
-def filled(template: str, text_of: Callable[[str], str], place: str) -> str:
+def fill(template: str, text_of: Callable[[str], str], place: str) -> str:
     """Returns the text of a template, where `text_of` returns the text of a column. Raises DataError for a value
     without a replacement."""
 

@@ -45,7 +45,7 @@ class Texts:
         return self.ids[self.bounds[text] : self.bounds[text + 1]]
 
 
-def ragged(rows: Iterable[Sequence[int]]) -> Texts:
+def concatenate_rows(rows: Iterable[Sequence[int]]) -> Texts:
     """Returns lists of ids as Texts."""
     kept = list(rows)
     bounds = np.zeros(len(kept) + 1, dtype=np.int64)
@@ -66,26 +66,28 @@ class TextEncoder:
         `limit` ids, unless texts are cut on the left."""
         limit = limit if declared(self._tokenizer).truncation_side == "right" else 0
         parts = list(self._parts(texts, limit))
-        return _joined([ids for ids, _, _ in parts], [lengths for _, lengths, _ in parts])
+        return _concatenate([ids for ids, _, _ in parts], [lengths for _, lengths, _ in parts])
 
     @library_errors()
     def with_words(self, texts: Sequence[str]) -> tuple[Texts, Numbers]:
         """Returns the ids of the texts, and for each id the number of its word, as divided by SPACES, in its text."""
         parts = list(self._parts(texts, words=True))
-        found = _joined([ids for ids, _, _ in parts], [lengths for _, lengths, _ in parts])
+        found = _concatenate([ids for ids, _, _ in parts], [lengths for _, lengths, _ in parts])
         return found, np.concatenate([_NONE, *(words for _, _, words in parts)])
 
     def _parts(self, texts: Sequence[str], limit: int = 0, *, words: bool = False) -> Iterator[_Part]:
         encoder = self._encoder(texts)
         for at in range(0, len(texts), _CHUNK):
-            block = [_beginning(self._tokenizer, text, limit) if limit else text for text in texts[at : at + _CHUNK]]
+            block = [_truncate(self._tokenizer, text, limit) if limit else text for text in texts[at : at + _CHUNK]]
             if encoder and (lines := _lines(block, encoder)):
                 for some in encoder(lines):
                     yield some.ids_T.astype(np.int32), some.lengths_n, some.spaced_T if words else _NONE
             else:
-                library = _untrimmed(self._tokenizer).encode_batch if words else self._tokenizer.encode_batch_fast
+                library = (
+                    _disable_trimming(self._tokenizer).encode_batch if words else self._tokenizer.encode_batch_fast
+                )
                 encodings = library(block, add_special_tokens=False)
-                found = ragged(one.ids for one in encodings)
+                found = concatenate_rows(one.ids for one in encodings)
                 numbers = (_words_of(text, one) for text, one in zip(block, encodings, strict=True) if words)
                 yield found.ids, found.lengths, np.concatenate([_NONE, *numbers])
 
@@ -107,11 +109,11 @@ def token_characters(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ints]:
     space at the edges. Tokens that are bytes of one character have this character. A token without characters (white
     space, or the mark of the beginning of a word alone) has the first character after it and the end of the last one
     before it."""
-    encodings = _untrimmed(tokenizer).encode_batch(texts, add_special_tokens=False)
+    encodings = _disable_trimming(tokenizer).encode_batch(texts, add_special_tokens=False)
     return [_characters(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
 
 
-def _untrimmed(tokenizer: Tokenizer) -> Tokenizer:
+def _disable_trimming(tokenizer: Tokenizer) -> Tokenizer:
     """Returns a tokenizer whose tokens begin with the space before them, if the text has one. The library removes a
     character from the offsets of each token with the mark of a space, also where the text has no space there because
     the mark was added to every word."""
@@ -168,12 +170,12 @@ def _lines(texts: Sequence[str], encoder: WordEncoder) -> bytes:
     return lines if encoder.takes(lines) else b""
 
 
-def _joined(ids: Sequence[Numbers], lengths: Sequence[Ints]) -> Texts:
+def _concatenate(ids: Sequence[Numbers], lengths: Sequence[Ints]) -> Texts:
     bounds = np.concatenate([np.zeros(1, dtype=np.int64), *lengths])
     return Texts(np.concatenate([_NONE, *ids]), np.cumsum(bounds))
 
 
-def _beginning(tokenizer: Tokenizer, text: str, limit: int) -> str:
+def _truncate(tokenizer: Tokenizer, text: str, limit: int) -> str:
     """Returns the text, or if it is long, a beginning of whole words that has more than `limit` ids."""
     size = LONG
     while size < len(text):

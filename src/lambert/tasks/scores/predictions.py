@@ -22,7 +22,7 @@ from lambert.core.unsupported import CONLL
 from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.reading.files import digest
 from lambert.tasks.reading.label_names import check_known, is_number, match
-from lambert.tasks.reading.table import label_cell, ordered, read_rows, value_cell
+from lambert.tasks.reading.table import label_cell, read_rows, sort_labels, value_cell
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.sentences.choice import choice_number
 from lambert.tasks.sentences.multilabel import labels_of
@@ -30,7 +30,7 @@ from lambert.tasks.squad.score import answer_examples
 from lambert.tasks.squad.text import read_squad
 from lambert.tasks.tag.conll import is_conll, read_sentences
 from lambert.tasks.tag.spans import tag_examples
-from lambert.tasks.tag.tag import completed, labelled_sentences, reader_of
+from lambert.tasks.tag.tag import complete_form, read_labelled_sentences, reader_of
 from lambert.tasks.task import Row, keys_found
 from lambert.text.rows import TABLES, content_of, json_value, kind, lines
 
@@ -41,7 +41,7 @@ _LETTERS = 26
 """Choices that a letter can name."""
 
 
-def scored_file(
+def score_file(
     path: Path, gold: Path, config: TaskConfig, like: Examples | None, say: Callable[[str], None] = lambda line: None
 ) -> Examples:
     """Returns the scored examples of a file of predictions, with the scores that need no probabilities.
@@ -88,7 +88,7 @@ def _squad(path: Path, gold: Path, config: TaskConfig) -> Examples:
 
 
 def _tags(path: Path, gold: Path, config: TaskConfig, say: Callable[[str], None]) -> Examples:
-    truth, matched = labelled_sentences(gold, config.columns, config.labels)
+    truth, matched = read_labelled_sentences(gold, config.columns, config.labels)
     for line in matched.notes:
         say(line)
     found: list[tuple[str, Sequence[str | None]]]
@@ -102,8 +102,8 @@ def _tags(path: Path, gold: Path, config: TaskConfig, say: Callable[[str], None]
             raise DataError(f"{place} has {len(tags)} tags, and {sentence.place} has {len(sentence.words)} words.")
     every = [sentence.tags for sentence in truth], [tags for _, tags in found]
     counts = Counter(tag for tags in every[0] for tag in tags)
-    labels = ordered([*counts, *(tag for tags in every[1] for tag in tags if tag is not None)])
-    reader = reader_of(completed(config.tag, counts, every[0]), labels)
+    labels = sort_labels([*counts, *(tag for tags in every[1] for tag in tags if tag is not None)])
+    reader = reader_of(complete_form(config.tag, counts, every[0]), labels)
     return tag_examples([" ".join(sentence.words) for sentence in truth], *every, reader, labels)
 
 
@@ -123,7 +123,7 @@ def _rows(path: Path, gold: Path, config: TaskConfig, like: Examples, say: Calla
         )
     ids = _gold_ids(gold, like)
     cells = []
-    for place, row in _matched(path, gold, ids, config.name == "multilabel"):
+    for place, row in _match_rows(path, gold, ids, config.name == "multilabel"):
         key = next((name for name in _PREDICTIONS if name in row), "")
         if not key:
             raise DataError(f"{place}: no column 'prediction'. Columns found: {keys_found(row)}.")
@@ -171,7 +171,7 @@ class _File:
     say: Callable[[str], None]
 
     def classify(self) -> Iterator[Row]:
-        labels = self.config.labels or ordered([str(truth) for truth in self.truth])
+        labels = self.config.labels or sort_labels([str(truth) for truth in self.truth])
         found = [label_cell(cell.row, cell.key, cell.place) for cell in self.cells]
         numbers = self._match([[label] for label in found], labels)
         for label, truth in zip(found, self.truth, strict=True):
@@ -226,7 +226,7 @@ class _File:
         return matched.numbers
 
 
-def _matched(path: Path, gold: Path, ids: Sequence[str | None], blank: bool) -> list[tuple[str, Row]]:
+def _match_rows(path: Path, gold: Path, ids: Sequence[str | None], blank: bool) -> list[tuple[str, Row]]:
     """Returns the rows of predictions in the order of the labelled file, whose rows have these ids. With `blank`, a
     blank line of a table of one column is a row too."""
     rows = _read(path, blank)

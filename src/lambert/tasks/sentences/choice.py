@@ -11,13 +11,13 @@ from lambert.core.batch import Batch, Ints, Target
 from lambert.core.errors import DataError, shown
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.mismatch import Mismatch
-from lambert.tasks.reading.segments import concatenated, text_keys
-from lambert.tasks.reading.table import column, labelled_rows, text_cell
+from lambert.tasks.reading.segments import concatenate_outputs, text_keys
+from lambert.tasks.reading.table import column, read_labelled_rows, text_cell
 from lambert.tasks.scores import metrics
 from lambert.tasks.scores.examples import Examples as ScoredExamples
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats
-from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings, tokenised
+from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings, tokenise
 from lambert.tasks.task import Outputs, Row, whole_text
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -70,8 +70,8 @@ class Choice(SentenceTask):
     def read(self, path: Path, *, training: bool = False) -> Examples:
         examples, truth = [], []
         notes: list[str] = []
-        for place, row in labelled_rows(path, self.config.columns, notes):
-            pairs = self._pairs(row, *self._texts(row, place), place)
+        for place, row in read_labelled_rows(path, self.config.columns, notes):
+            pairs = self._pairs(row, *self._read_texts(row, place), place)
             truth.append(choice_number(row, self.config.columns, len(pairs), place))
             examples.append(pairs)
         data = self._examples(examples)
@@ -84,7 +84,7 @@ class Choice(SentenceTask):
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Examples:
         """Reads rows to predict."""
         return self._examples(
-            [self._pairs(row, *self._given(row, place), place) for row, place in zip(rows, places, strict=True)]
+            [self._pairs(row, *self._parse_texts(row, place), place) for row, place in zip(rows, places, strict=True)]
         )
 
     def _pairs(self, row: Row, text: str, text_b: str | None, place: str) -> Choices:
@@ -106,7 +106,7 @@ class Choice(SentenceTask):
 
     def _examples(self, examples: Sequence[Choices]) -> Examples:
         pairs = [*chain.from_iterable(examples)]
-        plain = tokenised(self.tokenizer, self.config, [a for a, _ in pairs], [b for _, b in pairs])
+        plain = tokenise(self.tokenizer, self.config, [a for a, _ in pairs], [b for _, b in pairs])
         counts = {"examples": len(examples), "choices": len(pairs), "empty": plain.counts["empty"]}
         data = Examples(self.tokenizer, plain.first, plain.second, {**counts, "cut": plain.counts["cut"]})
         data.bounds_N = np.concatenate([[0], np.cumsum([len(example) for example in examples], dtype=np.int64)])
@@ -117,7 +117,7 @@ class Choice(SentenceTask):
     def predictions(self, data: Sentences, outputs: Outputs) -> list[Floats]:
         """Returns the probabilities of the choices [C] of each example."""
         assert data.bounds_N is not None
-        logits_S = concatenated(outputs, self.head)[:, 0]
+        logits_S = concatenate_outputs(outputs, self.head)[:, 0]
         return [metrics.softmax(logits_S[low:high]) for low, high in pairwise(data.bounds_N.tolist())]
 
     def soft(self, data: Sentences, outputs: Outputs) -> Floats:

@@ -14,16 +14,23 @@ from lambert.core.errors import DataError, UsageError, shown
 from lambert.model.labels import label_keys
 from lambert.model.vector_layers import activation_named
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.labels import LabelLoss, absent, check_different, check_one_for_each, doubtful, learnt
+from lambert.tasks.labels import (
+    LabelLoss,
+    check_different,
+    check_one_for_each,
+    learn_labels,
+    note_absent,
+    note_doubtful,
+)
 from lambert.tasks.reading.label_names import check_known, match
-from lambert.tasks.reading.table import label_cell, labelled_rows, text_cell, value_cell
+from lambert.tasks.reading.table import label_cell, read_labelled_rows, text_cell, value_cell
 from lambert.tasks.reading.templates import is_template
 from lambert.tasks.scores import calibration, metrics
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats
 from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings
-from lambert.tasks.task import Outputs, Row, most_probable, stored
+from lambert.tasks.task import Outputs, Row, describe_task, most_probable
 from lambert.tasks.vectors.sentence_transformers import config_keys
 
 _NEVER_SEARCHED = 1.0  # the temperature of a model whose temperature was to be searched and was not
@@ -51,34 +58,34 @@ class Classify(SentenceTask):
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
         if not config.labels:
             name = config.columns.label
-            rows = labelled_rows(path, config.columns, [])  # `read` has the notes
-            found = learnt((place, label_cell(row, name, place)) for place, row in rows)
+            rows = read_labelled_rows(path, config.columns, [])  # `read` has the notes
+            found = learn_labels((place, label_cell(row, name, place)) for place, row in rows)
             if len(found) < 2:
                 raise DataError(
                     f"{path}: every label (column {name!r}) is {shown(found[0])}. Training needs at least two labels."
                 )
             config = replace(config, labels=found)
         task, data = super().learn(config, tokenizer, path)
-        data.notes = (*data.notes, *doubtful(config.labels, path))
+        data.notes = (*data.notes, *note_doubtful(config.labels, path))
         return task, data
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
         texts, texts_b, labels, groups = [], [], [], []
         columns, places = self.config.columns, dict[str, str]()
         notes: list[str] = []
-        for place, row in labelled_rows(path, columns, notes):
+        for place, row in read_labelled_rows(path, columns, notes):
             label = label_cell(row, columns.label, place)
             places.setdefault(label, place)
-            text, text_b = self._texts(row, place)
+            text, text_b = self._read_texts(row, place)
             texts.append(text)
             texts_b.append(text_b)
             labels.append(label)
             groups.append(self._group(row, place))
         found = match(places, self.config.labels, columns.label_names, path, columns.label)
         check_known(found, places, self.config.labels)
-        data = self._tokenised(texts, texts_b)
+        data = self._tokenise(texts, texts_b)
         data.truth_N = np.array([found.numbers[label] for label in labels], dtype=np.int64)
-        lacking = absent(np.bincount(data.truth_N, minlength=self.labels), self.config.labels, path)
+        lacking = note_absent(np.bincount(data.truth_N, minlength=self.labels), self.config.labels, path)
         data.by_order, data.notes = found.by_order, (*notes, *found.notes, *lacking)
         if self.config.columns.group:
             data.groups_N = np.unique(np.array(groups), return_inverse=True)[1]
@@ -104,7 +111,7 @@ class Classify(SentenceTask):
 
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
         assert data.truth_N is not None, "scoring needs labels"
-        truth_N, chances_NL = data.truth_N.astype(np.int64), self.tuned(data, predictions)._calibrated(predictions)
+        truth_N, chances_NL = data.truth_N.astype(np.int64), self.tune(data, predictions)._calibrate(predictions)
         predicted_N = chances_NL.argmax(1)
 
         def scores(rows_N: Ints) -> dict[str, float]:
@@ -127,7 +134,7 @@ class Classify(SentenceTask):
             errors["exact_match"] = metrics.binomial_error(found["exact_match"], groups)
         return metrics.with_errors(found, errors) | {"examples": float(len(rows_N))}
 
-    def tuned(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
+    def tune(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
         """Returns the task with the temperature that minimises the loss on these labelled data, if its settings choose
         it (`temperature` = "best"); 1 if that is an end of the range, as it is of data without errors, because such
         data do not say how sure the model may be."""
@@ -138,7 +145,7 @@ class Classify(SentenceTask):
         inside = calibration.COLDEST * 1.001 < found < calibration.HOTTEST / 1.001
         return type(self)(replace(self.config, temperature=found if inside else 1.0), self.tokenizer)
 
-    def _calibrated(self, predictions: Sequence[Floats]) -> Floats:
+    def _calibrate(self, predictions: Sequence[Floats]) -> Floats:
         """Returns the probabilities [N, L] at the temperature of the task."""
         given = self.config.temperature
         chances_NL = np.array(predictions, dtype=np.float64).reshape(-1, self.labels)
@@ -149,7 +156,7 @@ class Classify(SentenceTask):
         of the probabilities from the truth (Brier 1950)."""
         assert data.truth_N is not None, "scoring needs labels"
         labels, rows = self.config.labels, beginnings(self.tokenizer, data)
-        for row, truth, chances_L in zip(rows, data.truth_N.tolist(), self._calibrated(predictions), strict=True):
+        for row, truth, chances_L in zip(rows, data.truth_N.tolist(), self._calibrate(predictions), strict=True):
             chosen = int(chances_L.argmax())
             row |= {"truth": labels[truth], "prediction": labels[chosen], "correct": int(chosen == truth)}
             row |= {"probability": float(chances_L[chosen])}
@@ -169,11 +176,15 @@ class Classify(SentenceTask):
                 "probability": float(chances_L.max()),
                 "probabilities": most_probable(dict(zip(labels, chances_L.tolist(), strict=True)), self.top),
             }
-            for chances_L in self._calibrated(predictions)
+            for chances_L in self._calibrate(predictions)
         ]
 
     def model_config(self) -> dict[str, Any]:
-        return {**stored(self.config), **label_keys(self.config.labels), "problem_type": "single_label_classification"}
+        return {
+            **describe_task(self.config),
+            **label_keys(self.config.labels),
+            "problem_type": "single_label_classification",
+        }
 
 
 class Regress(SentenceTask):
@@ -192,12 +203,12 @@ class Regress(SentenceTask):
     def read(self, path: Path, *, training: bool = False) -> Sentences:
         texts, texts_b, values = [], [], []
         notes: list[str] = []
-        for place, row in labelled_rows(path, self.config.columns, notes):
+        for place, row in read_labelled_rows(path, self.config.columns, notes):
             values.append(value_cell(row, self.config.columns.label, place))
-            text, text_b = self._texts(row, place)
+            text, text_b = self._read_texts(row, place)
             texts.append(text)
             texts_b.append(text_b)
-        data = self._tokenised(texts, texts_b)
+        data = self._tokenise(texts, texts_b)
         data.truth_N, data.notes = np.array(values, dtype=np.float64), notes
         return data
 
@@ -239,4 +250,4 @@ class Regress(SentenceTask):
 
     def model_config(self) -> dict[str, Any]:
         activation = config_keys(self.config.activation) if self.config.activation else {}
-        return {**stored(self.config), **label_keys(["LABEL_0"]), "problem_type": "regression", **activation}
+        return {**describe_task(self.config), **label_keys(["LABEL_0"]), "problem_type": "regression", **activation}

@@ -13,16 +13,16 @@ from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.model.labels import label_keys
 from lambert.tasks.config import Columns, TaskConfig
-from lambert.tasks.labels import absent, check_one_for_each, doubtful, learnt
+from lambert.tasks.labels import check_one_for_each, learn_labels, note_absent, note_doubtful
 from lambert.tasks.reading.label_names import check_known, is_number, match, whole
 from lambert.tasks.reading.mismatch import Mismatch
-from lambert.tasks.reading.table import column, label_cell, labelled_rows
+from lambert.tasks.reading.table import column, label_cell, read_labelled_rows
 from lambert.tasks.scores import metrics
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats
 from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings
-from lambert.tasks.task import Outputs, Row, most_probable, stored
+from lambert.tasks.task import Outputs, Row, describe_task, most_probable
 
 Flags = npt.NDArray[np.bool_]
 _SEPARATORS = (";", "|", ",", "\t", "/")
@@ -46,13 +46,15 @@ class MultiLabel(SentenceTask):
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
         if not config.labels:
-            rows = labelled_rows(path, config.columns, [])  # `read` has the notes
-            found = learnt((place, label) for place, row in rows for label in labels_of(row, config.columns, place))
+            rows = read_labelled_rows(path, config.columns, [])  # `read` has the notes
+            found = learn_labels(
+                (place, label) for place, row in rows for label in labels_of(row, config.columns, place)
+            )
             if not found:
                 raise DataError(f"{path}: no row has a label (column {config.columns.label!r}).")
             config = replace(config, labels=found)
         task, data = super().learn(config, tokenizer, path)
-        data.notes = (*data.notes, *doubtful(config.labels, path))
+        data.notes = (*data.notes, *note_doubtful(config.labels, path))
         return task, data
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
@@ -60,22 +62,22 @@ class MultiLabel(SentenceTask):
         columns, places = self.config.columns, dict[str, str]()
         notes: list[str] = []
         cells: list[str] = []
-        for place, row in labelled_rows(path, columns, notes):
+        for place, row in read_labelled_rows(path, columns, notes):
             labels = labels_of(row, columns, place)
             cells += [cell] if isinstance(cell := row.get(columns.label), str) else []
             places |= dict.fromkeys((label for label in labels if label not in places), place)
-            text, text_b = self._texts(row, place)
+            text, text_b = self._read_texts(row, place)
             texts.append(text)
             texts_b.append(text_b)
             every.append(labels)
         found = match(places, self.config.labels, columns.label_names, path, columns.label)
         check_known(found, places, self.config.labels)
-        data = self._tokenised(texts, texts_b)
+        data = self._tokenise(texts, texts_b)
         data.truth_N = np.zeros((len(every), self.labels))
         for number, labels in enumerate(every):
             data.truth_N[number, [found.numbers[label] for label in labels]] = 1.0
         data.counts["without a label"] = sum(not labels for labels in every)
-        lacking = absent(data.truth_N.sum(0).astype(np.int64), self.config.labels, path)
+        lacking = note_absent(data.truth_N.sum(0).astype(np.int64), self.config.labels, path)
         notes += _other_separator(cells, columns.separator, path)
         data.by_order, data.notes = found.by_order, (*notes, *found.notes, *lacking)
         return data
@@ -91,7 +93,7 @@ class MultiLabel(SentenceTask):
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
         assert data.truth_N is not None, "scoring needs labels"
         truth_NL, chances_NL = data.truth_N > 0.5, np.stack(predictions)
-        thresholds_L = self.tuned(data, predictions)._thresholds()
+        thresholds_L = self.tune(data, predictions)._thresholds()
         predicted_NL, ranking = chances_NL >= thresholds_L, Ranking(truth_NL, chances_NL)
         both_NL = truth_NL & predicted_NL
         rows_N = np.arange(len(truth_NL))
@@ -115,7 +117,7 @@ class MultiLabel(SentenceTask):
             found["threshold"] = float(thresholds_L[0])
         return found | {"examples": float(len(rows_N))}
 
-    def tuned(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
+    def tune(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
         """Returns the task with the thresholds that its settings choose by these labelled data: one with the best
         f1_micro (`threshold` = 0), or one for each label with the best F1 of the label (`label_thresholds` =
         "best")."""
@@ -169,7 +171,11 @@ class MultiLabel(SentenceTask):
         return self.config.columns.separator.join(row["labels"])
 
     def model_config(self) -> dict[str, Any]:
-        return {**stored(self.config), **label_keys(self.config.labels), "problem_type": "multi_label_classification"}
+        return {
+            **describe_task(self.config),
+            **label_keys(self.config.labels),
+            "problem_type": "multi_label_classification",
+        }
 
 
 def _other_separator(cells: Sequence[str], separator: str, path: Path) -> Iterator[str]:

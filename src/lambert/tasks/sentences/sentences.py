@@ -20,9 +20,9 @@ from lambert.tasks.reading.segments import (
     Cuts,
     Segments,
     begin_windows,
-    concatenated,
+    concatenate_outputs,
+    cut_texts,
     readable,
-    remaining,
     text_keys,
 )
 from lambert.tasks.reading.table import text_cell
@@ -79,12 +79,12 @@ class Sentences(Segments):
         return Target(at_S, labels, None if shares_S is None else exact_weights(shares_S)), owners_S
 
 
-def tokenised(
+def tokenise(
     tokenizer: Tokenizer, config: TaskConfig, texts: Sequence[str], texts_b: Sequence[str | None] = ()
 ) -> Sentences:
     """Returns sentences, those with a second text (`texts_b`) as pairs, of at most `max_length` tokens.
 
-    Longer ones are cut at their ends (`longest_first`, `segments.remaining`), or divided into windows (`long_text`).
+    Longer ones are cut at their ends (`longest_first`, `segments.cut_texts`), or divided into windows (`long_text`).
     `counts` has the number of cut examples or windows.
     """
     texts_b = texts_b or [None] * len(texts)
@@ -107,14 +107,14 @@ def _cut_or_divided(
     if not paired_N.any():
         kept = np.minimum(first.lengths, config.max_length - 2)
         counts["cut"] = int((kept < first.lengths).sum())
-        return Sentences(tokenizer, remaining(tokenizer, first, kept), None, counts)
+        return Sentences(tokenizer, cut_texts(tokenizer, first, kept), None, counts)
     second = encode(tokenizer, [text or "" for text in texts_b], config.max_length)
     counts["empty"] += sum(text is not None and not text.strip() for text in texts_b)
     around = template(tokenizer)
     room_N = config.max_length - np.where(paired_N, around.pair, around.single)
     kept_A, kept_B = longest_first(first.lengths, second.lengths, room_N)
     counts["cut"] = int(((kept_A < first.lengths) | (kept_B < second.lengths)).sum())
-    cuts_A, cuts_B = remaining(tokenizer, first, kept_A), remaining(tokenizer, second, kept_B)
+    cuts_A, cuts_B = cut_texts(tokenizer, first, kept_A), cut_texts(tokenizer, second, kept_B)
     cuts_B = replace(cuts_B, lengths_S=np.where(paired_N, kept_B, NO_TEXT))
     return Sentences(tokenizer, cuts_A, cuts_B, counts)
 
@@ -163,18 +163,18 @@ def beginnings(tokenizer: Tokenizer, data: Sentences) -> list[Row]:
 class SentenceTask(Task[Sentences, Any]):
     """The common part of the tasks: rows with one or two columns of text."""
 
-    def _tokenised(self, texts: Sequence[str], texts_b: Sequence[str | None]) -> Sentences:
-        data = tokenised(self.tokenizer, self.config, texts, texts_b)
+    def _tokenise(self, texts: Sequence[str], texts_b: Sequence[str | None]) -> Sentences:
+        data = tokenise(self.tokenizer, self.config, texts, texts_b)
         data.objective = self.head
         return data
 
-    def _texts(self, row: Row, place: str) -> tuple[str, str | None]:
+    def _read_texts(self, row: Row, place: str) -> tuple[str, str | None]:
         """Returns the texts of a labelled row, None for the second one of a single sentence."""
         columns = self.config.columns
         text = text_cell(row, columns.text, "text", place)
         return text, text_cell(row, columns.text_b, "text_b", place) if self._is_pair(row) else None
 
-    def _given(self, row: Row, place: str) -> tuple[str, str | None]:
+    def _parse_texts(self, row: Row, place: str) -> tuple[str, str | None]:
         """Returns the texts of a row to predict, None for the second one of a single sentence."""
         key, key_b = self.config.columns.row_keys()
         texts = [
@@ -189,12 +189,12 @@ class SentenceTask(Task[Sentences, Any]):
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Sentences:
         """Reads rows to predict."""
-        pairs = [self._given(row, place) for row, place in zip(rows, places, strict=True)]
-        return self._tokenised([text for text, _ in pairs], [text_b for _, text_b in pairs])
+        pairs = [self._parse_texts(row, place) for row, place in zip(rows, places, strict=True)]
+        return self._tokenise([text for text, _ in pairs], [text_b for _, text_b in pairs])
 
     def _logits(self, data: Sentences, outputs: Outputs) -> Floats:
         """Returns the logits [N, L] of the examples: of their sequence, or of their windows as `long_text` says."""
-        logits_SL = concatenated(outputs, self.head)
+        logits_SL = concatenate_outputs(outputs, self.head)
         if data.bounds_N is None or not data.examples:
             return logits_SL
         if self.config.long_text == "max":

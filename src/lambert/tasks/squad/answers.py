@@ -14,7 +14,7 @@ from lambert.core.batch import Ints
 from lambert.tasks.config import SquadConfig
 from lambert.tasks.reading.texts import token_characters
 from lambert.tasks.scores.metrics import Floats, softmax
-from lambert.tasks.squad.text import basic_tokenizer, final_text, joined, word_spans, words_of
+from lambert.tasks.squad.text import basic_tokenizer, final_text, join_pieces, word_spans, words_of
 from lambert.tasks.squad.windows import Windows
 from lambert.text.tokenizers import roles
 
@@ -70,7 +70,7 @@ def answers(
         if null:
             spans.append(_columns([-1], [-1], null_logits[:1], null_logits[1:]))
         text_of.start(question.paragraph)
-        found.append(_answer(_ranked(spans), null_logits, text_of, config, null=null))
+        found.append(_answer(_rank(spans), null_logits, text_of, config, null=null))
     deque(windows, maxlen=0)  # runs what the generator of the outputs does after the last one
     return found
 
@@ -120,7 +120,7 @@ def _columns(first_N: npt.ArrayLike, last_N: npt.ArrayLike, start_N: npt.ArrayLi
     return np.asarray(first_N), np.asarray(last_N), np.asarray(start_N), np.asarray(end_N)
 
 
-def _ranked(parts: list[Columns]) -> Iterator[Span]:
+def _rank(parts: list[Columns]) -> Iterator[Span]:
     """Yields the spans by decreasing sum of logits; the order of equal sums is kept."""
     if parts:
         first_N, last_N, start_N, end_N = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -168,10 +168,10 @@ class _Texts:
     def __call__(self, first: int, last: int) -> tuple[str, tuple[int, int]]:
         """Returns the text of a span of tokens, and its first character and end in the paragraph."""
         if (first, last) not in self.made:
-            self.made[first, last] = self._made(first, last)
+            self.made[first, last] = self._make_text(first, last)
         return self.made[first, last]
 
-    def _made(self, first: int, last: int) -> tuple[str, tuple[int, int]]:
+    def _make_text(self, first: int, last: int) -> tuple[str, tuple[int, int]]:
         """In WordPiece the text is the original's, if it is not at another place than the span. With other tokenizers
         it is that from the first to the last character of the span, "" for a span of white space."""
         begin, end = int(self.characters_T2[first, 0]), int(self.characters_T2[last, 1])
@@ -181,7 +181,7 @@ class _Texts:
         first_word, last_word = (int(self.data.words_T[self.begin + token]) for token in (first, last))
         spans = self.words[first_word : last_word + 1]
         original = " ".join(self.context[a:b] for a, b in spans)
-        text = final_text(joined([self.piece(token) or "" for token in ids]), original, self.basic)
+        text = final_text(join_pieces([self.piece(token) or "" for token in ids]), original, self.basic)
         exact = " ".join(words_of(self.context[begin:end]))
         if exact and (exact == text or self.basic(exact) == self.basic(text)):
             return exact, (begin, end)

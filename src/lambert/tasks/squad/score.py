@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lambert.tasks.scores.examples import Examples, shortened
+from lambert.tasks.scores.examples import Examples, shorten
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats, binomial_error, mean_error
 
@@ -33,7 +33,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """Lower-cases, removes ASCII punctuation, removes English articles, and joins words by single spaces, in this
     order."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
@@ -50,7 +50,7 @@ _MLQA_ARTICLES = {
 _HAN = re.compile("([\u4e00-\u9fa5])")
 
 
-def normalised_mlqa(text: str, language: str) -> str:
+def normalise_mlqa(text: str, language: str) -> str:
     """Lower-cases, removes punctuation of all scripts and the articles of the language, and joins words by single
     spaces. Each character of Chinese is a word."""
     plain = "".join(character for character in text.lower() if not _is_punctuation(character))
@@ -65,7 +65,7 @@ def _is_punctuation(character: str) -> bool:
 
 def normaliser(language: str) -> Callable[[str], str]:
     """Returns the function that normalises answers in this language before they are compared."""
-    return normalised if language == "en" else partial(normalised_mlqa, language=language)
+    return normalise if language == "en" else partial(normalise_mlqa, language=language)
 
 
 def f1(predicted: str, gold: str, *, both_empty: float) -> float:
@@ -171,9 +171,9 @@ def answer_examples(
     pairs = (pairs_v1 if version == "1.1" else pairs_v2)(golds, texts, language)
     rows: list[dict[str, Any]] = [
         {
-            "id": question.id, "text": shortened(question.text),
-            "truth": [shortened(text) for text in dict.fromkeys(golds[question.id])],
-            "prediction": shortened(texts[question.id]),
+            "id": question.id, "text": shorten(question.text),
+            "truth": [shorten(text) for text in dict.fromkeys(golds[question.id])],
+            "prediction": shorten(texts[question.id]),
             "exact_match": pairs[question.id][0], "f1": pairs[question.id][1],
         }
         for question in questions

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.reading.segments import arrays, concatenated
+from lambert.tasks.reading.segments import arrays, concatenate_outputs
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.metrics import Floats
 from lambert.tasks.squad.answers import Answer, answers
@@ -82,7 +82,7 @@ class Squad(Task[Windows, Answer]):
 
     def soft(self, data: Windows, outputs: Outputs) -> Floats:
         """Returns what a student learns from: the logits of all tokens of all windows to be start and end [T, 2]."""
-        return concatenated(outputs, self.head)
+        return concatenate_outputs(outputs, self.head)
 
     def score_names(self) -> tuple[str, ...]:
         prefixes = ("", "has_answer_", "no_answer_", "best_") if self.config.squad.version == "2.0" else ("",)
@@ -90,7 +90,7 @@ class Squad(Task[Windows, Answer]):
 
     def score(self, data: Windows, predictions: Sequence[Answer]) -> dict[str, float]:
         language = self.config.squad.language
-        texts = self.tuned(data, predictions)._texts(data, predictions)
+        texts = self.tune(data, predictions)._texts(data, predictions)
         if data.squad.version == "1.1":
             return score_v1(golds_of(data.questions), texts, language)
         found = score_v2(golds_of(data.questions), texts, language)
@@ -113,7 +113,7 @@ class Squad(Task[Windows, Answer]):
             for side, name in enumerate(("exact_match", "f1"))
         }
 
-    def tuned(self, data: Windows, predictions: Sequence[Answer]) -> Self:
+    def tune(self, data: Windows, predictions: Sequence[Answer]) -> Self:
         """Returns the task with the threshold of the best F1 on these labelled data, if its settings choose it
         (`null_threshold` = "best")."""
         if self.config.squad.null_threshold != "best":

@@ -59,7 +59,7 @@ def read_squad(path: Path) -> Questions:
     JSON lines, Parquet or a data set on disk. Raises DataError, with the position, for missing, duplicate or malformed
     entries."""
     if kind(path) in _ROWS:
-        return _collected(path, _rows(path))
+        return _collect(path, _rows(path))
     if kind(path) in (".tsv", ".csv"):
         raise Mismatch(
             f"{path} is a table, and questions are read from SQuAD JSON, JSON lines, Parquet or a data set "
@@ -67,19 +67,19 @@ def read_squad(path: Path) -> Questions:
         )
     content = content_of(path)
     if kind(path) == ".json" and _is_row(content[:_LONGEST_ROW].partition(b"\n")[0]):
-        return _collected(path, _rows(path))  # JSON lines, which `to_json` of datasets calls .json
+        return _collect(path, _rows(path))  # JSON lines, which `to_json` of datasets calls .json
     root = json_value(path, content)
     if not isinstance(root, dict):
         raise DataError(f'{path} is a JSON {_kind(root)}, a SQuAD file is an object {{"version": ..., "data": [...]}}.')
     two = str(root.get("version", "")).removeprefix("v").startswith("2")
-    return _collected(path, _entries(path, root), two=two)
+    return _collect(path, _entries(path, root), two=two)
 
 
 def _is_row(line: bytes) -> bool:
     return "question" in decoded(line.removeprefix(BOM))[0]
 
 
-def _collected(path: Path, entries: Iterable[tuple[str, Any, str]], *, two: bool = False) -> Questions:
+def _collect(path: Path, entries: Iterable[tuple[str, Any, str]], *, two: bool = False) -> Questions:
     """Returns the questions of (paragraph, entry, place). Equal paragraphs are kept once."""
     contexts: dict[str, int] = {}
     questions: list[Question] = []
@@ -198,6 +198,6 @@ def final_text(predicted: str, original: str, basic: Callable[[str], str]) -> st
     return original[at[first] : at[last] + 1]
 
 
-def joined(pieces: Sequence[str]) -> str:
+def join_pieces(pieces: Sequence[str]) -> str:
     """Joins pieces to a text: pieces that begin with ## continue the word before."""
     return " ".join(" ".join(pieces).replace(" ##", "").split())

@@ -87,11 +87,13 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
     if not training:
         absent = [question for question in squad.questions if _absent(question, squad.contexts)]
         counts["answers_absent"] = len(absent)
-        notes = [f"scored all the same: {_lost(question)}" for question in absent[:_SHOWN]]
+        notes = [f"scored all the same: {_format_lost(question)}" for question in absent[:_SHOWN]]
     else:
         spans_Q2 = _spans(tokenizer, encoder, squad, paragraphs, words_T, counts)
         kept = spans_Q2[:, 0] != _LOST
-        notes = _left_out([q for q, k in zip(squad.questions, kept, strict=True) if not k], config.squad.bad_answers)
+        notes = _list_left_out(
+            [q for q, k in zip(squad.questions, kept, strict=True) if not k], config.squad.bad_answers
+        )
         squad = Questions(squad.contexts, [q for q, k in zip(squad.questions, kept, strict=True) if k], squad.version)
         spans_Q2 = spans_Q2[kept]
         if not squad.questions:
@@ -131,14 +133,14 @@ def _absent(question: Question, contexts: Sequence[str]) -> bool:
     return bool(question.answers) and not any(text in contexts[question.paragraph] for text, _ in question.answers)
 
 
-def _lost(question: Question) -> str:
+def _format_lost(question: Question) -> str:
     return f"{question.place}: the answer {shown(question.answers[0][0])} is not in its paragraph"
 
 
-def _left_out(questions: Sequence[Question], action: str) -> list[str]:
+def _list_left_out(questions: Sequence[Question], action: str) -> list[str]:
     """Returns a line for each of the first questions whose answer was not found in the paragraph. Raises DataError if
     the action is "stop" and there are some."""
-    found = [_lost(question) for question in questions[:_SHOWN]]
+    found = [_format_lost(question) for question in questions[:_SHOWN]]
     if found and action == "stop":
         others = f" (and {len(questions) - 1:,} more)" if len(questions) > 1 else ""
         raise DataError(

@@ -315,7 +315,7 @@ def read_annotated(path: Path) -> Annotated | None:
     if pairs := brat_pairs(path):
         return _brat(pairs)
     rows = _rows(path)
-    name, seen = _recognised(rows)
+    name, seen = _recognise_format(rows)
     if not name:
         return None
     left: Counter[str] = Counter()
@@ -350,7 +350,7 @@ def row_of(document: Document) -> Row:
     }
 
 
-def _recognised(rows: Iterator[tuple[str, Any]]) -> tuple[str, list[tuple[str, Any]]]:
+def _recognise_format(rows: Iterator[tuple[str, Any]]) -> tuple[str, list[tuple[str, Any]]]:
     """Returns the format of the first row that has spans, or of rows whose lists of spans are empty, an empty text for
     rows of another kind; and the rows that were taken to see it. Raises DataError if the row is of two formats."""
     seen: list[tuple[str, Any]] = []
@@ -385,14 +385,14 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         yield from json_values(path)
     elif kind(path) in (".csv", ".tsv") and any(_STUDIO_CELL in line for _, line in lines(path)):
         for place, row in read_rows(path, Columns()):
-            yield place, {key: _unpacked(cell) for key, cell in row.items()}
+            yield place, {key: _unpack_cell(cell) for key, cell in row.items()}
 
 
 _STUDIO_CELL = '""labels"":'
 """What a table of Label Studio has within a cell with spans, which is JSON."""
 
 
-def _unpacked(cell: Any) -> Any:
+def _unpack_cell(cell: Any) -> Any:
     """Returns the objects in a cell with a JSON list, and the text of another cell."""
     try:
         found = json.loads(cell) if isinstance(cell, str) and cell.startswith("[{") else cell
@@ -416,9 +416,9 @@ _KINDS = {
 def _brat(pairs: Sequence[tuple[Path, Path]]) -> Annotated:
     documents, left = [], Counter[str]()
     for text_path, path in pairs:
-        text = _decoded(text_path)
+        text = _decode(text_path)
         spans: list[Span] = []
-        for number, line in enumerate(_decoded(path).replace("\r\n", "\n").split("\n"), 1):
+        for number, line in enumerate(_decode(path).replace("\r\n", "\n").split("\n"), 1):
             if line.startswith("T"):
                 spans += _brat_spans(line, f"{path}:{number}", left)
             elif line.strip():
@@ -447,7 +447,7 @@ def _brat_spans(line: str, place: str, left: Counter[str]) -> list[Span]:
     return found
 
 
-def _decoded(path: Path) -> str:
+def _decode(path: Path) -> str:
     content = content_of(path)
     try:
         return content.decode("utf-8-sig")

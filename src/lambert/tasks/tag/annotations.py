@@ -85,7 +85,7 @@ _SHIFTS = {
 because no format declares them."""
 
 
-def converted(document: Document, convention: str) -> Document | None:
+def convert_offsets(document: Document, convention: str) -> Document | None:
     """Returns the document with offsets that count code points, from one of `CONVENTIONS` or `_SHIFTS`. None if a span
     is outside the text, within a character, or differs from its quoted text; white space is not compared, because
     formats write a line end as a space."""
@@ -115,7 +115,7 @@ def _solid(text: str) -> str:
     return "".join(text.split())
 
 
-def settled(documents: Sequence[Document], name: str) -> tuple[list[Document], list[str]]:
+def settle_offsets(documents: Sequence[Document], name: str) -> tuple[list[Document], list[str]]:
     """Returns the documents with offsets that count code points, without those that fit no convention, and notes about
     both. A row is read by the first convention that fits all of its quoted texts. A row without quoted text is read by
     the one of most rows whose convention is unambiguous. Raises DataError if no row fits.
@@ -132,7 +132,7 @@ def settled(documents: Sequence[Document], name: str) -> tuple[list[Document], l
     for document, convention in found:
         quoted = any(span.quoted is not None for span in document.spans)
         used = convention if quoted else usual
-        fitting = converted(document, used) if used else None
+        fitting = convert_offsets(document, used) if used else None
         if fitting is None:
             bad.append(document)
             continue
@@ -141,15 +141,15 @@ def settled(documents: Sequence[Document], name: str) -> tuple[list[Document], l
     if bad:
         line = f"{bad[0].place}: {_misfit(bad[0])}"
         if not rows:
-            shift = next((shift for shift in _SHIFTS if all(converted(document, shift) for document in bad)), "")
+            shift = next((shift for shift in _SHIFTS if all(convert_offsets(document, shift) for document in bad)), "")
             hint = f" They would fit as {shift}." if shift else ""
             raise DataError(f"{line}. No row of {name} has spans that fit its text: correct the offsets.{hint}")
-    return kept, [*_report(rows, found, name), *([_left_out(bad, len(found), line)] if bad else [])]
+    return kept, [*_report(rows, found, name), *([_format_left_out(bad, len(found), line)] if bad else [])]
 
 
 def _convention(document: Document) -> str:
     """Returns the first convention that fits all quoted texts; an empty text if there is none."""
-    return next((name for name in CONVENTIONS if converted(document, name) is not None), "")
+    return next((name for name in CONVENTIONS if convert_offsets(document, name) is not None), "")
 
 
 def _tells(document: Document) -> bool:
@@ -164,14 +164,14 @@ def _report(rows: Counter[str], found: Sequence[tuple[Document, str]], name: str
         checked = "checked by the quoted texts" if quoted else "the format quotes no text to check them"
         yield f"{name}  offsets count characters ({checked})"
         return
-    listed = ", ".join(f"{convention} fit {_counted(count, 'row')}" for convention, count in rows.most_common())
+    listed = ", ".join(f"{convention} fit {_format_count(count, 'row')}" for convention, count in rows.most_common())
     yield f"note: {name}: by the quoted texts, offsets count not only characters: {listed}. They were converted."
 
 
 def _misfit(document: Document) -> str:
     """Returns the problem of the first span of a document that fits no convention."""
     for span in document.spans:
-        if converted(replace(document, spans=(span,)), _CHARACTERS) is None:
+        if convert_offsets(replace(document, spans=(span,)), _CHARACTERS) is None:
             break
     part, where = document.text[span.start : span.end], f"the span {span.start} to {span.end} ({span.label})"
     if span.quoted is not None and 0 <= span.start < span.end <= len(document.text):
@@ -179,15 +179,15 @@ def _misfit(document: Document) -> str:
     return f"{where} is not within the text of {len(document.text):,} characters"
 
 
-def _left_out(bad: Sequence[Document], rows: int, line: str) -> str:
-    return f"note: {len(bad):,} of {_counted(rows, 'row')} left out, because offsets fit by no convention: {line}."
+def _format_left_out(bad: Sequence[Document], rows: int, line: str) -> str:
+    return f"note: {len(bad):,} of {_format_count(rows, 'row')} left out, because offsets fit by no convention: {line}."
 
 
-def _counted(count: int, noun: str) -> str:
+def _format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def tagged(
+def tag_words(
     documents: Sequence[Document], divide: Divide, scheme: str, *, suffix: bool
 ) -> tuple[list[Sentence], dict[str, int], list[str]]:
     """Returns the documents as sentences of tagged words, counts, and notes about spans that words cannot represent.
@@ -202,7 +202,7 @@ def tagged(
     doubtful: list[tuple[Document, Offsets]] = []
     for document in documents:
         offsets = next(divided) if document.words is None else document.words
-        kept = _kept(document, offsets, counts, first)
+        kept = _select_spans(document, offsets, counts, first)
         if not _are_whole(document, offsets) and all(span.quoted is None for span in document.spans):
             doubtful.append((document, offsets))
         tags = tags_of(len(offsets), kept, scheme, suffix=suffix)
@@ -213,7 +213,9 @@ def tagged(
         else:
             counts["rows without a word"] += 1
     notes = [
-        f"note: {_counted(counts.pop(what), 'span')} {what} (first {first[what]})" for what in _LOSSES if counts[what]
+        f"note: {_format_count(counts.pop(what), 'span')} {what} (first {first[what]})"
+        for what in _LOSSES
+        if counts[what]
     ]
     return sentences, {"spans": counts["spans"], **+counts}, [*notes, *_other_conventions(doubtful)]
 
@@ -230,14 +232,14 @@ def _other_conventions(doubtful: Sequence[tuple[Document, Offsets]]) -> list[str
     rows: Counter[str] = Counter()
     for document, offsets in doubtful:
         for name in (*CONVENTIONS, *_SHIFTS):
-            other = converted(document, name) if name != _CHARACTERS else None
+            other = convert_offsets(document, name) if name != _CHARACTERS else None
             rows[name] += other is not None and _are_whole(other, offsets)
     name, count = max(rows.items(), key=lambda item: item[1], default=("", 0))
     if not count:
         return []
     return [
-        f"note: offsets may count {name}: by them {count:,} of the {_counted(len(doubtful), 'row')} with spans that "
-        "are not whole words would have spans of whole words. They were read as characters: check the export."
+        f"note: offsets may count {name}: by them {count:,} of the {_format_count(len(doubtful), 'row')} with spans "
+        "that are not whole words would have spans of whole words. They were read as characters: check the export."
     ]
 
 
@@ -248,7 +250,7 @@ _AT_SPACE = "begin or end at a space"
 _LOSSES = (_OVERLAP, _NO_WORD, _INSIDE, _AT_SPACE)
 
 
-def _kept(
+def _select_spans(
     document: Document, offsets: Offsets, counts: Counter[str], places: dict[str, str]
 ) -> list[tuple[int, int, str]]:
     """Returns the first word, the last word and the label of each span that is kept, and counts the others."""

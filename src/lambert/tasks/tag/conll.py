@@ -57,7 +57,7 @@ class Sentence:
     surface: Surface | None = None
     """The original text, if the file has it."""
 
-    def joined(self, first: int, size: int) -> bool:
+    def may_join(self, first: int, size: int) -> bool:
         """Returns whether `size` words from the word `first` on may be written without white space between them."""
         if self.surface is None:
             return True
@@ -164,7 +164,7 @@ def _read_conll(path: Path, columns: Columns, labels: Collection[str]) -> Iterat
             words, found = ([line.cells[column] for line in kept] for column in (word, tag))
             place, places = f"{path}:{kept[0].number}", [f"{path}:{line.number}" for line in kept]
             universal = index and size == _CONLL_U_COLUMNS and word == 1
-            written = surface_of([line.cells for line in group]) if universal else None
+            written = locate_words([line.cells for line in group]) if universal else None
             yield Sentence(place, words, found, places, surface=written)
 
 
@@ -270,7 +270,7 @@ def _comments(group: Sequence[_Line], size: int, tag: int, tags: Collection[str]
     return len(group)
 
 
-def surface_of(lines: Sequence[Sequence[str]]) -> Surface | None:
+def locate_words(lines: Sequence[Sequence[str]]) -> Surface | None:
     """Returns the text of a sentence of CoNLL-U, from its comment `# text` or else from its words and `SpaceAfter`, and
     the first character and end of each word in it. Words of a range such as 1-2 have places of their own only if
     together they form the written word. None if the text does not have the words in this order.

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError, shown
 from lambert.tasks.scores import metrics
-from lambert.tasks.scores.examples import Examples, shortened
+from lambert.tasks.scores.examples import Examples, shorten
 from lambert.tasks.scores.formulas import Formula
 
 OUTSIDE = "O"
@@ -103,7 +103,9 @@ def has_suffixes(counts: Mapping[str, int]) -> bool:
     return last > first and len(set(labels)) < len(labels)
 
 
-def recognised(counts: Mapping[str, int], sentences: Iterable[Sequence[str]] = (), *, suffix: bool = False) -> str:
+def recognise_scheme(
+    counts: Mapping[str, int], sentences: Iterable[Sequence[str]] = (), *, suffix: bool = False
+) -> str:
     """Returns the scheme of tags, "none" if they have no such form. `counts` has the number of words of each tag;
     `sentences`, the tags themselves, distinguish IOB1 from IOB2, and IOE1 from IOE2. `suffix`: marks follow labels."""
     formed = {tag: found for tag in counts if (found := _parts(tag, suffix=suffix))}
@@ -211,7 +213,7 @@ class Reader:
         allows."""
         truth, found = (self.spans(tags_N, bounds) for tags_N in (truth_N, found_N))
         if strict:
-            truth, found = _allowed(truth), _allowed(found)
+            truth, found = _select_allowed(truth), _select_allowed(found)
         words, size = int(bounds[-1]) + 1, len(self.labels)
         keys = [(spans.first * words + spans.last) * size + spans.label for spans in (truth, found)]
         both = np.isin(keys[0], keys[1])
@@ -243,7 +245,7 @@ class Counts:
         return np.stack(columns, 1).astype(np.int64)
 
 
-def _allowed(spans: Spans) -> Spans:
+def _select_allowed(spans: Spans) -> Spans:
     kept = spans.allowed
     return Spans(spans.first[kept], spans.last[kept], spans.label[kept], spans.allowed[kept])
 
@@ -302,7 +304,7 @@ def tag_examples(
         right = [tag for tag, own in zip(true, found, strict=True) if tag == own]
         rows.append(
             {
-                "text": shortened(text), "tokens": len(true), "truth": [*true], "prediction": [*found],
+                "text": shorten(text), "tokens": len(true), "truth": [*true], "prediction": [*found],
                 "words": len(true), "correct": len(right),
                 "tagged_correct": sum(tag != OUTSIDE for tag in right),
                 "tagged_true": sum(tag != OUTSIDE for tag in true),

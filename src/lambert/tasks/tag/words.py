@@ -70,7 +70,7 @@ class Words(Segments):
 
 
 @library_errors()
-def tokenised(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> Words:
+def tokenise(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> Words:
     """Returns the windows of all sentences, of at most `max_length` tokens. `counts` has the number of sentences and of
     divided sentences."""
     ids, words, tokens = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)], [0]

@@ -76,10 +76,10 @@ def at_widths(loss: Loss, widths: Sequence[int]) -> Loss:
     Source: Kusupati et al., "Matryoshka representation learning", 2022, equation 1, with weights 1.
     """
 
-    def summed(vectors_NGD: Tensor, labels: Tensor) -> Tensor:
+    def sum_widths(vectors_NGD: Tensor, labels: Tensor) -> Tensor:
         return torch.stack([loss(vectors_NGD[..., :width], labels) for width in widths]).sum(0)
 
-    return summed
+    return sum_widths
 
 
 def _cosines(vectors_NGD: Tensor) -> Tensor:
