@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 from json_lines import predict
-from lambert.tasks.reading.multirc import answer_rows
 from sklearn.metrics import f1_score
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks import Columns, TaskConfig, create, learn, parse_task, resolve, score_predictions
-from lambert.tasks.reading.table import read_rows
+from lambert.tasks.reading.table import answer_rows, read_rows
 from lambert.tasks.reading.templates import columns_of, fill, is_template
 
 Build = Callable[[list[str]], Tokenizer]

@@ -9,8 +9,7 @@ from lambert.tasks.squad.score import (
     best_threshold,
     normalise,
     normalise_mlqa,
-    pairs_v1,
-    pairs_v2,
+    score_pairs,
     score_v1,
     score_v2,
 )
@@ -50,8 +49,8 @@ def test_normalised(text: str, expected: str) -> None:
 def test_the_versions_differ(
     golds: list[str], predicted: str, v1: tuple[float, float], v2: tuple[float, float]
 ) -> None:
-    assert pairs_v1({"q": golds}, {"q": predicted})["q"] == pytest.approx(v1)
-    assert pairs_v2({"q": golds}, {"q": predicted})["q"] == pytest.approx(v2)
+    assert score_pairs({"q": golds}, {"q": predicted}, "1.1")["q"] == pytest.approx(v1)
+    assert score_pairs({"q": golds}, {"q": predicted}, "2.0")["q"] == pytest.approx(v2)
 
 
 def test_a_missing_prediction_scores_nothing_or_is_left_out() -> None:

@@ -20,7 +20,6 @@ from lambert.tasks.tag.spans import (
     check_tags,
     has_suffixes,
     recognise_scheme,
-    span_scores,
     tags_of,
 )
 
@@ -63,7 +62,7 @@ def test_spans_and_scores_are_those_of_seqeval(scheme: str, golden: dict[str, An
     tags = sorted({tag for side in (truth, predicted) for sentence in side for tag in sentence})
     truth_N, bounds = numbered(truth, tags)
     reader = Reader(scheme, tags)
-    scores = span_scores(reader, truth_N, numbered(predicted, tags)[0], bounds)
+    scores = reader.scores(truth_N, numbered(predicted, tags)[0], bounds)
     assert [scores[f"span_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(case["micro"])
     assert {label: scores[f"span_f1_{label}"] for label in reader.labels} == pytest.approx(case["f1"])
     assert scores.get("strict_span_f1") == pytest.approx(case.get("strict_f1"))
@@ -284,7 +283,7 @@ def test_broken_tags_with_the_mark_last() -> None:
 
 def test_schemes_without_a_strict_mode() -> None:
     for scheme in SCHEMES:
-        scores = span_scores(Reader(scheme, TAGS[scheme]), np.array([0, 1]), np.array([0, 1]), np.array([0, 2]))
+        scores = Reader(scheme, TAGS[scheme]).scores(np.array([0, 1]), np.array([0, 1]), np.array([0, 2]))
         assert ("strict_span_f1" in scores) == (scheme not in NOT_STRICT)
 
 
@@ -313,7 +312,7 @@ def test_thousands_of_labels_take_no_table_of_sentences_and_labels() -> None:
     tags = ["O", *(f"B-{number}" for number in range(size))]
     truth_N = np.arange(1, size + 1)
     tracemalloc.start()
-    scores = span_scores(Reader("IOB2", tags, suffix=False), truth_N, truth_N, np.arange(size + 1))
+    scores = Reader("IOB2", tags, suffix=False).scores(truth_N, truth_N, np.arange(size + 1))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (scores["span_f1"], scores["span_f1_999"], scores["span_f1_se"]) == (1.0, 1.0, 0.0)

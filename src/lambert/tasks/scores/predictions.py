@@ -29,8 +29,8 @@ from lambert.tasks.sentences.multilabel import labels_of
 from lambert.tasks.squad.score import answer_examples
 from lambert.tasks.squad.text import read_squad
 from lambert.tasks.tag.conll import is_conll, read_sentences
-from lambert.tasks.tag.spans import tag_examples
-from lambert.tasks.tag.tag import complete_form, read_labelled_sentences, reader_of
+from lambert.tasks.tag.spans import complete_form, reader_of, tag_examples
+from lambert.tasks.tag.tag import read_labelled_sentences
 from lambert.tasks.task import Row, keys_found
 from lambert.text.rows import TABLES, content_of, json_value, kind, lines
 

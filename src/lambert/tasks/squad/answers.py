@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +19,8 @@ from lambert.text.tokenizers import roles
 
 Span = tuple[int, int, float, float]
 """First and last token in the paragraph, -1 for no answer, and their logits."""
-Columns = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
-"""The same for N spans: arrays [N]."""
+Columns = Floats
+"""The same for N spans [4, N]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ def answers(
     for index, question in enumerate(data.questions):
         spans, null_logits = _spans(data, int(data.bounds_Q[index]), int(data.bounds_Q[index + 1]), windows, config)
         if null:
-            spans.append(_columns([-1], [-1], null_logits[:1], null_logits[1:]))
+            spans.append(np.array([[-1.0], [-1.0], null_logits[:1], null_logits[1:]]))
         text_of.start(question.paragraph)
         found.append(_answer(_rank(spans), null_logits, text_of, config, null=null))
     deque(windows, maxlen=0)  # runs what the generator of the outputs does after the last one
@@ -112,18 +111,14 @@ def _spans(
         if len(rows):
             first_N, last_N = starts[rows], ends[columns]
             start_N, end_N = logits_M2[first_N + shift, 0], logits_M2[last_N + shift, 1]
-            found.append(_columns(first_N + begin, last_N + begin, start_N, end_N))
+            found.append(np.stack([first_N + begin, last_N + begin, start_N, end_N]))
     return found, null_logits
-
-
-def _columns(first_N: npt.ArrayLike, last_N: npt.ArrayLike, start_N: npt.ArrayLike, end_N: npt.ArrayLike) -> Columns:
-    return np.asarray(first_N), np.asarray(last_N), np.asarray(start_N), np.asarray(end_N)
 
 
 def _rank(parts: list[Columns]) -> Iterator[Span]:
     """Yields the spans by decreasing sum of logits; the order of equal sums is kept."""
     if parts:
-        first_N, last_N, start_N, end_N = (np.concatenate(column) for column in zip(*parts, strict=True))
+        first_N, last_N, start_N, end_N = np.concatenate(parts, 1)
         for n in np.argsort(-(start_N + end_N), kind="stable").tolist():
             yield int(first_N[n]), int(last_N[n]), float(start_N[n]), float(end_N[n])
 

@@ -80,40 +80,32 @@ def f1(predicted: str, gold: str, *, both_empty: float) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def pairs_v1(golds: Golds, predictions: Mapping[str, str], language: str = "en") -> dict[str, tuple[float, float]]:
-    """Returns (exact match, F1) of every question, from 0 to 1, by the rules of version 1.1."""
-    found, words = {}, normaliser(language)
-    for name, answers in golds.items():
-        predicted = words(predictions[name]) if name in predictions else None
-        found[name] = (0.0, 0.0)
-        if predicted is not None:
-            texts = [words(answer) for answer in answers]
-            best = max((f1(predicted, text, both_empty=0.0) for text in texts), default=0.0)
-            found[name] = (float(predicted in texts), best)
-    return found
-
-
-def pairs_v2(golds: Golds, predictions: Mapping[str, str], language: str = "en") -> dict[str, tuple[float, float]]:
-    """Returns (exact match, F1) of every question with a prediction, from 0 to 1, by the rules of version 2.0."""
-    found, words = {}, normaliser(language)
+def score_pairs(
+    golds: Golds, predictions: Mapping[str, str], version: str, language: str = "en"
+) -> dict[str, tuple[float, float]]:
+    """Returns (exact match, F1) of each question, from 0 to 1, by the rules of the version."""
+    found, words, two = {}, normaliser(language), version != "1.1"
     for name, answers in golds.items():
         if name in predictions:
-            predicted = words(predictions[name])
-            texts = [text for text in map(words, answers) if text] or [""]
-            best = max(f1(predicted, text, both_empty=1.0) for text in texts)
+            predicted, texts = words(predictions[name]), [words(answer) for answer in answers]
+            if two:
+                texts = [text for text in texts if text] or [""]
+            best = max((f1(predicted, text, both_empty=float(two)) for text in texts), default=0.0)
             found[name] = (float(predicted in texts), best)
+        elif not two:
+            found[name] = (0.0, 0.0)
     return found
 
 
 def score_v1(golds: Golds, predictions: Mapping[str, str], language: str = "en") -> dict[str, float]:
     """Returns exact_match and f1 in per cent with their standard errors, and the number of questions."""
-    return _means(list(pairs_v1(golds, predictions, language).values()))
+    return _means(list(score_pairs(golds, predictions, "1.1", language).values()))
 
 
 def score_v2(golds: Golds, predictions: Mapping[str, str], language: str = "en") -> dict[str, float]:
     """Returns exact_match and f1 in per cent with their standard errors: of all questions with a prediction, of those
     with an answer (has_answer_...) and of those without (no_answer_...)."""
-    pairs = pairs_v2(golds, predictions, language)
+    pairs = score_pairs(golds, predictions, "2.0", language)
     found = _means(list(pairs.values()))
     for prefix, wanted in (("has_answer_", True), ("no_answer_", False)):
         part = _means([pair for name, pair in pairs.items() if bool(golds[name]) is wanted])
@@ -168,7 +160,7 @@ def answer_examples(
     """Returns the scored examples of answers by question id: rows with id, text (the question), truth (the texts of the
     gold answers), prediction, and exact_match and f1 from 0 to 1."""
     golds = golds_of(questions)
-    pairs = (pairs_v1 if version == "1.1" else pairs_v2)(golds, texts, language)
+    pairs = score_pairs(golds, texts, version, language)
     rows: list[dict[str, Any]] = [
         {
             "id": question.id, "text": shorten(question.text),

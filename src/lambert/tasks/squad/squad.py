@@ -15,7 +15,7 @@ from lambert.tasks.reading.segments import arrays, concatenate_outputs
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.metrics import Floats
 from lambert.tasks.squad.answers import Answer, answers
-from lambert.tasks.squad.score import answer_examples, best_threshold, golds_of, pairs_v2, score_v1, score_v2
+from lambert.tasks.squad.score import answer_examples, best_threshold, golds_of, score_pairs, score_v1, score_v2
 from lambert.tasks.squad.text import Question, Questions, read_squad
 from lambert.tasks.squad.windows import Windows, windows
 from lambert.tasks.task import Outputs, Row, Task, text_of
@@ -106,8 +106,8 @@ class Squad(Task[Windows, Answer]):
             return {}
         golds, language = golds_of(data.questions), self.config.squad.language
         best = {question.id: answer.best.text for question, answer in zip(data.questions, predictions, strict=True)}
-        answered_N2 = np.array(list(pairs_v2(golds, best, language).values()))
-        unanswered_N2 = np.array(list(pairs_v2(golds, dict.fromkeys(golds, ""), language).values()))
+        answered_N2 = np.array(list(score_pairs(golds, best, "2.0", language).values()))
+        unanswered_N2 = np.array(list(score_pairs(golds, dict.fromkeys(golds, ""), "2.0", language).values()))
         return {
             name: best_threshold(np.array(odds), answered_N2[:, side], unanswered_N2[:, side])
             for side, name in enumerate(("exact_match", "f1"))

@@ -12,7 +12,7 @@ scheme requires.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError, shown
+from lambert.tasks.config import TagConfig
 from lambert.tasks.scores import metrics
 from lambert.tasks.scores.examples import Examples, shorten
 from lambert.tasks.scores.formulas import Formula
@@ -180,6 +181,7 @@ class Reader:
         parts = [_parts(tag, suffix=suffix) for tag in tags]
         parts = [part if part and part[0] in known else None for part in parts]
         self.scheme, self.labels = scheme, sorted({part[1] for part in parts if part})
+        self._names = [f"span_f1_{label}" for label in self.labels] if len(self.labels) > 1 else []  # of scores
         cells = [(meanings[known[part[0]]], self.labels.index(part[1])) if part else (_NONE, 0) for part in parts]
         self._marks, self._labels = np.array([*cells, (_NONE, 0)], dtype=np.int64).T  # number -1: no tag
 
@@ -221,6 +223,33 @@ class Reader:
         owners = tuple(np.searchsorted(bounds, first, side="right") - 1 for first in firsts)
         return Counts(len(bounds) - 1, size, owners, (truth.label, found.label, truth.label[both]))
 
+    def score_names(self) -> list[str]:
+        """Returns the names of `scores`, without those of standard errors."""
+        strict = [] if self.scheme in NOT_STRICT else ["strict_span_f1"]
+        return ["span_f1", "span_precision", "span_recall", *strict, *self._names]
+
+    def scores(self, truth_N: Ints, found_N: Ints, bounds: Ints) -> dict[str, float]:
+        """Returns micro-averaged span_f1, span_precision and span_recall; span_f1_LABEL if there are several labels;
+        strict_span_f1 for schemes that mark one end of every span or both; and NAME_se, by bootstrap over the
+        sentences."""
+        counts, strict = (self.counts(truth_N, found_N, bounds, strict=strict) for strict in (False, True))
+        size = counts.sentences
+
+        def scores(rows: Ints) -> dict[str, float]:
+            weights_S = np.bincount(rows, minlength=size)
+            counts_L3 = counts.of_labels(weights_S)
+            true, predicted, both = counts_L3.sum(0).tolist()
+            made = {
+                "span_f1": float(_f1(counts_L3.sum(0))),
+                "span_precision": both / predicted if predicted else 0.0,
+                "span_recall": both / true if true else 0.0,
+            }
+            if self.scheme not in NOT_STRICT:
+                made["strict_span_f1"] = float(_f1(strict.of_labels(weights_S).sum(0)))
+            return made | dict(zip(self._names, _f1(counts_L3).tolist(), strict=False))
+
+        return metrics.with_errors(scores(np.arange(size)), metrics.bootstrap_errors(scores, size))
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -250,36 +279,16 @@ def _select_allowed(spans: Spans) -> Spans:
     return Spans(spans.first[kept], spans.last[kept], spans.label[kept], spans.allowed[kept])
 
 
-def span_score_names(reader: Reader) -> list[str]:
-    """Returns the names of `span_scores`, without those of standard errors."""
-    strict = [] if reader.scheme in NOT_STRICT else ["strict_span_f1"]
-    labels = [f"span_f1_{label}" for label in reader.labels] if len(reader.labels) > 1 else []
-    return ["span_f1", "span_precision", "span_recall", *strict, *labels]
+def reader_of(config: TagConfig, labels: Sequence[str]) -> Reader | None:
+    """Returns the reader of spans for settings whose form of the tags is known, or None: the labels mark no spans."""
+    return None if config.scheme == "none" else Reader(config.scheme, labels, suffix=bool(config.suffix))
 
 
-def span_scores(reader: Reader, truth_N: Ints, found_N: Ints, bounds: Ints) -> dict[str, float]:
-    """Returns micro-averaged span_f1, span_precision and span_recall; span_f1_LABEL if there are several labels;
-    strict_span_f1 for schemes that mark one end of every span or both; and NAME_se, by bootstrap over the sentences."""
-    counts = reader.counts(truth_N, found_N, bounds)
-    strict = reader.counts(truth_N, found_N, bounds, strict=True)
-    size = counts.sentences
-    names = [f"span_f1_{label}" for label in reader.labels] if len(reader.labels) > 1 else []
-
-    def scores(rows: Ints) -> dict[str, float]:
-        weights_S = np.bincount(rows, minlength=size)
-        counts_L3 = counts.of_labels(weights_S)
-        true, predicted, both = counts_L3.sum(0).tolist()
-        made = {
-            "span_f1": float(_f1(counts_L3.sum(0))),
-            "span_precision": both / predicted if predicted else 0.0,
-            "span_recall": both / true if true else 0.0,
-        }
-        if reader.scheme not in NOT_STRICT:
-            made["strict_span_f1"] = float(_f1(strict.of_labels(weights_S).sum(0)))
-        return made | (dict(zip(names, _f1(counts_L3).tolist(), strict=True)) if names else {})
-
-    found = scores(np.arange(size))
-    return metrics.with_errors(found, metrics.bootstrap_errors(scores, size))
+def complete_form(config: TagConfig, counts: Mapping[str, int], sentences: Iterable[Sequence[str]] = ()) -> TagConfig:
+    """Returns the settings with the form of the tags that is not set recognised. `counts` has the number of words of
+    each tag."""
+    suffix = has_suffixes(counts) if config.suffix is None else config.suffix
+    return replace(config, scheme=config.scheme or recognise_scheme(counts, sentences, suffix=suffix), suffix=suffix)
 
 
 def _f1(counts_K3: Ints) -> npt.NDArray[np.float64]:

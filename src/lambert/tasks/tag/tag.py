@@ -4,7 +4,7 @@ The label of a word is predicted at its first piece. Words without a piece have 
 accuracy, and outside of all spans for the other scores.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -30,17 +30,7 @@ from lambert.tasks.tag.annotation_formats import read_annotated
 from lambert.tasks.tag.annotations import settle_offsets, tag_words
 from lambert.tasks.tag.conll import Sentence, read_sentences, tag_column, tokens_of, word_column
 from lambert.tasks.tag.division import Division, learn
-from lambert.tasks.tag.spans import (
-    OUTSIDE,
-    Reader,
-    all_tags,
-    check_tags,
-    has_suffixes,
-    recognise_scheme,
-    span_score_names,
-    span_scores,
-    tag_examples,
-)
+from lambert.tasks.tag.spans import OUTSIDE, all_tags, check_tags, complete_form, reader_of, tag_examples
 from lambert.tasks.tag.words import NONE, Words, tokenise
 from lambert.tasks.task import Outputs, Row, Task, describe_task, text_of, write_rows
 
@@ -50,7 +40,7 @@ _LISTED = 100
 
 class Tag(Task[Words, list[int | None]]):
     """One label for each word. Scores: f1, micro-averaged over all labels except "O", and accuracy; if the labels mark
-    spans, before them those of `spans.span_scores`."""
+    spans, before them those of `spans.Reader.scores`."""
 
     head = "tag"
 
@@ -148,12 +138,12 @@ class Tag(Task[Words, list[int | None]]):
         return data.of_words(metrics.softmax(concatenate_outputs(outputs, self.head)), np.nan)
 
     def score_names(self) -> tuple[str, ...]:
-        return (*(span_score_names(self.reader) if self.reader else ()), "f1", "accuracy")
+        return (*(self.reader.score_names() if self.reader else ()), "f1", "accuracy")
 
     def score(self, data: Words, predictions: Sequence[list[int | None]]) -> dict[str, float]:
         assert data.truth_W is not None, "scoring needs tags"
         found_W = _numbers(predictions)
-        spans = {} if self.reader is None else span_scores(self.reader, data.truth_W, found_W, data.bounds_Q)
+        spans = {} if self.reader is None else self.reader.scores(data.truth_W, found_W, data.bounds_Q)
         outside = self.config.labels.index(OUTSIDE) if OUTSIDE in self.config.labels else NONE
         owner_W = np.repeat(np.arange(len(predictions)), np.diff(data.bounds_Q))
         cells_S5 = _cells(data.truth_W, found_W, owner_W, len(predictions), outside)
@@ -281,18 +271,6 @@ def _tags(sentences: Sequence[Sentence]) -> tuple[dict[str, str], dict[str, int]
                 places[tag] = sentence.place_of(word)
             counts[tag] = counts.get(tag, 0) + 1
     return places, counts
-
-
-def reader_of(config: TagConfig, labels: Sequence[str]) -> Reader | None:
-    """Returns the reader of spans for settings whose form of the tags is known, or None: the labels mark no spans."""
-    return None if config.scheme == "none" else Reader(config.scheme, labels, suffix=bool(config.suffix))
-
-
-def complete_form(config: TagConfig, counts: Mapping[str, int], sentences: Iterable[Sequence[str]] = ()) -> TagConfig:
-    """Returns the settings with the form of the tags that is not set recognised. `counts` has the number of words of
-    each tag."""
-    suffix = has_suffixes(counts) if config.suffix is None else config.suffix
-    return replace(config, scheme=config.scheme or recognise_scheme(counts, sentences, suffix=suffix), suffix=suffix)
 
 
 def _unknown_tags(unknown: Sequence[str], places: Mapping[str, str], counts: Mapping[str, int], path: Path) -> Mismatch:
