@@ -46,8 +46,7 @@ __all__ = [
 
 
 def task_class(config: TaskConfig) -> type[Task[Any, Any]]:
-    """Returns the class of a task, one from outside only if it derives from `Task`. Raises UsageError for an unknown
-    name."""
+    """Returns the class of a task. Raises UsageError for an unknown name or a class that is no `Task`."""
     found: Any = lookup(TASKS, config.name, "task.name", KIND)
     if isinstance(found, str):
         module, _, name = found.partition(":")
@@ -66,6 +65,5 @@ def create(config: TaskConfig, tokenizer: "Tokenizer") -> Task[Any, Any]:
 
 
 def learn(config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Task[Any, Any], Any]:
-    """Returns the task, its description completed from the training file, and the training data: a Source with
-    targets."""
+    """Returns the task, completed from the training file, and the training data, a Source with targets."""
     return task_class(config).learn(config.resolve_length(), tokenizer, path)

@@ -91,8 +91,7 @@ def _front(model: Model, base: Origin | None, task: TaskConfig | None) -> str:
 
 
 def use(model: Model, task: TaskConfig | None) -> str:
-    """Returns the text that says how to load the model: with Lambert, and with the library that reads the folder. The
-    snippets run in the folder."""
+    """Returns the section of the card on how to load the model. Its snippets run in the model folder."""
     shape = model.config
     code = f", code=[{json.dumps(shape.block)}]" if shape.custom_block else ""
     own = f'import lambert\n\nmodel = lambert.load("."{code})\nprint({_call(model, task)})\n'

@@ -108,8 +108,7 @@ def check_teacher(config: TaskConfig, teacher: TaskConfig) -> None:
 
 
 def teacher_of(values: Floats, config: TaskConfig, theirs: Sequence[str], share: float, temperature: float) -> Teacher:
-    """Returns the teacher with these values [N], or probabilities [N, L] of labels in the order `theirs`, for a student
-    of the task `config`."""
+    """Returns the teacher of the task `config`, from values [N] or probabilities [N, L] of the labels `theirs`."""
     if config.labels:
         values = values[:, [theirs.index(label) for label in config.labels]]
     return Teacher(values, share, 0.0 if config.name in _MIXED else temperature)

@@ -60,8 +60,7 @@ def check_different(values_N: npt.ArrayLike, name: str, path: Path) -> None:
 
 
 def note_absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Returns a note with the labels that no example of a file has, if there are any. `counts_L`: examples with each
-    label."""
+    """Returns a note that lists the labels without an example, if there are any. `counts_L`: examples of each label."""
     names = [shown(labels[label]) for label in np.flatnonzero(counts_L == 0)]
     if not names:
         return ()
@@ -70,9 +69,8 @@ def note_absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[st
 
 
 def note_doubtful(labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Returns notes about labels of a training file that may mean something else than classes of their own: names that
-    differ in case only or look alike, numbers that differ in leading zeros only, numbers with decimal commas, names of
-    missing values."""
+    """Returns notes about labels that may not be classes of their own: names that differ in case only or look alike,
+    numbers that differ in leading zeros only, numbers with decimal commas, names of missing values."""
     forms: dict[str, list[str]] = {}
     shapes: dict[str, list[str]] = {}
     for label in labels:

@@ -86,8 +86,7 @@ class Mask(Task[Masked, list[Candidates]]):
         return data
 
     def predictions(self, data: Masked, outputs: Outputs) -> list[list[Candidates]]:
-        """Returns the `top` candidates for each [MASK] of each example. The logits of one batch are in memory at a
-        time."""
+        """Returns the `top` candidates for each [MASK] of each example. Holds the logits of one batch at a time."""
         found: list[Candidates] = []
         for batch in outputs:
             logits_NV = batch[self.head].detach().float().cpu().numpy().astype(np.float64)

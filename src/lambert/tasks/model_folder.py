@@ -71,9 +71,9 @@ def _activation(config: TaskConfig, folder: Path, named: str, *, crosses: bool) 
 
 
 def read_extras(folder: Path, encoder: EncoderConfig) -> tuple[dict[str, Any], dict[str, str | bytes]]:
-    """Returns what a copy of a model folder keeps beside its encoder and tokenizer: keys of config.json, without ids of
-    special tokens that the encoder does not have, and the files of sentence-transformers by name. Raises DataError if
-    other programs could not read them."""
+    """Returns what a copy of a model folder has beside encoder and tokenizer: keys of config.json, without ids of
+    special tokens that the encoder lacks, and the files of sentence-transformers. Raises DataError for a damaged
+    key."""
     found = layout.read_config(folder)
     path = folder / layout.CONFIG
     extra = {name: found[name] for name in KEPT if found.get(name) is not None}

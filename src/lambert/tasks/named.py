@@ -141,9 +141,8 @@ def resolve(config: TaskConfig, path: Path) -> TaskConfig:
 
 
 def resolve_for_evaluation(name: str, columns: OtherColumns, path: Path) -> tuple[str, OtherColumns]:
-    """Returns the ordinary task for a named one, and the columns of its labelled file `path`, with the names that the
-    data set gives to numbers; other names and columns as they are. They are for scoring a model that may have been
-    trained on other data."""
+    """Returns the ordinary task for a named one, and the columns of its labelled file `path` with the names of label
+    numbers; other names and columns unchanged. For scoring a model that may have been trained on other data."""
     named = NAMED.get(name)
     if named is None:
         return name, columns

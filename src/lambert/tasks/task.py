@@ -46,9 +46,9 @@ class Task(ABC, Generic[D, P]):
     labels: int
     """Number of outputs of the head."""
     ranks = False
-    """Whether `rows` can list the most probable labels, answers or pieces alone."""
+    """Whether `rows` can list only the most probable labels, answers or pieces."""
     top = 0
-    """How many of them `rows` lists; 0: as the settings say."""
+    """Number that `rows` lists; 0: as the settings say."""
 
     def __init__(self, config: TaskConfig, tokenizer: "Tokenizer") -> None:
         """Makes the task of a complete description, with labels."""
@@ -56,8 +56,7 @@ class Task(ABC, Generic[D, P]):
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Self, D]:
-        """Returns the task, completed from the training file (labels, version) if it needs that, and the training
-        data."""
+        """Returns the task, completed from the training file (labels, version), and the training data."""
         task = cls(config, tokenizer)
         return task, task.read(path, training=True)
 
@@ -82,8 +81,7 @@ class Task(ABC, Generic[D, P]):
         """Returns predictions as plain values, one row per example."""
 
     def inputs(self) -> tuple[list[str], list[str]]:
-        """Returns the keys that a row to predict must have, and those that it may have. A key "a.b" is the key b of the
-        object in the column a."""
+        """Returns the required and the optional keys of a row to predict. "a.b" is the key b of the column a."""
         columns = self.config.columns
         names, names_b = map(columns_of, columns.row_keys())
         if columns.text_b_optional:
@@ -91,27 +89,26 @@ class Task(ABC, Generic[D, P]):
         return [*dict.fromkeys([*names, *names_b])], []
 
     def columns_read(self) -> tuple[list[str], list[str]]:
-        """Returns the columns of a file of rows to predict: those that it must have, and those that are read if it has
-        them."""
+        """Returns the required and the optional columns of a file of rows to predict."""
         return self.inputs()
 
     def score_names(self) -> tuple[str, ...] | None:
-        """Returns the names of all scores that labelled data may have, without standard errors and counts; None: they
-        are not known, so `task.metrics` is not checked."""
+        """Returns the names of all possible scores, without standard errors and counts; None: not known, so
+        `task.metrics` is not checked."""
         return None
 
     def examples(self, data: D, predictions: Sequence[P]) -> Examples | None:
-        """Returns what is kept of each labelled example for `lambert compare` and for error analysis; None: nothing."""
+        """Returns the scored examples for `lambert compare` and error analysis; None: the task has none."""
         return None
 
     @property
     def has_examples(self) -> bool:
-        """Whether `examples` keeps something, which is so if a class defines it."""
+        """Whether the class defines `examples`."""
         return type(self).examples is not Task.examples
 
     def tune(self, data: D, predictions: Sequence[P]) -> Self:
-        """Returns the task with the settings that are chosen by its predictions for the dev data: the thresholds of
-        multilabel and squad, and the temperature of classify."""
+        """Returns the task with the settings that its predictions for the dev data choose: the thresholds of multilabel
+        and squad, and the temperature of classify."""
         return self
 
     def with_top(self, top: int) -> Self:
@@ -128,8 +125,7 @@ class Task(ABC, Generic[D, P]):
         return found
 
     def write(self, path: Path, data: D, predictions: Sequence[P]) -> list[Path]:
-        """Writes the predictions in the usual format of the task, by default with a row of JSON for each example.
-        Returns all files that were written."""
+        """Writes the predictions in the format of the task, by default JSON lines. Returns the written files."""
         return [write_rows(path, self.rows(data, predictions))]
 
     def model_config(self) -> dict[str, Any]:
@@ -137,8 +133,7 @@ class Task(ABC, Generic[D, P]):
         return describe_task(self.config)
 
     def model_files(self, width: int) -> dict[str, str | bytes]:
-        """Returns the contents of the files that the task adds to a model folder, by their paths there. `width` is that
-        of the states."""
+        """Returns the files that the task adds to a model folder, by path. `width` is that of the states."""
         return {}
 
     def width(self, hidden: int) -> int:

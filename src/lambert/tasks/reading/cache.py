@@ -1,4 +1,4 @@
-"""Features of labelled files, kept in a folder for all runs that read the same files in the same way."""
+"""A folder of features of labelled files, shared by all runs that read the same files in the same way."""
 
 import contextlib
 import fcntl
@@ -122,8 +122,8 @@ class FeatureCache:
 
     @contextmanager
     def _lock(self, file: Path) -> Iterator[None]:
-        """A context in which one thread of all processes is for a file. The kernel releases the lock when its process
-        ends. On a file system without locks there is none: then each process writes the same file."""
+        """A context that one thread of all processes enters at a time for a file. The kernel releases the lock when its
+        process ends. Without locks in the file system each process writes the same file."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
                 lock = stack.enter_context(open_regular(file.with_suffix(".lock"), "ab"))

@@ -39,8 +39,7 @@ class Damaged(ValueError):
 
 
 class Later(Generic[T]):
-    """A value that is made when it is first used. Training does not use the texts of questions, so reading a file of
-    features does not decode them."""
+    """A value that is made when it is first used, such as the texts of questions, which training does not need."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -51,8 +50,7 @@ class Later(Generic[T]):
 
 
 def write(path: Path, value: Any) -> None:
-    """Writes a value atomically. Raises OSError if the disk refuses it, and TypeError for a value of another kind than
-    labelled data have."""
+    """Writes a value atomically. Raises OSError, and TypeError for a value that is not labelled data."""
     writer = _Writer()
     plain = writer.plain(value)
     offsets = np.cumsum([0, *(_round_up(array.nbytes) for array in writer.arrays)]).tolist()
@@ -75,8 +73,7 @@ _OF_DAMAGE = (
 
 
 def read(path: Path) -> Any:
-    """Returns what `write` has written. Arrays are copied where they are written to. Raises FileNotFoundError, and
-    Damaged, which says why."""
+    """Returns what `write` has written; arrays are copied on write. Raises FileNotFoundError or Damaged."""
     try:
         with open_regular(path) as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

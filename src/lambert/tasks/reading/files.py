@@ -36,9 +36,8 @@ def digest(path: Path) -> str:
 
 
 def find_splits(data: Path, dev: Path | float | None) -> tuple[Path, Path | float | None]:
-    """Returns the paths of the training data and the dev data. In a folder with several splits these are `train` and
-    `validation`; without `dev`, the dev data are those of the folder of `data`, if it has some. A share is returned as
-    it is.
+    """Returns the paths of training and dev data: in a folder with several splits `train` and `validation`. Without
+    `dev`, the dev data are the validation split of `data`, if it has one. A share is returned unchanged.
 
     Raises:
         DataError: A folder has no such split.

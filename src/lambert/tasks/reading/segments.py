@@ -70,10 +70,9 @@ class Segments:
     notes: Sequence[str] = ()
     """Lines for the user about the data, and about how its columns and labels were read."""
     by_order: bool = False
-    """Whether the labels were numbers that were read in the order of the task's labels although no order was
-    declared."""
+    """Whether labels are numbers that were read in the order of the task's labels, since no order was declared."""
     least_batch = 1
-    """Number of examples that an update must have, since the loss compares them with each other."""
+    """Smallest number of examples of an update, since the loss compares them with each other."""
     texts_alone = False
     """Whether each text is paired with itself, so that only dropout makes its two vectors differ."""
     unknown: Unknown = Unknown()
@@ -119,8 +118,7 @@ class Segments:
         return flat_batch(ids_T, types_T, lengths_S, self.targets(indices_S, begins_S))
 
     def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
-        """Returns the targets of the given sequences, which begin at tokens `begins_S` of the batch; empty without
-        labels."""
+        """Returns the targets of sequences that begin at the tokens `begins_S` of the batch; empty without labels."""
         return {}
 
 

@@ -78,8 +78,7 @@ def list_columns(columns: Columns) -> list[str]:
 
 
 def read_beginning(path: Path) -> tuple[list[str], Row]:
-    """Returns the names of the columns, in a table the cells of its first line, and the first row; in a table this is
-    the first line by column number."""
+    """Returns the names of the columns and the first row; in a table both are its first line, the row by number."""
     _, row = next(read_rows(path, Columns("1", label="2", header=False)))
     return [str(name) for name in (row.values() if kind(path) in TABLES else row)], row
 
@@ -144,8 +143,7 @@ NOTHING: Any = object()
 
 
 def value_of(row: Mapping[str, Any], name: str) -> Any:
-    """Returns the value of a column, or of a key of the object in a column, written "column.key"; NOTHING if there is
-    none."""
+    """Returns the value of a column, or of a key of its object, written "column.key"; NOTHING if there is none."""
     value: Any = row
     for part in [name] if name in row else name.split("."):
         value = value.get(part, NOTHING) if isinstance(value, Mapping) else NOTHING
@@ -202,8 +200,7 @@ def _chooses(row: Row) -> bool:
 
 
 def text_cell(row: Row, name: str, setting: str, place: str) -> str:
-    """Returns the text of a column, or of a template of columns, which may also hold whole numbers. Raises DataError if
-    a column is missing or not text."""
+    """Returns the text of a column, or of a template, whose columns may also hold whole numbers. Raises DataError."""
     if is_template(name):
         return fill(name, lambda part: _text_or_number(row, part, setting, place), place)
     value = column(row, name, setting, place)
@@ -220,8 +217,7 @@ def _text_or_number(row: Row, name: str, setting: str, place: str) -> str:
 
 
 def label_cell(row: Row, name: str, place: str) -> str:
-    """Returns the label of a column as text: 1 and "1" are equal. Raises DataError if it is empty, a list or an
-    object."""
+    """Returns the label of a column as text: 1 and "1" are equal. Raises DataError if it is no single label."""
     value = column(row, name, "label", place)
     if isinstance(value, list) and value and isinstance(value[0], list | dict):
         raise Mismatch(

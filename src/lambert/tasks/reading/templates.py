@@ -22,8 +22,7 @@ def columns_of(column: str) -> list[str]:
 
 
 def fill(template: str, text_of: Callable[[str], str], place: str) -> str:
-    """Returns the text of a template, where `text_of` returns the text of a column. Raises DataError for a value
-    without a replacement."""
+    """Fills a template; `text_of` returns the text of a column. Raises DataError for a value without a replacement."""
 
     def text(field: re.Match[str]) -> str:
         value = text_of(field[1])

@@ -16,8 +16,7 @@ from lambert.text.tokenizers.trial import library_errors
 from lambert.text.tokenizers.words import WordEncoder, scheme
 
 SPACES = " \t\r\n\u202f"
-"""Separators of the words of a SQuAD paragraph (google-research/bert, run_squad.py), which are not all spaces of
-Unicode."""
+"""Separators of the words of a SQuAD paragraph (google-research/bert, run_squad.py): not all spaces of Unicode."""
 LONG = 1 << 16  # characters; of a longer text only a beginning is tokenised if only a beginning is used
 _CHUNK = 4096  # texts encoded at once: enough for all threads of the library, few enough to bound the memory
 _MANY = 1 << 18  # characters of texts from which learning their words takes less time than it saves; measured
@@ -105,18 +104,16 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str], limit: int = 0) -> Texts:
 
 @library_errors()
 def token_characters(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ints]:
-    """Returns for each text the first character of each of its tokens and the character after it [T, 2], without white
-    space at the edges. Tokens that are bytes of one character have this character. A token without characters (white
-    space, or the mark of the beginning of a word alone) has the first character after it and the end of the last one
-    before it."""
+    """Returns for each text the first character of each token and the character after its last one [T, 2], without
+    white space at the edges. The tokens of the bytes of a character have that character. A token without characters
+    (white space, or a mark of the beginning of a word) begins at the next character and ends where the last one did."""
     encodings = _disable_trimming(tokenizer).encode_batch(texts, add_special_tokens=False)
     return [_characters(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
 
 
 def _disable_trimming(tokenizer: Tokenizer) -> Tokenizer:
-    """Returns a tokenizer whose tokens begin with the space before them, if the text has one. The library removes a
-    character from the offsets of each token with the mark of a space, also where the text has no space there because
-    the mark was added to every word."""
+    """Returns a tokenizer whose tokens include the space before them. The library trims one character from the offsets
+    of every token with the mark of a space, even where the mark was added and the text has no space."""
     after = tokenizer.post_processor
     if after is None or b'"trim_offsets":true' not in after.__getstate__():
         return tokenizer
@@ -140,8 +137,7 @@ def _characters(text: str, encoding: Any) -> Ints:
 
 
 def word_numbers(text: str) -> Numbers:
-    """Returns the index of each character's word, as divided by SPACES. A separator belongs to the word before it; -1
-    before the first word."""
+    """Returns the word number of each character, -1 before the first. A separator belongs to the word before it."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     inside = ~np.isin(codes, [ord(space) for space in SPACES])
     begins = np.diff(inside, prepend=False) & inside
@@ -157,8 +153,7 @@ def _words_of(text: str, encoding: Any) -> Numbers:
 
 
 def _lines(texts: Sequence[str], encoder: WordEncoder) -> bytes:
-    """Returns texts as lines, with a space for each separator in them. Empty if a text has a NUL, or something else
-    that cannot be encoded by words."""
+    """Returns texts as lines with a space for each separator; empty if they cannot be encoded by words."""
     joined = "\0".join(texts)
     if joined.count("\0") >= len(texts):
         return b""

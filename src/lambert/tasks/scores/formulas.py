@@ -28,8 +28,7 @@ class Formula:
 
 
 def scorer(rows: Sequence[Mapping[str, Any]], formula: Formula) -> Scorer:
-    """Returns the function that computes the score of resamples of `rows`. A score that is undefined because of a
-    division by zero is 0.
+    """Returns the function that computes the score of resamples of `rows`; 0 instead of a division by zero.
 
     Raises:
         KeyError: A column is missing, or the kind is unknown.

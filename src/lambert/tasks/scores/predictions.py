@@ -139,9 +139,8 @@ def _rows(path: Path, gold: Path, config: TaskConfig, like: Examples, say: Calla
 
 
 def _gold_ids(gold: Path, like: Examples) -> list[str | None]:
-    """Returns the ids of the rows of the labelled file. A table has a header if it has one line more than the file has
-    examples and no cell of its first line is a number, whatever the settings of the run say, which may have been scored
-    with others."""
+    """Returns the ids of the rows of the labelled file. A table has a header if it has one line more than `like` has
+    examples, none of whose cells is a number: the settings of the run may be those of another file."""
     rows = [row for _, row in read_rows(gold, Columns("1", label="2", header=False))]
     named = bool(rows) and not any(str(cell).strip().isdecimal() for cell in rows[0].values())
     if kind(gold) in TABLES and len(rows) == len(like.rows) + 1 and named:
@@ -271,8 +270,7 @@ def _table(path: Path, blank: bool) -> list[tuple[str, Row]]:
 
 
 def _one_column(path: Path) -> list[tuple[str, Row]]:
-    """Returns the lines of a table with the labels of a text in each, a blank one for none; nothing for a table with
-    more columns."""
+    """Returns the lines of a table of one column, blank ones too (no label); nothing for a table with more columns."""
     rows = [(f"{path}:{number}", line.rstrip("\r\n")) for number, line in lines(path)]
     if not rows or (rows[0][1] not in _PREDICTIONS and (kind(path) != ".txt" or any("\t" in line for _, line in rows))):
         return []

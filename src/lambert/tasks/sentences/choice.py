@@ -26,9 +26,8 @@ Choices = list[tuple[str, str]]
 
 
 class Examples(Sentences):
-    """Tokenised examples: example n has the sequences [CLS] A [SEP] B [SEP] with numbers bounds_N[n] to
-    bounds_N[n + 1], one for each choice. As a Source it counts examples, so that a micro-batch has all choices of an
-    example."""
+    """Tokenised examples. Example n has the sequences [CLS] A [SEP] B [SEP] from bounds_N[n] to bounds_N[n + 1], one
+    for each choice. The Source counts examples, so a micro-batch has all choices of an example."""
 
     bounds_N: Ints
     truth_N: Ints | None = None
@@ -167,9 +166,8 @@ class Choice(SentenceTask):
 
 
 def choice_number(row: Row, columns: Columns, choices: int, place: str) -> int:
-    """Returns the number of the right choice, from 0. The cell holds this number; or, as in RACE and CommonsenseQA, a
-    capital letter, A for the first choice; or the column of the choice, if each has one. Raises DataError if there is
-    no such choice."""
+    """Returns the number of the right choice, from 0. The cell holds this number, a capital letter (RACE,
+    CommonsenseQA), or the column of the choice if each has one. Raises DataError if there is no such choice."""
     name = columns.label
     value = column(row, name, "label", place)
     text = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""

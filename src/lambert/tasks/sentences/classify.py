@@ -37,10 +37,10 @@ _NEVER_SEARCHED = 1.0  # the temperature of a model whose temperature was to be 
 
 
 class Classify(SentenceTask):
-    """One label for each sentence or pair. Scores: accuracy, f1 (with two labels, of the second one), f1_macro,
-    matthews, loss (mean cross-entropy in nats), ece (expected calibration error), temperature (by which dividing the
-    logits would minimise the loss on these data); with groups (`Columns.group`) exact_match, the share of them in which
-    all examples are right."""
+    """One label for each sentence or pair. Scores: accuracy, f1 (of the second of two labels), f1_macro, matthews, loss
+    (mean cross-entropy in nats), ece (expected calibration error), temperature (the divisor of the logits that would
+    minimise the loss on these data); with groups (`Columns.group`) exact_match, the share of groups that are all
+    right."""
 
     head = "label"
     ranks = True
@@ -135,9 +135,9 @@ class Classify(SentenceTask):
         return metrics.with_errors(found, errors) | {"examples": float(len(rows_N))}
 
     def tune(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
-        """Returns the task with the temperature that minimises the loss on these labelled data, if its settings choose
-        it (`temperature` = "best"); 1 if that is an end of the range, as it is of data without errors, because such
-        data do not say how sure the model may be."""
+        """Returns the task with the temperature that minimises the loss on these labelled data, if `temperature` is
+        "best"; 1 if that is an end of the range, as for data without errors, which do not say how sure the model may
+        be."""
         if self.config.temperature != "best":
             return self
         assert data.truth_N is not None, "choosing the temperature needs labels"

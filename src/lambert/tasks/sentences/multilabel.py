@@ -118,9 +118,8 @@ class MultiLabel(SentenceTask):
         return found | {"examples": float(len(rows_N))}
 
     def tune(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
-        """Returns the task with the thresholds that its settings choose by these labelled data: one with the best
-        f1_micro (`threshold` = 0), or one for each label with the best F1 of the label (`label_thresholds` =
-        "best")."""
+        """Returns the task with the best thresholds for these labelled data: one by f1_micro (`threshold` = 0), or one
+        for each label by its F1 (`label_thresholds` = "best")."""
         config = self.config
         if config.threshold and config.label_thresholds != "best":
             return self
@@ -156,8 +155,7 @@ class MultiLabel(SentenceTask):
         return Examples(rows, {"f1_micro": f1, "exact_match": Formula("mean", ("correct",)), "loss": loss})
 
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
-        """Returns rows with the labels from their thresholds on, and the probabilities of all labels, or of the `top`
-        labels."""
+        """Returns rows with the labels that reach their thresholds, and the probabilities of all or of `top` labels."""
         thresholds_L, labels = self._thresholds(), self.config.labels
         return [
             {

@@ -49,7 +49,7 @@ class Sentences(Segments):
     loss: LabelLoss | None = None
     bounds_N: Ints | None = None
     groups_N: Ints | None = None
-    """The number of the group of each example (`Columns.group`), from 0."""
+    """Group number of each example (`Columns.group`), from 0."""
     teacher: Teacher | None = None
     """Predictions to learn from, in training."""
 

@@ -25,8 +25,7 @@ Columns = Floats
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A candidate answer. `text` is "" for no answer; `probability` is relative to the other candidates of its
-    question."""
+    """A candidate answer; `text` is "" for no answer. The probabilities of the candidates of a question sum to 1."""
 
     text: str
     probability: float
@@ -59,8 +58,7 @@ _EMPTY = ("empty", 0.0, 0.0, (0, 0))  # the original's answer if no window has a
 def answers(
     tokenizer: Tokenizer, data: Windows, logits: Iterable[Floats], config: SquadConfig, *, null: bool
 ) -> list[Answer]:
-    """Returns one Answer for each question. `logits` yields the span logits [tokens, 2] of consecutive windows. `null`
-    allows "no answer"."""
+    """Returns one Answer for each question from the span logits [tokens, 2]. `null` allows "no answer"."""
     text_of = _Texts(tokenizer, data)
     windows = _windows(data.lengths_S, logits)
     found = []
@@ -89,8 +87,7 @@ def _spans(
     data: Windows, first: int, last: int, windows: Iterator[Floats], config: SquadConfig
 ) -> tuple[list[Columns], Floats]:
     """Returns the spans of the best starts and ends of each window of a question, in the original's order, and the
-    logits of the most probable "no answer". No two windows have the same start, so each token starts at most `best`
-    spans."""
+    logits of the most probable "no answer". A token starts at most `best` spans: no two windows have the same start."""
     assert data.second is not None
     found: list[Columns] = []
     begins_W, sizes_W = data.begins_S[first:last], data.second.lengths_S[first:last]

@@ -34,8 +34,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(text: str) -> str:
-    """Lower-cases, removes ASCII punctuation, removes English articles, and joins words by single spaces, in this
-    order."""
+    """Lower-cases, removes ASCII punctuation, then English articles, and joins words by single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -129,8 +128,7 @@ def _means(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def best_threshold(odds_N: Floats, answered_N: Floats, unanswered_N: Floats) -> tuple[float, float]:
-    """Returns the best mean score in per cent, and the threshold of the odds above which "no answer" is predicted for
-    it.
+    """Returns the best mean score in per cent, and the threshold of the odds above which "no answer" is predicted.
 
     Of equally good thresholds the lowest is returned; a threshold below all odds predicts no answer for all questions.
 

@@ -75,8 +75,7 @@ class Squad(Task[Windows, Answer]):
         return windows(self.tokenizer, self.config, squad, training=False)
 
     def predictions(self, data: Windows, outputs: Outputs) -> list[Answer]:
-        """Returns one answer for each question. "No answer" is possible if the version of the task, or else of the
-        file, is 2.0."""
+        """Returns one answer for each question; "no answer" is possible if the task, or else the file, is of 2.0."""
         null = (self.config.squad.version or data.squad.version) == "2.0"
         return answers(self.tokenizer, data, arrays(outputs, self.head), self.config.squad, null=null)
 
@@ -99,8 +98,7 @@ class Squad(Task[Windows, Answer]):
         return found
 
     def _best_thresholds(self, data: Windows, predictions: Sequence[Answer]) -> dict[str, tuple[float, float]]:
-        """Returns the best exact_match and f1 in per cent, each with the threshold of "no answer" that gives it; none
-        if "no answer" is not possible."""
+        """Returns the best exact_match and f1 in per cent with their thresholds; empty without "no answer"."""
         odds = [answer.null_odds for answer in predictions if answer.null_odds is not None]
         if len(odds) < len(predictions):
             return {}
@@ -114,8 +112,7 @@ class Squad(Task[Windows, Answer]):
         }
 
     def tune(self, data: Windows, predictions: Sequence[Answer]) -> Self:
-        """Returns the task with the threshold of the best F1 on these labelled data, if its settings choose it
-        (`null_threshold` = "best")."""
+        """Returns the task with the threshold of the best F1 on these labelled data, if `null_threshold` is "best"."""
         if self.config.squad.null_threshold != "best":
             return self
         _, threshold = self._best_thresholds(data, predictions).get("f1", (0.0, _NEVER_SEARCHED))

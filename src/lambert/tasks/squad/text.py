@@ -25,8 +25,7 @@ _WORD = re.compile(f"[^{SPACES}]+")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about `contexts[paragraph]`. `answers` are (text, first character or -1), empty if there is no
-    answer."""
+    """A question about `contexts[paragraph]`. `answers` are (text, first character or -1); none: there is no answer."""
 
     id: str
     text: str
@@ -55,9 +54,9 @@ _LONGEST_ROW = 1 << 20
 
 
 def read_squad(path: Path) -> Questions:
-    """Reads a SQuAD v1.1 or v2.0 file, or rows {"id", "question", "context", "answers": {"text", "answer_start"}} of
-    JSON lines, Parquet or a data set on disk. Raises DataError, with the position, for missing, duplicate or malformed
-    entries."""
+    """Reads a SQuAD file of v1.1 or v2.0, or rows {"id", "question", "context", "answers": {"text", "answer_start"}} of
+    JSON lines, Parquet or a data set on disk. Raises DataError with the place of a missing, duplicate or malformed
+    entry."""
     if kind(path) in _ROWS:
         return _collect(path, _rows(path))
     if kind(path) in (".tsv", ".csv"):

@@ -68,10 +68,9 @@ class Windows(Segments):
 
 
 def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, training: bool) -> Windows:
-    """Returns all windows of a file. With `training`, the tokens of the answers are determined, and questions whose
-    answer is not in the paragraph are left out. `counts` has questions, windows, impossible, offsets_corrected,
-    answers_not_found, questions_cut and, without `training`, answers_absent: questions none of whose answers is in the
-    paragraph."""
+    """Returns all windows of a file. With `training`, finds the tokens of the answers, and leaves out questions whose
+    answer is not in the paragraph. `counts` has questions, windows, impossible, offsets_corrected, answers_not_found,
+    questions_cut and, without `training`, answers_absent: questions without an answer in the paragraph."""
     special = roles.template(tokenizer).pair
     room = config.max_length - config.squad.max_query - special
     if room < 1:
@@ -129,7 +128,7 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
 
 
 def _absent(question: Question, contexts: Sequence[str]) -> bool:
-    """Returns whether a question has answers, and none of them is in its paragraph."""
+    """Returns whether a question has answers, none of which is in its paragraph."""
     return bool(question.answers) and not any(text in contexts[question.paragraph] for text, _ in question.answers)
 
 

@@ -338,8 +338,7 @@ def read_annotated(path: Path) -> Annotated | None:
 
 
 def row_of(document: Document) -> Row:
-    """Returns a document with checked offsets as a row that `read_annotated` reads, in Prodigy's form, or in GLiNER's
-    if it has words."""
+    """Returns a document as a row that `read_annotated` reads: in Prodigy's form, or in GLiNER's if it has words."""
     if document.words is None:
         spans = [{"start": span.start, "end": span.end, "label": span.label} for span in document.spans]
         return {"text": document.text, "spans": spans}
@@ -377,8 +376,7 @@ def _next(rows: Iterator[tuple[str, Any]]) -> tuple[str, Any] | None:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields the values of a JSON file, the rows of Parquet and Arrow, or those of a table that Label Studio wrote;
-    nothing for files of other kinds."""
+    """Yields the rows of JSON, Parquet and Arrow files, and of tables of Label Studio; nothing for other files."""
     if kind(path) in (".parquet", ".arrow"):
         yield from read_rows(path, Columns())
     elif kind(path) in JSON:

@@ -81,14 +81,12 @@ _SHIFTS = {
     "characters up to the last one of a span": (0, 1),
     "characters from 1 up to the last one of a span": (-1, 0),
 }
-"""What must be added to the start and the end of spans in other conventions. They are recognised but not converted,
-because no format declares them."""
+"""What is added to start and end of spans in other conventions. They are recognised, but no format declares them."""
 
 
 def convert_offsets(document: Document, convention: str) -> Document | None:
-    """Returns the document with offsets that count code points, from one of `CONVENTIONS` or `_SHIFTS`. None if a span
-    is outside the text, within a character, or differs from its quoted text; white space is not compared, because
-    formats write a line end as a space."""
+    """Returns the document with offsets in code points, from one of `CONVENTIONS` or `_SHIFTS`. None if a span is
+    outside the text, within a character, or differs from its quoted text in more than white space."""
     places: list[int] = []
     first, last = _SHIFTS.get(convention, (0, 0))
     widths = CONVENTIONS.get(convention, CONVENTIONS[_CHARACTERS])
@@ -169,7 +167,7 @@ def _report(rows: Counter[str], found: Sequence[tuple[Document, str]], name: str
 
 
 def _misfit(document: Document) -> str:
-    """Returns the problem of the first span of a document that fits no convention."""
+    """Returns the problem of the first span that fits no convention."""
     for span in document.spans:
         if convert_offsets(replace(document, spans=(span,)), _CHARACTERS) is None:
             break

@@ -81,9 +81,8 @@ def is_conll(path: Path) -> bool:
 
 
 def read_sentences(path: Path, columns: Columns, labels: Sequence[str] = ()) -> Iterator[Sentence]:
-    """Yields the tagged sentences of a file, unchanged. `labels` are the known tags, if any: only then may tags be
-    numbers in rows, and in CoNLL files they help to recognise the column of the tags. Raises DataError that names the
-    line."""
+    """Yields the tagged sentences of a file, unchanged. With `labels`, the known tags, tags may be numbers in rows, and
+    the column of the tags is recognised by them in CoNLL files. Raises DataError that names the line."""
     if not is_conll(path):
         word = word_column(columns)
         for place, row in read_rows(path, columns):
@@ -127,8 +126,7 @@ def tag_column(columns: Columns, names: Collection[str]) -> str:
 
 
 def _tags_of(row: Row, key: str, place: str, labels: Collection[str]) -> list[str]:
-    """Returns the tags of a row, numbers as text. Raises DataError for other values, and for numbers if no tags are
-    known."""
+    """Returns the tags of a row, numbers as text. Raises DataError, also for numbers if no `labels` are known."""
     tags = row.get(key)
     if not isinstance(tags, list) or not any(map(_is_number, tags)):
         return [plain_label(tag) for tag in tokens_of(row, key, place)]
@@ -248,8 +246,7 @@ def _number(path: Path, columns: Columns, setting: str, size: int) -> int | None
 
 
 def _are_tags(sample: Sequence[_Line], labels: Collection[str], first: int, last: int) -> bool:
-    """Returns whether the first of two columns has the tags: known labels, or else tags of a scheme, or else fewer
-    different values."""
+    """Returns whether the first of two columns has the tags: known labels, else tags of a scheme, else fewer values."""
     cells = [[line.cells[column] for line in sample] for column in (first, last)]
     if labels:
         known = [sum(cell in labels for cell in column) for column in cells]
@@ -296,8 +293,7 @@ def locate_words(lines: Sequence[Sequence[str]]) -> Surface | None:
 
 
 def _tokens(lines: Sequence[Sequence[str]]) -> Iterator[tuple[str, list[str], bool]]:
-    """Yields each written word, the words that it has, and whether white space follows it. Empty nodes such as 1.1 are
-    not written."""
+    """Yields each written word, its words, and whether white space follows. Empty nodes such as 1.1 are not written."""
     rows = [cells for cells in lines if not cells[0].startswith("#") and "." not in cells[0]]
     inside = 0
     for at, cells in enumerate(rows):

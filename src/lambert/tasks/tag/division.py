@@ -75,8 +75,7 @@ class Division:
         return [_with_marks(text, offsets) for text, offsets in zip(texts, found, strict=True)]
 
     def _join_parts(self, text: str, offsets: Offsets) -> Iterator[tuple[int, int]]:
-        """Yields the words of a text, given its parts: at each part, the longest kept word or form that begins there,
-        or else the part."""
+        """Yields the words of a text: at each part, the longest kept word or form that begins there, or the part."""
         spaced = [at for at in range(1, len(offsets)) if offsets[at - 1][1] != offsets[at][0]]
         for begin, end in pairwise([0, *spaced, len(offsets)]):
             at = begin
@@ -161,8 +160,7 @@ def _together(
     divided: Mapping[str, tuple[str, ...]],
     key: Callable[[str], str],
 ) -> list[list[str]]:
-    """Returns the words whose parts occur more often as one word than as words of their own, in groups of the same
-    keys of the parts."""
+    """Returns the words that occur more often than their parts apart, in groups with the same keys of the parts."""
     groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for word, parts in divided.items():
         groups[tuple(map(key, parts))].append(word)
@@ -181,9 +179,8 @@ def _together(
 
 
 def _cuts(plain: Division, sentences: Sequence[Sentence], whole: Collection[str]) -> list[str]:
-    """Returns pairs of words, with a space between them, that a text may have without one, and between which BERT's
-    rules do not divide it: where the file says that they are joined, or else as in do n't. `whole`: words that stay
-    whole."""
+    """Returns pairs of words, joined by a space, that a text may write together and BERT's rules would not divide:
+    where the file says that they are joined, or else as in do n't. `whole`: words that stay whole."""
     pairs = Counter(
         pair
         for sentence in sentences
@@ -223,8 +220,7 @@ def _notes(
 
 
 def _find_missed(division: Division, sentences: Sequence[Sentence]) -> list[str]:
-    """Returns the words that are not words of their divided texts, except those without a character that a tokenizer
-    reads."""
+    """Returns the words that the division of their text misses, except those that the tokenizer reads as nothing."""
     surfaces = [sentence.surface or join_words(sentence.words) for sentence in sentences]
     missed = []
     for (text, offsets), found in zip(surfaces, division([text for text, _ in surfaces]), strict=True):

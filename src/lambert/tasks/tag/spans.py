@@ -138,9 +138,8 @@ def _only_between(mark: str, sentences: Iterable[Sequence[tuple[str, str] | None
 
 
 def check_tags(scheme: str, places: Mapping[str, str], counts: Mapping[str, int], *, suffix: bool = False) -> None:
-    """Raises DataError if tags do not have the form of the scheme, or if tags without a scheme look like misspelt ones,
-    such as B_PER. `places` has the first place of each tag, `counts` its number of words; `suffix`: marks follow
-    labels."""
+    """Raises DataError if tags do not have the form of the scheme, or without a scheme look like misspelt ones, such as
+    B_PER. `places` has the first place of each tag, `counts` its words; `suffix`: marks follow labels."""
     if scheme == "none":
         if not {OUTSIDE, OUTSIDE.lower()} & counts.keys():
             return
@@ -211,8 +210,7 @@ class Reader:
         return Spans(first, last, label_N[first], allowed)
 
     def counts(self, truth_N: Ints, found_N: Ints, bounds: Ints, *, strict: bool = False) -> "Counts":
-        """Returns the numbers of spans that are true, predicted, and both; `strict`: only those that the scheme
-        allows."""
+        """Returns the numbers of true, predicted and correct spans; `strict`: of those that the scheme allows."""
         truth, found = (self.spans(tags_N, bounds) for tags_N in (truth_N, found_N))
         if strict:
             truth, found = _select_allowed(truth), _select_allowed(found)
@@ -229,9 +227,8 @@ class Reader:
         return ["span_f1", "span_precision", "span_recall", *strict, *self._names]
 
     def scores(self, truth_N: Ints, found_N: Ints, bounds: Ints) -> dict[str, float]:
-        """Returns micro-averaged span_f1, span_precision and span_recall; span_f1_LABEL if there are several labels;
-        strict_span_f1 for schemes that mark one end of every span or both; and NAME_se, by bootstrap over the
-        sentences."""
+        """Returns micro-averaged span_f1, span_precision and span_recall, span_f1_LABEL of several labels,
+        strict_span_f1 for schemes that mark an end of every span, and NAME_se, by bootstrap over the sentences."""
         counts, strict = (self.counts(truth_N, found_N, bounds, strict=strict) for strict in (False, True))
         size = counts.sentences
 
@@ -285,8 +282,7 @@ def reader_of(config: TagConfig, labels: Sequence[str]) -> Reader | None:
 
 
 def complete_form(config: TagConfig, counts: Mapping[str, int], sentences: Iterable[Sequence[str]] = ()) -> TagConfig:
-    """Returns the settings with the form of the tags that is not set recognised. `counts` has the number of words of
-    each tag."""
+    """Returns the settings with the form of the tags recognised where it is not set. `counts`: words of each tag."""
     suffix = has_suffixes(counts) if config.suffix is None else config.suffix
     return replace(config, scheme=config.scheme or recognise_scheme(counts, sentences, suffix=suffix), suffix=suffix)
 

@@ -133,8 +133,7 @@ class Tag(Task[Words, list[int | None]]):
         return [classes[begin:end] for begin, end in pairwise(data.bounds_Q.tolist())]
 
     def soft(self, data: Words, outputs: Outputs) -> Floats:
-        """Returns what a student learns from: the probabilities of the labels of every word [W, L], NaN for words
-        without a piece."""
+        """Returns what a student learns from: the label probabilities of the words [W, L], NaN without a piece."""
         return data.of_words(metrics.softmax(concatenate_outputs(outputs, self.head)), np.nan)
 
     def score_names(self) -> tuple[str, ...]:
@@ -274,8 +273,7 @@ def _tags(sentences: Sequence[Sentence]) -> tuple[dict[str, str], dict[str, int]
 
 
 def _unknown_tags(unknown: Sequence[str], places: Mapping[str, str], counts: Mapping[str, int], path: Path) -> Mismatch:
-    """Returns the error for the tags of a file that the task does not have, with their numbers of words and first
-    places."""
+    """Returns the error for tags that the task does not have, with their numbers of words and first places."""
     listed = []
     for tag in unknown[:_LISTED]:
         place = places[tag].removeprefix(f"{path}:")

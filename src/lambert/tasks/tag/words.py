@@ -61,8 +61,7 @@ class Words(Segments):
         return {"tag": target if self.teacher is None else self.teacher.target(target, words_N)}
 
     def of_words(self, values_T: npt.NDArray[Kind], without: float = NONE) -> npt.NDArray[Kind]:
-        """Returns the value or row of every word, given that of every token of all windows; `without` for words without
-        a piece."""
+        """Returns the values [W, ...] of words from those of all tokens; `without` for words without a piece."""
         begins_S = np.cumsum(self.lengths_S) - self.lengths_S
         found_W = np.full((int(self.bounds_Q[-1]), *values_T.shape[1:]), without, dtype=values_T.dtype)
         found_W[self.words_N] = values_T[np.repeat(begins_S, self.firsts.lengths) + self.firsts.ids]
@@ -71,8 +70,7 @@ class Words(Segments):
 
 @library_errors()
 def tokenise(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> Words:
-    """Returns the windows of all sentences, of at most `max_length` tokens. `counts` has the number of sentences and of
-    divided sentences."""
+    """Returns the windows of all sentences, of at most `max_length` tokens. `counts`: all and divided sentences."""
     ids, words, tokens = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)], [0]
     bounds_Q = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
     # In byte-level BPE a word without a space before it is the inside of another word. Added tokens are found in any.

@@ -86,8 +86,7 @@ class Examples(TextVectors):
 
 
 class Embed(Task[TextVectors, Floats]):
-    """A vector for each text. Scores: pearson and spearman of similarities and scores for scored pairs; else those of
-    `retrieval.scores`, ndcg_10 first."""
+    """A vector for each text. Scores: pearson and spearman of scored pairs; else those of `retrieval.scores`."""
 
     head = head_of("mean")
     labels = 0
@@ -226,8 +225,7 @@ class Embed(Task[TextVectors, Floats]):
         return self.finish().width_of(hidden * len(modes_of(self.embed.pooling)))
 
     def _vectors(self, outputs: Outputs) -> Floats:
-        """Returns the vectors of all texts, computed in float64 from the pooled states, so that they do not depend on
-        the number of texts."""
+        """Returns the vectors of all texts. Computed in float64, so that they do not depend on the number of texts."""
         finish = copy.deepcopy(self.finish()).double()
         with torch.inference_mode():
             parts = [finish(torch.from_numpy(part_SP)).numpy() for part_SP in arrays(outputs, self.head)]
@@ -264,8 +262,7 @@ class Embed(Task[TextVectors, Floats]):
     def _number_texts(
         self, rows: Iterable[Sequence[tuple[str, str]]], counts: Mapping[str, int], kind: type[D]
     ) -> tuple[D, Ints]:
-        """Returns the different texts as a Source, and the number of each text of the rows [N, G]. A text is given
-        after its prompt."""
+        """Returns the different (prompt, text) as a Source, and the number of each text of the rows [N, G]."""
         numbers: dict[tuple[str, str], int] = {}
         texts_NG = np.array([[numbers.setdefault(text, len(numbers)) for text in row] for row in rows], dtype=np.int64)
         most = self.config.max_length
@@ -281,8 +278,7 @@ class Embed(Task[TextVectors, Floats]):
         return data, texts_NG
 
     def _after_prompts(self, prompts: Sequence[str]) -> Ints:
-        """Returns the number of tokens of each prompt alone, with the first special token and without the last one; 0
-        for no prompt.
+        """Returns the number of tokens of each prompt with the first special token; 0 for no prompt.
 
         Source: sentence-transformers 6.2, Transformer._get_prompt_length.
         """

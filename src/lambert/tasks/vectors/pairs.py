@@ -1,4 +1,4 @@
-"""Reads pairs, triplets and scored pairs of texts. What an example is, is found from the columns of the file.
+"""Reads pairs, triplets and scored pairs of texts. The columns of the file say which.
 
 - pairs: a text and a text that belongs to it;
 - triplets: a pair, and texts that do not belong to the first text (negatives);

@@ -19,8 +19,7 @@ from lambert.tasks.task import Row, text_of
 from lambert.tasks.vectors.similarity import SIMILARITIES
 
 DEPTH = 100
-"""Texts of a ranking that the metrics consider: mean average precision is that of the first 100, the others are those
-of the first 10 or fewer."""
+"""Texts of a ranking that metrics consider: average precision the first 100, the others the first 10 or fewer."""
 _QUERIES = 1024  # queries that are ranked at once
 
 

@@ -174,8 +174,7 @@ def is_cross_encoder(folder: Path) -> bool:
 
 
 def activation_of(folder: Path, settings: Mapping[str, Any]) -> str:
-    """Returns the activation of the scores of a CrossEncoder that its folder names, a key of `ACTIVATIONS`; empty if
-    there is none.
+    """Returns the activation of the scores of a CrossEncoder, a key of `ACTIVATIONS`; empty if its folder names none.
 
     Args:
         folder: The model folder.
@@ -208,14 +207,12 @@ def config_keys(activation: str) -> dict[str, Any]:
 
 
 def read_task(folder: Path) -> TaskConfig:
-    """Returns the task of a folder of sentence-transformers with vectors that Lambert did not write. Raises DataError
-    for what Lambert does not have."""
+    """Returns the task of a foreign folder of sentence-transformers. Raises DataError for what is unsupported."""
     return _vectors(folder)[0]
 
 
 def layers(folder: Path) -> list[nn.Module]:
-    """Returns the layers between the pooling of a model folder and the last division by length; none for a folder that
-    is not one of sentence-transformers."""
+    """Returns the layers between pooling and division by length; none for a folder without modules.json."""
     return [] if root(folder) is None else _vectors(folder)[1]
 
 
