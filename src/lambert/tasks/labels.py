@@ -1,7 +1,7 @@
 """The labels of a training file, and what each counts in the training loss."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -71,24 +71,19 @@ def note_absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[st
 def note_doubtful(labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
     """Returns notes about labels that may not be classes of their own: names that differ in case only or look alike,
     numbers that differ in leading zeros only, numbers with decimal commas, names of missing values."""
-    forms: dict[str, list[str]] = {}
-    shapes: dict[str, list[str]] = {}
-    for label in labels:
-        forms.setdefault(label.casefold(), []).append(label)
-        shapes.setdefault(as_seen(label), []).append(label)
-    numbers: dict[str, list[str]] = {}
-    for label in filter(is_number, labels):
-        numbers.setdefault(label.lstrip("0") or "0", []).append(label)
     commas = [label for label in labels if _COMMA.fullmatch(label)]
     every = all(_COMMA.fullmatch(label) or is_number(label) for label in labels)
     found = [
-        ("differ in case only and are classes of their own", _several(forms)),
+        ("differ in case only and are classes of their own", _list_alike(labels, str.casefold)),
         (
             "differ only in characters that are not seen, in white space or in their width, and are classes of their "
             "own",
-            _several(shapes),
+            _list_alike(labels, as_seen),
         ),
-        ("differ in leading zeros only and are classes of their own", _several(numbers)),
+        (
+            "differ in leading zeros only and are classes of their own",
+            _list_alike(filter(is_number, labels), lambda label: label.lstrip("0") or "0"),
+        ),
         (
             'look like numbers with a decimal comma and are classes here (for task.name = "regress", write a point)',
             [shown(label) for label in commas] if every else [],
@@ -110,8 +105,12 @@ _MISSING = frozenset({"nan", "NaN", "None", "null", "NULL", "N/A", "n/a", "#N/A"
 """What pandas, spreadsheets and programs write for a missing value; "none" and "NA" are left out, which are names."""
 
 
-def _several(forms: Mapping[str, Sequence[str]]) -> list[str]:
-    return [" and ".join(map(shown, same)) for same in forms.values() if len(same) > 1]
+def _list_alike(labels: Iterable[str], key: Callable[[str], str]) -> list[str]:
+    """Returns the groups of several labels with the same key."""
+    groups: dict[str, list[str]] = {}
+    for label in labels:
+        groups.setdefault(key(label), []).append(shown(label))
+    return [" and ".join(same) for same in groups.values() if len(same) > 1]
 
 
 def check_one_for_each(config: TaskConfig, setting: Literal["class_weights", "label_thresholds"]) -> None:

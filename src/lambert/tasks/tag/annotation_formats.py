@@ -16,7 +16,7 @@ from lambert.tasks.config import Columns
 from lambert.tasks.reading.files import brat_pairs
 from lambert.tasks.reading.table import read_rows
 from lambert.tasks.tag.annotations import Document, Span
-from lambert.tasks.task import Row, keys_found, whole_text
+from lambert.tasks.task import Row, keys_found, text_of, whole_text
 from lambert.text.encodings import invalid
 from lambert.text.rows import JSON, content_of, json_values, kind, lines
 
@@ -66,12 +66,6 @@ def _has(row: Any, text: str, *keys: str) -> bool:
     return isinstance(row, dict) and isinstance(row.get(text), str) and any(key in row for key in keys)
 
 
-def _text(row: dict[str, Any], key: str, place: str) -> str:
-    if not isinstance(row.get(key), str):
-        raise DataError(f"{place}: {key!r} is not a text. Keys found: {keys_found(row)}.")
-    return whole_text(row[key], key, place)
-
-
 def _triples(row: dict[str, Any], keys: Sequence[str], place: str) -> tuple[Span, ...]:
     """Returns the spans [start, end, label] of the first of these keys that the row has."""
     key = next((key for key in keys if row.get(key)), None)
@@ -106,7 +100,7 @@ def _span(place: str, start: int, end: int, label: Any, quoted: Any = None) -> S
 def _read_triples(text: str, *keys: str) -> Format:
     def read(row: Any, place: str, left: Counter[str]) -> Document:
         _count_relations(row, left)
-        return Document(place, _text(row, text, place), _triples(row, keys, place))
+        return Document(place, text_of(row, text, place), _triples(row, keys, place))
 
     return Format(lambda row: _has(row, text, *keys) and any(_is_triples(row.get(key)) for key in keys), read)
 
@@ -120,7 +114,7 @@ def _read_objects(key: str, start: str, end: str, label: str) -> Format:
     def read(row: Any, place: str, left: Counter[str]) -> Document:
         _count_relations(row, left)
         spans = tuple(span for span, _ in _objects(row, key, place, left, (start, end, label)))
-        return Document(place, _text(row, "text", place), spans)
+        return Document(place, text_of(row, "text", place), spans)
 
     return Format(lambda row: _has(row, "text", key) and _are_spans(row.get(key), start, end, label), read)
 
@@ -145,7 +139,7 @@ def _read_prodigy(row: Any, place: str, left: Counter[str]) -> Document | None:
                 quoted = "".join(known)  # white space is not compared
         spans.append(Span(span.start, span.end, span.label, quoted))
     _count_relations(row, left)
-    return Document(place, _text(row, "text", place), tuple(spans), source=_source(row, "_input_hash"))
+    return Document(place, text_of(row, "text", place), tuple(spans), source=_source(row, "_input_hash"))
 
 
 def _source(row: dict[str, Any], key: str) -> str | int | None:

@@ -136,13 +136,16 @@ def settle_offsets(documents: Sequence[Document], name: str) -> tuple[list[Docum
             continue
         kept.append(fitting)
         rows[used] += bool(document.spans)
+    notes = [*_report(rows, found, name)]
     if bad:
         line = f"{bad[0].place}: {_misfit(bad[0])}"
         if not rows:
             shift = next((shift for shift in _SHIFTS if all(convert_offsets(document, shift) for document in bad)), "")
             hint = f" They would fit as {shift}." if shift else ""
             raise DataError(f"{line}. No row of {name} has spans that fit its text: correct the offsets.{hint}")
-    return kept, [*_report(rows, found, name), *([_format_left_out(bad, len(found), line)] if bad else [])]
+        of = _format_count(len(found), "row")
+        notes.append(f"note: {len(bad):,} of {of} left out, because offsets fit by no convention: {line}.")
+    return kept, notes
 
 
 def _convention(document: Document) -> str:
@@ -175,10 +178,6 @@ def _misfit(document: Document) -> str:
     if span.quoted is not None and 0 <= span.start < span.end <= len(document.text):
         return f"{where} is {shown(part)} in the text, and its quoted text is {shown(span.quoted)}"
     return f"{where} is not within the text of {len(document.text):,} characters"
-
-
-def _format_left_out(bad: Sequence[Document], rows: int, line: str) -> str:
-    return f"note: {len(bad):,} of {_format_count(rows, 'row')} left out, because offsets fit by no convention: {line}."
 
 
 def _format_count(count: int, noun: str) -> str:

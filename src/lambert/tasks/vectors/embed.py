@@ -253,10 +253,9 @@ class Embed(Task[TextVectors, Floats]):
         data, texts_N1 = self._number_texts([[text] for text in texts], {"queries": len(queries)}, TextVectors)
         data.texts_NG = texts_N1
         found = texts_N1[:, 0].tolist()
-        queries_found = dict(zip(queries, found[: len(queries)], strict=True))
-        data.search = retrieval.of_judgements(
-            dict(zip(corpus, found[len(queries) :], strict=True)), queries_found, relevant
-        )
+        numbers = dict(zip(corpus, found[len(queries) :], strict=True))
+        judged = [frozenset(numbers[text] for text in relevant[query]) for query in queries]
+        data.search = Search(found[: len(queries)], [*dict.fromkeys(numbers.values())], judged)
         return data
 
     def _number_texts(

@@ -1,6 +1,6 @@
 """Search with vectors: the metrics of rankings, and data in the layout of BEIR."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,9 +156,3 @@ def of_pairs(texts_NG: Ints) -> Search:
         if anchor != positive:
             relevant.setdefault(anchor, set()).add(positive)
     return Search([*relevant], np.unique(texts_NG[:, 1:]).tolist(), [frozenset(found) for found in relevant.values()])
-
-
-def of_judgements(corpus: Mapping[str, int], queries: Mapping[str, int], relevant: Mapping[str, set[str]]) -> Search:
-    """Returns the search of judged queries. `corpus` and `queries` have the numbers of the texts by id."""
-    found = [frozenset(corpus[text] for text in relevant[query]) for query in queries]
-    return Search([*queries.values()], [*dict.fromkeys(corpus.values())], found)
