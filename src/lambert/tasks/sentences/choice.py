@@ -128,8 +128,7 @@ class Choice(SentenceTask):
         return ("accuracy", "loss")
 
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
-        assert data.truth_N is not None, "scoring needs labels"
-        truth = data.truth_N.astype(np.int64).tolist()
+        truth = data.truth.astype(np.int64).tolist()
         right_N = np.array([chances_C.argmax() == label for chances_C, label in zip(predictions, truth, strict=True)])
         chances_N = np.array([chances_C[label] for chances_C, label in zip(predictions, truth, strict=True)])
         losses_N = -np.log(np.maximum(chances_N, np.finfo(np.float64).tiny))
@@ -144,9 +143,8 @@ class Choice(SentenceTask):
 
     def examples(self, data: Sentences, predictions: Sequence[Floats]) -> ScoredExamples:
         """Returns rows with truth and prediction (numbers of choices), correct, and loss (nats)."""
-        assert data.truth_N is not None, "scoring needs labels"
         rows = beginnings(self.tokenizer, data)
-        for row, truth, chances_C in zip(rows, data.truth_N.astype(np.int64).tolist(), predictions, strict=True):
+        for row, truth, chances_C in zip(rows, data.truth.astype(np.int64).tolist(), predictions, strict=True):
             chosen = int(chances_C.argmax())
             row |= {"truth": str(truth), "prediction": str(chosen), "correct": int(chosen == truth)}
             row |= {"loss": -float(np.log(max(chances_C[truth], np.finfo(np.float64).tiny)))}

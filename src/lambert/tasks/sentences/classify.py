@@ -110,8 +110,7 @@ class Classify(SentenceTask):
         return ("accuracy", *of_two, "f1_macro", "matthews", "loss", "ece", "temperature", *of_groups)
 
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
-        assert data.truth_N is not None, "scoring needs labels"
-        truth_N, chances_NL = data.truth_N.astype(np.int64), self.tune(data, predictions)._calibrate(predictions)
+        truth_N, chances_NL = data.truth.astype(np.int64), self.tune(data, predictions)._calibrate(predictions)
         predicted_N = chances_NL.argmax(1)
 
         def scores(rows_N: Ints) -> dict[str, float]:
@@ -140,8 +139,7 @@ class Classify(SentenceTask):
         be."""
         if self.config.temperature != "best":
             return self
-        assert data.truth_N is not None, "choosing the temperature needs labels"
-        found = calibration.temperature(np.stack(predictions), data.truth_N.astype(np.int64))
+        found = calibration.temperature(np.stack(predictions), data.truth.astype(np.int64))
         inside = calibration.COLDEST * 1.001 < found < calibration.HOTTEST / 1.001
         return type(self)(replace(self.config, temperature=found if inside else 1.0), self.tokenizer)
 
@@ -154,9 +152,8 @@ class Classify(SentenceTask):
     def examples(self, data: Sentences, predictions: Sequence[Floats]) -> Examples:
         """Returns rows with truth, prediction, its probability, correct, loss (nats) and brier, the squared distance
         of the probabilities from the truth (Brier 1950)."""
-        assert data.truth_N is not None, "scoring needs labels"
         labels, rows = self.config.labels, beginnings(self.tokenizer, data)
-        for row, truth, chances_L in zip(rows, data.truth_N.tolist(), self._calibrate(predictions), strict=True):
+        for row, truth, chances_L in zip(rows, data.truth.tolist(), self._calibrate(predictions), strict=True):
             chosen = int(chances_L.argmax())
             row |= {"truth": labels[truth], "prediction": labels[chosen], "correct": int(chosen == truth)}
             row |= {"probability": float(chances_L[chosen])}
@@ -196,8 +193,7 @@ class Regress(SentenceTask):
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
         task, data = super().learn(config, tokenizer, path)
-        assert data.truth_N is not None
-        check_different(data.truth_N, config.columns.label, path)
+        check_different(data.truth, config.columns.label, path)
         return task, data
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
@@ -224,8 +220,7 @@ class Regress(SentenceTask):
         return ("pearson", "spearman", "mse")
 
     def score(self, data: Sentences, predictions: Sequence[float]) -> dict[str, float]:
-        assert data.truth_N is not None, "scoring needs values"
-        truth_N, predicted_N = data.truth_N.astype(np.float64), np.asarray(predictions)
+        truth_N, predicted_N = data.truth.astype(np.float64), np.asarray(predictions)
 
         def scores(rows_N: Ints) -> dict[str, float]:
             pair = truth_N[rows_N], predicted_N[rows_N]
@@ -238,9 +233,8 @@ class Regress(SentenceTask):
 
     def examples(self, data: Sentences, predictions: Sequence[float]) -> Examples:
         """Returns rows with truth, prediction and squared_error."""
-        assert data.truth_N is not None, "scoring needs values"
         rows = beginnings(self.tokenizer, data)
-        for row, truth, found in zip(rows, data.truth_N.tolist(), predictions, strict=True):
+        for row, truth, found in zip(rows, data.truth.tolist(), predictions, strict=True):
             row |= {"truth": truth, "prediction": found, "squared_error": (truth - found) ** 2}
         mse = Formula("mean", ("squared_error",), lower_is_better=True)
         return Examples(rows, {"pearson": Formula("pearson"), "spearman": Formula("spearman"), "mse": mse})

@@ -91,8 +91,7 @@ class MultiLabel(SentenceTask):
         return ("f1_micro", "f1_macro", "average_precision", "exact_match", "loss", *of_one)
 
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
-        assert data.truth_N is not None, "scoring needs labels"
-        truth_NL, chances_NL = data.truth_N > 0.5, np.stack(predictions)
+        truth_NL, chances_NL = data.truth > 0.5, np.stack(predictions)
         thresholds_L = self.tune(data, predictions)._thresholds()
         predicted_NL, ranking = chances_NL >= thresholds_L, Ranking(truth_NL, chances_NL)
         both_NL = truth_NL & predicted_NL
@@ -123,8 +122,7 @@ class MultiLabel(SentenceTask):
         config = self.config
         if config.threshold and config.label_thresholds != "best":
             return self
-        assert data.truth_N is not None, "choosing thresholds needs labels"
-        truth_NL, chances_NL = data.truth_N > 0.5, np.stack(predictions)
+        truth_NL, chances_NL = data.truth > 0.5, np.stack(predictions)
         if config.label_thresholds == "best":
             found = replace(config, label_thresholds=tuple(best_thresholds(truth_NL, chances_NL).tolist()))
         else:
@@ -140,10 +138,9 @@ class MultiLabel(SentenceTask):
     def examples(self, data: Sentences, predictions: Sequence[Floats]) -> Examples:
         """Returns rows with the lists truth and prediction, the numbers of correct, true and predicted labels, whether
         all are right (correct), and loss (nats)."""
-        assert data.truth_N is not None, "scoring needs labels"
         thresholds_L, labels = self._thresholds(), np.array(self.config.labels)
         rows = beginnings(self.tokenizer, data)
-        for row, truth_L, chances_L in zip(rows, data.truth_N > 0.5, predictions, strict=True):
+        for row, truth_L, chances_L in zip(rows, data.truth > 0.5, predictions, strict=True):
             found_L = chances_L >= thresholds_L
             chosen_L = np.where(truth_L, chances_L, 1.0 - chances_L)
             row |= {"truth": labels[truth_L].tolist(), "prediction": labels[found_L].tolist()}

@@ -58,6 +58,12 @@ class Sentences(Segments):
         """Number of examples."""
         return len(self.lengths_S) if self.bounds_N is None else len(self.bounds_N) - 1
 
+    @property
+    def truth(self) -> Any:
+        """`truth_N` of labelled data."""
+        assert self.truth_N is not None, "scoring needs labels"
+        return self.truth_N
+
     def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
         if self.truth_N is None:
             return {}
@@ -66,12 +72,11 @@ class Sentences(Segments):
 
     def _target(self, indices_S: Ints) -> tuple[Target, Ints]:
         """Returns the labels of these sequences, and the numbers of their examples."""
-        assert self.truth_N is not None
         owners_S, shares_S = indices_S, None
         if self.bounds_N is not None:  # the windows of an example together have the weight of one example
             owners_S = np.searchsorted(self.bounds_N, indices_S, side="right") - 1
             shares_S = 1.0 / np.diff(self.bounds_N)[owners_S]
-        at_S, truth_S = torch.arange(len(indices_S)), self.truth_N[owners_S]
+        at_S, truth_S = torch.arange(len(indices_S)), self.truth[owners_S]
         if self.loss is not None:
             return self.loss.target(at_S, truth_S.astype(np.int64), shares_S), owners_S
         labels = torch.from_numpy(truth_S)
