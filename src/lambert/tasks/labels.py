@@ -1,4 +1,4 @@
-"""The labels of a training file, and what each counts in the training loss."""
+"""The labels of a training file, and their weights in the training loss."""
 
 import re
 from collections.abc import Callable, Iterable

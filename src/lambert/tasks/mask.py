@@ -90,7 +90,7 @@ class Mask(Task[Masked, list[Candidates]]):
         found: list[Candidates] = []
         for batch in outputs:
             logits_NV = batch[self.head].detach().float().cpu().numpy().astype(np.float64)
-            logits_NV[:, self.pieces :] = -np.inf  # rows that pad the table
+            logits_NV[:, self.pieces :] = -np.inf  # padding of the vocabulary
             chances_NV = softmax(logits_NV)
             best_NK = np.argsort(-logits_NV, axis=1, kind="stable")[:, : self.top or self.config.top]
             for best_K, chances_V in zip(best_NK, chances_NV, strict=True):

@@ -25,7 +25,7 @@ from lambert.tasks.tag.conll import tag_column
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What is known of a data set."""
+    """A data set: its task, scores, columns and labels."""
 
     task: str
     """The task: classify, regress, choice or tag."""

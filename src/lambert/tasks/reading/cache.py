@@ -84,7 +84,7 @@ class FeatureCache:
         file = self._folder / (self._name(use, config, path) + _SUFFIX)
         with contextlib.suppress(FileNotFoundError, Damaged):
             return self._read(file, path)
-        with self._lock(file):  # by one process at a time; the others find the file
+        with self._lock(file):  # one process writes the file, the others read it
             try:
                 return self._read(file, path)
             except FileNotFoundError:
@@ -93,7 +93,7 @@ class FeatureCache:
                 self.notes.append(f"warning: {file} was damaged ({error}), and is written again.")
             data = build()
             if file.stem != self._name(use, config, path):
-                return data  # the labelled file was changed meanwhile
+                return data  # the labelled file has changed meanwhile
             try:
                 remove_leftovers(file)
                 features.write(file, data)

@@ -94,7 +94,7 @@ def read(path: Path) -> Any:
 
 
 class _Writer:
-    """Turns values into JSON and `arrays`. An array that occurs twice is written once."""
+    """Converts values to JSON and `arrays`. An array that occurs twice is written once."""
 
     def __init__(self) -> None:
         self.arrays: list[_Array] = []
@@ -133,7 +133,7 @@ class _Writer:
     def _number(self, array: _Array) -> int:
         if id(array) not in self._numbers:
             self._numbers[id(array)] = len(self.arrays)
-            self.arrays.append(array)  # which also keeps its id its own
+            self.arrays.append(array)  # and stays alive, so that its id is unique
         return self._numbers[id(array)]
 
 

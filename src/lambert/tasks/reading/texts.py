@@ -53,7 +53,7 @@ def concatenate_rows(rows: Iterable[Sequence[int]]) -> Texts:
 
 
 class TextEncoder:
-    """Encodes texts, without special tokens and without truncation. The words of one call are known in the next."""
+    """Encodes texts without special tokens and truncation. Words are cached between calls."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""How well the probabilities of a classifier agree with its accuracy (Guo et al., ICML 2017)."""
+"""Calibration: how well the probabilities of a classifier agree with its accuracy (Guo et al., ICML 2017)."""
 
 from dataclasses import dataclass
 from typing import Any

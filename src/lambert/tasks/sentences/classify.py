@@ -33,7 +33,7 @@ from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginning
 from lambert.tasks.task import Outputs, Row, describe_task, most_probable
 from lambert.tasks.vectors.sentence_transformers import config_keys
 
-_NEVER_SEARCHED = 1.0  # the temperature of a model whose temperature was to be searched and was not
+_NEVER_SEARCHED = 1.0  # for temperature = "best" without dev data
 
 
 class Classify(SentenceTask):

@@ -26,7 +26,7 @@ from lambert.tasks.task import Outputs, Row, describe_task, most_probable
 
 Flags = npt.NDArray[np.bool_]
 _SEPARATORS = (";", "|", ",", "\t", "/")
-_NEVER_SEARCHED = 0.5  # the threshold of a model whose threshold was to be searched and was not
+_NEVER_SEARCHED = 0.5  # for thresholds to be found, without dev data
 
 
 class MultiLabel(SentenceTask):

@@ -68,7 +68,7 @@ def answers(
             spans.append(np.array([[-1.0], [-1.0], null_logits[:1], null_logits[1:]]))
         text_of.start(question.paragraph)
         found.append(_answer(_rank(spans), null_logits, text_of, config, null=null))
-    deque(windows, maxlen=0)  # runs what the generator of the outputs does after the last one
+    deque(windows, maxlen=0)  # runs the generator of the outputs to its end
     return found
 
 
@@ -164,8 +164,8 @@ class _Texts:
         return self.made[first, last]
 
     def _make_text(self, first: int, last: int) -> tuple[str, tuple[int, int]]:
-        """In WordPiece the text is the original's, if it is not at another place than the span. With other tokenizers
-        it is that from the first to the last character of the span, "" for a span of white space."""
+        """Returns the text of a span and its place. With WordPiece it is that of run_squad.py, unless this text is
+        elsewhere; with other tokenizers, the characters from the first to the last token, "" for white space."""
         begin, end = int(self.characters_T2[first, 0]), int(self.characters_T2[last, 1])
         if not self.marked:
             return (self.context[begin:end], (begin, end)) if begin < end else ("", (0, 0))

@@ -20,7 +20,7 @@ from lambert.tasks.squad.text import Question, Questions, read_squad
 from lambert.tasks.squad.windows import Windows, windows
 from lambert.tasks.task import Outputs, Row, Task, text_of
 
-_NEVER_SEARCHED = 0.0  # the threshold of a model whose threshold was to be searched and was not
+_NEVER_SEARCHED = 0.0  # for null_threshold = "best" without dev data
 
 
 class Squad(Task[Windows, Answer]):

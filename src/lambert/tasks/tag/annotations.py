@@ -1,7 +1,7 @@
 """Converts annotated texts, spans of characters with checked offsets, to tags of words.
 
 Tools count offsets in different units: characters, UTF-16 units, or lines that end in another way. If a format has the
-    text of each span, the convention of every row is found by comparing the two, and the notes say which convention
+text of each span, the convention of every row is found by comparing the two, and the notes say which convention
 fits how many rows. Offsets are never changed without such a note.
 """
 

@@ -227,8 +227,8 @@ def _match_tags(
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A labelled file. `tag` has the form of its tags as far as it is known, `tags` those that its labels can have
-    beside the tags that it has. `divided`: its texts were divided into words here."""
+    """A labelled file. `tag`: the form of its tags as far as it is known. `tags`: tags that its labels can have beside
+    those in the file. `divided`: whether its texts were divided into words here."""
 
     sentences: list[Sentence]
     matched: Matched

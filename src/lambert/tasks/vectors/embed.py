@@ -39,8 +39,8 @@ D = TypeVar("D", bound="TextVectors")
 
 
 class TextVectors(Segments):
-    """Different texts, of each of which a vector is to be computed. Labelled data also have the numbers of the texts of
-    each example (`texts_NG`) and the scores of pairs (`scores_N`), or what is to be found (`search`)."""
+    """Distinct texts to compute vectors of. Labelled data also have the numbers of the texts of each example
+    (`texts_NG`), and the scores of pairs (`scores_N`) or what is to be found (`search`)."""
 
     texts_NG: Ints
     scores_N: Floats | None = None

@@ -1,6 +1,6 @@
 """The files of a model folder that sentence-transformers reads: which vector a text has, and which score a pair.
 
-Folders of all its versions are read. Vectors are written in the form that all versions read, where it can say them.
+Folders of all its versions are read. Vectors are written in the form that all versions read, if it can express them.
 
 Source: sentence-transformers 6.2, and what its versions since 2021 write.
 """
@@ -101,7 +101,7 @@ def _text(value: Any) -> str:
 
 
 def _pooling(embed: EmbedConfig, width: int) -> dict[str, Any]:
-    """Returns the settings of the module Pooling, in the form of version 2 if it can say them."""
+    """Returns the settings of the module Pooling, in the form of version 2 if it can express them."""
     modes = modes_of(embed.pooling)
     if [mode for mode in POOLINGS if mode in modes] != [*modes]:  # in another order than flags have
         return {"embedding_dimension": width, "pooling_mode": [*modes], "include_prompt": embed.include_prompt}
