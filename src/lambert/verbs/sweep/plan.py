@@ -15,7 +15,7 @@ from lambert.optim.optimizers import check_names
 from lambert.runs.best import lower_is_better
 from lambert.runs.folder import FREE
 from lambert.tasks.reading.cache import FOLDER
-from lambert.tasks.reading.files import training_and_dev
+from lambert.tasks.reading.files import find_splits
 from lambert.verb import list_training
 from lambert.verbs import finetune, pretrain
 from lambert.verbs.settings.finetune import FinetuneConfig
@@ -118,7 +118,7 @@ def _check_finetuning(config: FinetuneConfig) -> None:
     """Raises UsageError if the runs compute no scores, or if each is to have several seeds."""
     if config.seeds:
         raise UsageError("seeds is a setting of finetune alone: give the seeds as sweep.seeds.")
-    if training_and_dev(config.data, config.dev)[1] is None:
+    if find_splits(config.data, config.dev)[1] is None:
         raise UsageError("A sweep compares the scores on held-out data: set dev.")
 
 

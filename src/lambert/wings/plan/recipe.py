@@ -16,9 +16,9 @@ from lambert.distributed import agreement
 from lambert.model import folder as layout
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.model.folder import model_folder
-from lambert.tasks import TASKS, resolved, task_class
+from lambert.tasks import TASKS, resolve, task_class
 from lambert.tasks.reading.cache import FeatureCache
-from lambert.tasks.reading.files import training_and_dev
+from lambert.tasks.reading.files import find_splits
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verb import name_of
@@ -102,10 +102,10 @@ def _pretrain(config: PretrainConfig, plan: PlanConfig) -> Planned:
 def _finetune(config: FinetuneConfig, plan: PlanConfig) -> Planned:
     assumed, source, train, labels = [], None, config.train, 2
     if config.data.exists() and _folder(config.init) is not None:
-        data, _ = training_and_dev(config.data, config.dev)
+        data, _ = find_splits(config.data, config.dev)
         tokenizer = tokenizers.load(model_folder(config.init))
         shape = _shape(config.init, plan)
-        task_config = resolved(config.task, data).resolved(shape.positions)
+        task_config = resolve(config.task, data).resolve_length(shape.positions)
         task, source = FeatureCache(config.cache, tokenizer, agreement.code()).learn(task_config, data)
         head, labels, lengths = task.head, task.labels, _sample(source)
     else:
@@ -113,7 +113,7 @@ def _finetune(config: FinetuneConfig, plan: PlanConfig) -> Planned:
         if config.task.name not in TASKS:
             raise UsageError(f"task.name = {config.task.name!r} needs its data: {config.data} does not exist.")
         head = task_class(config.task).head
-        longest = config.task.resolved(shape.positions).max_length
+        longest = config.task.resolve_length(shape.positions).max_length
         lengths = _spread(plan.fill or _SQUAD, longest)
         what = f"two labels, and sequences of {longest} tokens that are {plan.fill or _SQUAD:.0%} full"
         assumed.append(f"{config.data} or {config.init} does not exist: {what}")
