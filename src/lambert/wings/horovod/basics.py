@@ -15,6 +15,12 @@ from lambert.wings.horovod import session
 from lambert.wings.horovod.process_sets import ProcessSet, add_process_set, global_process_set
 from lambert.wings.horovod.timeline import start_from_environment, timeline
 
+__all__ = [
+    "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "init",
+    "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
+]  # fmt: skip
+
 
 def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Connects to the other ranks. Does nothing if Horovod is already initialized.

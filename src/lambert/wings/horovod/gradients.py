@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from lambert.wings.horovod import session
-from lambert.wings.horovod.asynchronous import allreduce_request
 from lambert.wings.horovod.buckets import BUCKET_BYTES, Buckets
 from lambert.wings.horovod.fusion import factors
 from lambert.wings.horovod.negotiation import Entry, record_event
-from lambert.wings.horovod.process_sets import ProcessSet, registered_ranks
+from lambert.wings.horovod.operations import create_request
+from lambert.wings.horovod.process_sets import ProcessSet, find_ranks
 from lambert.wings.horovod.requests import ReduceOp, Request
 
 
@@ -17,7 +17,7 @@ class Gradients:
     """In-place all-reduces of gradients, which are held back until they have enough bytes for one operation."""
 
     def __init__(self, op: int, prescale: float, postscale: float, process_set: ProcessSet) -> None:
-        self._op, self._prescale, self._postscale = ReduceOp(op), prescale, postscale
+        self._op, self._scales = ReduceOp(op), (prescale, postscale)
         self._process_set = process_set
         self._ranks: list[int] = []
         self._requests: dict[str, tuple[Request, list[object], float]] = {}
@@ -29,14 +29,14 @@ class Gradients:
 
         If `movable`, the tensors may be moved to other memory, where they also receive the result.
         """
-        ranks = registered_ranks(self._process_set)
+        ranks = find_ranks(self._process_set)
         if ranks is not self._ranks:
             self._ranks = ranks
             self._requests.clear()
         kinds: list[object] = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
         request, known, factor = self._requests.get(name, (None, kinds, 1.0))
         if request is None or known != kinds:
-            request = allreduce_request(tensors, self._op, name, self._prescale, self._postscale, self._process_set)
+            request = create_request("allreduce", tensors, name, self._process_set, self._op, *self._scales)
             factor = factors(request, tensors[0].dtype, len(ranks))[0]
             self._requests[name] = request, kinds, factor
         movable = movable and len({tensor.dtype for tensor in tensors}) == 1

@@ -18,9 +18,15 @@ from torch import Tensor
 from lambert.wings.horovod.basics import size
 from lambert.wings.horovod.compression import Compression, Compressor
 from lambert.wings.horovod.gradients import Gradients
-from lambert.wings.horovod.handles import wait
 from lambert.wings.horovod.negotiation import Entry
-from lambert.wings.horovod.operations import Adasum, Average, allreduce_async_, sparse_allreduce_async, synchronize
+from lambert.wings.horovod.operations import (
+    Adasum,
+    Average,
+    allreduce_async_,
+    sparse_allreduce_async,
+    synchronize,
+    wait,
+)
 from lambert.wings.horovod.parameters import groups_of, names_of
 from lambert.wings.horovod.process_sets import ProcessSet, global_process_set
 

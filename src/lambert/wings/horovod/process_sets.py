@@ -29,14 +29,14 @@ class ProcessSet:
 
     def size(self) -> int | None:
         """Returns the number of ranks, or None before the set is registered."""
-        return None if self.process_set_id is None else len(registered_ranks(self))
+        return None if self.process_set_id is None else len(find_ranks(self))
 
     def rank(self) -> int | None:
         """Returns the rank of this process within the set, or None before the set is registered. Raises ValueError if
         this process is not a member."""
         if self.process_set_id is None:
             return None
-        ranks = registered_ranks(self)
+        ranks = find_ranks(self)
         me = session.current().process.rank
         if me not in ranks:
             raise ValueError(f"rank {me} is not a member of {self}")
@@ -55,7 +55,7 @@ global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 
 
-def registered_ranks(process_set: ProcessSet) -> list[int]:
+def find_ranks(process_set: ProcessSet) -> list[int]:
     """Returns the ranks of a registered set. Raises ValueError if the set is not, or no longer, registered."""
     number = process_set.process_set_id
     ranks = session.current().sets.get(number) if number is not None else None
