@@ -12,13 +12,12 @@ from torch import nn
 
 import lambert.horovod as hvd
 from lambert.wings.horovod import elastic
-from lambert.wings.horovod.elastic import sampler as sampling
 from lambert.wings.horovod.run import main
 
 
 def in_world(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
-    monkeypatch.setattr(sampling, "rank", lambda: rank)
-    monkeypatch.setattr(sampling, "size", lambda: size)
+    monkeypatch.setattr(elastic, "rank", lambda: rank)
+    monkeypatch.setattr(elastic, "size", lambda: size)
 
 
 @pytest.mark.usefixtures("alone")

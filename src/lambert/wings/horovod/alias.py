@@ -10,6 +10,8 @@ ALIASES = {
     "horovod.torch": "lambert.horovod",
     "horovod.torch.compression": "lambert.wings.horovod.compression",
     "horovod.torch.elastic": "lambert.wings.horovod.elastic",
+    "horovod.torch.elastic.sampler": "lambert.wings.horovod.elastic",
+    "horovod.torch.elastic.state": "lambert.wings.horovod.elastic",
     "horovod.torch.functions": "lambert.wings.horovod.functions",
     "horovod.torch.mpi_ops": "lambert.wings.horovod.operations",
     "horovod.torch.optimizer": "lambert.wings.horovod.optimizer",

@@ -1,4 +1,4 @@
-"""The launcher of elastic jobs: the counterpart of `lambert.wings.horovod.elastic.membership`.
+"""The launcher of elastic jobs: the counterpart of `lambert.wings.horovod.elastic`.
 
 Each world is a generation. When a rank fails or the hosts change, the running ranks report that they are ready for the
 next generation. The launcher then assigns new ranks, oldest worker first, because the other ranks get their state from
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lambert.core.errors import DataError
-from lambert.wings.horovod.elastic.membership import GENERATION, HOSTS_SEEN, STORE, WORKER
+from lambert.wings.horovod.elastic import GENERATION, HOSTS_SEEN, STORE, WORKER
 from lambert.wings.horovod.run.hosts import Host, discover, is_local, rendezvous_address, slots_of
 from lambert.wings.horovod.run.job import POLL_SECONDS, Start, hosts_of, say, starter, supervised
 from lambert.wings.horovod.run.workers import Worker, end
