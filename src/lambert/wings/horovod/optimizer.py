@@ -8,6 +8,7 @@ wrapped optimizer.
 import os
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +28,6 @@ from lambert.wings.horovod.operations import (
     synchronize,
     wait,
 )
-from lambert.wings.horovod.parameters import groups_of, names_of
 from lambert.wings.horovod.process_sets import ProcessSet, global_process_set
 
 Closure = Callable[[], Any]
@@ -88,18 +88,18 @@ class _Reduced(_Wrapping):
         new = [p for p in listed if p not in self._passes_left]
         me = weakref.ref(self)
 
-        def completed(parameter: Tensor) -> None:
+        def count_pass(parameter: Tensor) -> None:
             optimizer = me()
             if optimizer is not None:
-                optimizer._completed(parameter)
+                optimizer._count_pass(parameter)
 
         if new:
-            self._parameter_names = names_of(self, None) | self._parameter_names
+            self._parameter_names = _name_parameters(self, None) | self._parameter_names
         for p in new:
             self._trained.append(p)
             self._incomplete += 1
             self._passes_left[p] = self.backward_passes_per_step
-            self._hooks.append(p.register_post_accumulate_grad_hook(completed))
+            self._hooks.append(p.register_post_accumulate_grad_hook(count_pass))
 
     def _restart(self) -> None:
         self._pending: dict[tuple[Tensor, ...], tuple[Any, list[Any]]] = {}
@@ -114,7 +114,7 @@ class _Reduced(_Wrapping):
         self._passes_left = dict.fromkeys(self._trained, passes)
         self._incomplete = len(self._trained)
 
-    def _completed(self, parameter: Tensor) -> None:
+    def _count_pass(self, parameter: Tensor) -> None:
         left = self._passes_left[parameter] - 1
         if left < 0:
             raise AssertionError(
@@ -165,9 +165,7 @@ class _Reduced(_Wrapping):
             outputs = handle.outputs if isinstance(handle, Entry) else [handle()]
             for p, output, context in zip(group, outputs, contexts, strict=True):
                 self._store(p, output if output.is_sparse else self._compression.decompress(output, context))
-        self._passes_left = dict.fromkeys(self._trained, self.backward_passes_per_step)
-        self._incomplete = len(self._trained)
-        self._gradients.restart()
+        self._restart()
         self._synchronized = True
 
     @staticmethod
@@ -256,7 +254,7 @@ class _AdasumReduced(_Wrapping):
         before = [p.detach().clone() for p in trained]
         loss = super().step(closure)
         pending = []
-        self._parameter_names = names_of(self, None) | self._parameter_names
+        self._parameter_names = _name_parameters(self, None) | self._parameter_names
         for p, start in zip(trained, before, strict=True):
             sent, context = self._compression.compress(p.detach() - start)
             pending.append((allreduce_async_(sent, name=self._parameter_names[p], op=Adasum), context))
@@ -270,7 +268,7 @@ def _dense(grad: Tensor | None) -> Tensor:
     return grad.to_dense() if grad.is_sparse else grad.contiguous()
 
 
-def _derived(optimizer: torch.optim.Optimizer, mixin: type[_Wrapping]) -> Any:
+def _derive(optimizer: torch.optim.Optimizer, mixin: type[_Wrapping]) -> Any:
     """Returns an instance of a class that derives from the mixin and the optimizer's class, with the optimizer's
     state."""
     own = type(optimizer)
@@ -331,18 +329,69 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     if num_groups:
         warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    names = names_of(optimizer, named_parameters)
+    names = _name_parameters(optimizer, named_parameters)
     adasum = op == Adasum and size() > 1
     if adasum and process_set != global_process_set:
         raise NotImplementedError("Adasum works over all ranks only, not over a process set")
     if adasum:
-        wrapped = _derived(optimizer, _AdasumReduced)
+        wrapped = _derive(optimizer, _AdasumReduced)
         wrapped._distribute(names, compression, backward_passes_per_step)
     else:
-        lists = groups_of(optimizer, groups)
-        wrapped = _derived(optimizer, _Reduced)
+        lists = _divide_parameters(optimizer, groups)
+        wrapped = _derive(optimizer, _Reduced)
         wrapped._distribute(
             names, compression, backward_passes_per_step, op, gradient_predivide_factor, lists, sparse_as_dense,
             process_set,
         )  # fmt: skip
     return wrapped
+
+
+def _name_parameters(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]] | None) -> dict[Tensor, str]:
+    """Returns the names of all parameters: those of `named`, or without `named`, their positions in the optimizer.
+
+    Raises:
+        ValueError: Names are missing or occur twice, or `named` does not contain (name, parameter) pairs.
+    """
+    groups = enumerate(optimizer.param_groups)
+    own = {p: f"allreduce.noname.{i}.{j}" for i, group in groups for j, p in enumerate(group["params"])}
+    if named is None:
+        return own
+    pairs = list(named)
+    if any(not isinstance(pair, tuple) for pair in pairs):
+        raise ValueError("named_parameters takes (name, parameter) pairs, as model.named_parameters() gives them")
+    twice = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+    if twice:
+        raise ValueError(f"named_parameters has these names more than once: {', '.join(twice)}")
+    names = {p: name for name, p in pairs}
+    missing = [tuple(p.shape) for p in own if p not in names]
+    if missing:
+        raise ValueError(
+            f"named_parameters lacks {len(missing)} of the optimizer's {len(own)} parameters; the first has the shape "
+            f"{missing[0]}: pass the names of the whole model, or none"
+        )
+    return names
+
+
+def _divide_parameters(optimizer: torch.optim.Optimizer, groups: int | list[list[Tensor]] | None) -> list[list[Tensor]]:
+    """Returns the groups of trained parameters: `groups` runs of adjacent parameters if `groups` is a number, the given
+    lists if it is a list, and no groups if it is None.
+
+    Raises:
+        ValueError: The number is below 1, a list contains something other than tensors, or a parameter occurs twice.
+    """
+    if groups is None:
+        return []
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if isinstance(groups, int):
+        if groups < 1:
+            raise ValueError(f"groups must be a positive number or a list of lists of tensors, not {groups}")
+        share, more = divmod(len(trained), groups)
+        ends = [(i + 1) * share + min(i + 1, more) for i in range(groups)]
+        return [trained[start:end] for start, end in zip([0, *ends], ends, strict=False) if end > start]
+    listed = [p for group in groups for p in group]
+    if any(not isinstance(p, Tensor) for p in listed):
+        raise ValueError("groups takes lists of tensors")
+    if len(set(listed)) < len(listed):
+        raise ValueError("groups contain a parameter more than once")
+    known = set(trained)
+    return [own for group in groups if (own := [p for p in group if p in known])]
