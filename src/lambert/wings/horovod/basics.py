@@ -39,7 +39,7 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
     if session.is_open():
         return
     now = session.open_session(comm or ())
-    global_process_set.ranks = now.sets[0]
+    global_process_set.ranks = now.executor.sets[0]
     start_from_environment(now.process.rank)
     if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
         return

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lambert.wings.horovod.channel import Channel
 from lambert.wings.horovod.exceptions import HorovodInternalError
-from lambert.wings.horovod.matching import Match, bit_positions, decode
+from lambert.wings.horovod.matching import Match, find_set_bits
 from lambert.wings.horovod.requests import Request
 from lambert.wings.horovod.timeline import timeline
 
@@ -62,6 +62,9 @@ Finished = Callable[[list[Work], str | None], None]
 class Runner(Protocol):
     """Runs the operations."""
 
+    def change_set(self, number: int, ranks: list[int] | None) -> None:
+        """Registers a process set, or removes it if `ranks` is None."""
+
     def run(self, works: list[Work], finished: Finished) -> None:
         """Starts operations in order. `finished` is called for them later, on another thread."""
 
@@ -72,13 +75,10 @@ class Runner(Protocol):
 class Negotiator:
     """Tracks the requests of one rank from submission to completion."""
 
-    def __init__(
-        self, channel: Channel, runner: Runner, cycle_seconds: float, changed: Callable[[Request, int], Any]
-    ) -> None:
+    def __init__(self, channel: Channel, runner: Runner, cycle_seconds: float) -> None:
         self._channel = channel
         self._runner = runner
         self._cycle_seconds = cycle_seconds
-        self._changed = changed
         self._lock = threading.Lock()
         self._to_send = threading.Condition(self._lock)
         self._flushing = threading.Lock()
@@ -219,7 +219,7 @@ class Negotiator:
         torch.set_grad_enabled(False)  # grad mode is thread-local
         try:
             while True:
-                for message in self._received():
+                for message in self._receive():
                     if self._act(*message):
                         return
         except Exception as error:
@@ -227,7 +227,7 @@ class Negotiator:
         finally:
             self._channel.close()
 
-    def _received(self) -> list[Any]:
+    def _receive(self) -> list[Any]:
         try:
             return self._channel.receive()
         except OSError as error:
@@ -251,15 +251,15 @@ class Negotiator:
         else:
             number, bits, matches = content
             known = self._by_number.setdefault(number, [])
-            works = [self._take(number, known[bit].name, [known[bit]]) for bit in bit_positions(int(bits, 16))]
-            for match in map(decode, matches):
+            works = [self._take(number, known[bit].name, [known[bit]]) for bit in find_set_bits(int(bits, 16))]
+            for match in map(Match.parse, matches):
                 work = self._agree_on(number, match)
                 if work is not None:
                     works.append(work)
             for work in works:
                 if work.entry is not None:
                     timeline.end(work.request.name)
-            self._runner.run(works, self._finished)
+            self._runner.run(works, self._finish)
         return False
 
     def _take(self, number: int, name: str, requests: list[Request]) -> Work:
@@ -284,11 +284,12 @@ class Negotiator:
                 with self._lock:
                     self._known[number, request.name] = match.number, request
             else:
-                result = self._changed(request, match.number)
-                if request.kind == "remove_process_set":
+                adds = request.kind == "add_process_set"
+                self._runner.change_set(match.number, list(request.numbers) if adds else None)
+                if not adds:
                     self._drop(match.number, "its process set was removed")
                 if entry is not None:
-                    entry.result = result
+                    entry.result = match.number
         if match.error is not None or work.request.kind in NO_TENSORS:
             if entry is not None:
                 timeline.end(match.name)
@@ -297,7 +298,7 @@ class Negotiator:
             return None
         return work
 
-    def _finished(self, works: list[Work], error: str | None) -> None:
+    def _finish(self, works: list[Work], error: str | None) -> None:
         if error is not None:
             error = f"{works[0].request.name} failed: {error}"
             self._break(error)

@@ -58,7 +58,7 @@ global_process_set.process_set_id = 0
 def find_ranks(process_set: ProcessSet) -> list[int]:
     """Returns the ranks of a registered set. Raises ValueError if the set is not, or no longer, registered."""
     number = process_set.process_set_id
-    ranks = session.current().sets.get(number) if number is not None else None
+    ranks = session.current().executor.sets.get(number) if number is not None else None
     if ranks is None:
         raise ValueError(f"{process_set} is not registered: give it to hvd.init() or hvd.add_process_set()")
     return ranks
@@ -77,7 +77,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     ranks = process_set.ranks or []
     if not ranks or len(set(ranks)) < len(ranks) or not 0 <= ranks[0] <= ranks[-1] < now.process.size:
         raise ValueError(f"{process_set} needs different ranks between 0 and {now.process.size - 1}")
-    if ranks in now.sets.values():
+    if ranks in now.executor.sets.values():
         raise ValueError(f"a process set of these ranks exists already: {process_set}")
     process_set.process_set_id = _agree("add_process_set", ranks)
     return process_set
@@ -90,7 +90,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if number is None or number == 0:
         return False
     process_set.process_set_id = None
-    if number not in session.current().sets:
+    if number not in session.current().executor.sets:
         return False
     _agree("remove_process_set", [number])
     return True
