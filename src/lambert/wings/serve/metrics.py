@@ -47,16 +47,16 @@ class Metrics(Observer):
         )  # fmt: skip
         self.registry.register(_ModelInfo(models))
 
-    def answered(self, path: str, model: str, status: int, seconds: float) -> None:
+    def count_answer(self, path: str, model: str, status: int, seconds: float) -> None:
         """Counts an answered request."""
         self._requests.labels(path, model, str(status)).inc()
         self._request_seconds.labels(path, model).observe(seconds)
 
-    def refused(self, reason: str) -> None:
+    def count_refusal(self, reason: str) -> None:
         """Counts a refused request."""
         self._refusals.labels(reason).inc()
 
-    def reloaded(self, result: str) -> None:
+    def count_reload(self, result: str) -> None:
         """Counts a reload of the models: `changed`, `unchanged` or `failed`."""
         self._reloads.labels(result).inc()
 

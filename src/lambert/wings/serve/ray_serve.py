@@ -71,9 +71,9 @@ def _builder(config: ServeConfig, cpus: int) -> Callable[[], Any]:
     def build() -> Any:
         import torch
 
-        from lambert.wings.serve.server import built
+        from lambert.wings.serve.server import load
 
         torch.set_num_threads(cpus)
-        return built(config).app
+        return load(config).app
 
     return build
