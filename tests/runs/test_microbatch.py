@@ -30,7 +30,7 @@ from lambert.planning.micro_batches import LEAST
 from lambert.runs import microbatch, updates
 from lambert.runs.microbatch import MicrobatchSize, Sample, check_model, shared
 from lambert.wings.plan.costs.devices import Cluster, Device
-from lambert.wings.plan.costs.steps import fitting
+from lambert.wings.plan.costs.steps import find_micro_tokens
 from lambert.wings.plan.costs.work import Work, shapes_of
 
 Lambert = Callable[..., Any]
@@ -138,7 +138,7 @@ def test_the_planner_expects_what_a_run_finds(devices: int, model: Model, find: 
         memory = free / devices + 4 * weights
         device = Device("CPU", {"float32": 1e12}, 1e10, memory, 0.0, "", "cpu", measured=True)
         work = Work(CONFIG, [20] * 9 + [60], 10**6, {"mlm": 6.0}, precision="float32")
-        assert fitting(work, Cluster(device, devices), shapes_of(CONFIG, work.targets, {})) == of.tokens
+        assert find_micro_tokens(work, Cluster(device, devices), shapes_of(CONFIG, work.targets, {})) == of.tokens
 
 
 def test_moments_that_are_there_are_not_counted_again(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ class Planned:
     """Descriptions of what was assumed because a file is missing."""
 
 
-def planned(plan: PlanConfig) -> Planned:
+def read_run(plan: PlanConfig) -> Planned:
     """Returns the run of a recipe.
 
     Raises UsageError for the recipe of another verb, and for settings that neither the recipe nor its files give.
@@ -59,13 +59,13 @@ def planned(plan: PlanConfig) -> Planned:
     verb = verb_of(plan.recipe)
     if not verb:
         raise UsageError(f"{plan.recipe} is not a recipe of pretrain or finetune, the verbs that plan predicts.")
-    config = cli.settings([verb, str(plan.recipe), *overrides(plan.set)])
+    config = cli.settings([verb, str(plan.recipe), *parse_overrides(plan.set)])
     if isinstance(config, PretrainConfig):
         return _pretrain(config, plan)
     return _finetune(config, plan)
 
 
-def overrides(given: Sequence[str]) -> list[str]:
+def parse_overrides(given: Sequence[str]) -> list[str]:
     """Returns the flags of settings that are given as NAME=VALUE."""
     flags = []
     for one in given:

@@ -82,7 +82,7 @@ class Plan:
         return {name: value for name, value in asdict(self).items() if value not in (None, "")}
 
 
-def row(choice: Choice) -> PlanRow:
+def build_row(choice: Choice) -> PlanRow:
     """Returns a choice as a row."""
     machines, step, work = choice.cluster, choice.step, choice.work
     hours = choice.seconds / 3600 * machines.devices

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from lambert.wings.plan.costs.choices import Choice
-from lambert.wings.plan.costs.remedies import Remedy, known_clusters, remedy
+from lambert.wings.plan.costs.remedies import Remedy, find_remedy, list_clusters
 from lambert.wings.plan.recipe import Planned
 from lambert.wings.plan.result import Plan
 from lambert.wings.plan.settings import PlanConfig
@@ -18,7 +18,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:,.3g} s"
 
 
-def memory_advice(config: PlanConfig, plan: Planned, found: Sequence[Choice], *others: str) -> str:
+def explain_memory(config: PlanConfig, plan: Planned, found: Sequence[Choice], *others: str) -> str:
     """Returns the error for a run that does not fit, with flags with which it fits, or with the missing memory if there
     are none.
 
@@ -29,9 +29,9 @@ def memory_advice(config: PlanConfig, plan: Planned, found: Sequence[Choice], *o
     least = min(found, key=lambda choice: choice.step.bytes - choice.cluster.device.memory)
     device, step = least.cluster.device, least.step
     own = {(choice.cluster.device.name, choice.cluster.devices): choice.cluster for choice in found}
-    changed = remedy(plan.work, sorted(own.values(), key=lambda machines: machines.devices))
-    known = known_clusters(sorted({count for _, count in own}), config.nodes or 0, config.link)
-    elsewhere = remedy(plan.work, known) if known else changed
+    changed = find_remedy(plan.work, sorted(own.values(), key=lambda machines: machines.devices))
+    known = list_clusters(sorted({count for _, count in own}), config.nodes or 0, config.link)
+    elsewhere = find_remedy(plan.work, known) if known else changed
     named = {name for name, _ in own}
     fitting = [" ".join(_flags(config, plan, one, named)) for one in (changed, elsewhere) if one.lacking <= 0]
     nearest = min(changed, elsewhere, key=lambda one: one.lacking)
@@ -62,7 +62,7 @@ def _flags(config: PlanConfig, plan: Planned, changed: Remedy, named: Collection
     return flags
 
 
-def lines(config: PlanConfig, plan: Planned, chosen: Choice, table: Sequence[Choice], result: Plan) -> list[str]:
+def format_plan(config: PlanConfig, plan: Planned, chosen: Choice, table: Sequence[Choice], result: Plan) -> list[str]:
     """Returns the lines of the prediction that the command prints."""
     found, step, device, unit = result.chosen, chosen.step, chosen.cluster.device, result.cost_unit
     shown = [

@@ -6,7 +6,7 @@ from math import ceil, inf
 
 from lambert.distributed.config import WORTH
 from lambert.wings.plan.costs.devices import Cluster, Device, cluster, fewest_nodes
-from lambert.wings.plan.costs.steps import Step, fitting, predict
+from lambert.wings.plan.costs.steps import Step, find_micro_tokens, predict
 from lambert.wings.plan.costs.work import Work, shapes_of
 
 _SLACK = 1.02
@@ -16,7 +16,7 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way, with its prediction for the whole run."""
+    """One way to compute a run, with its prediction."""
 
     cluster: Cluster
     work: Work
@@ -39,7 +39,7 @@ def with_precision(work: Work, device: Device) -> Work:
     return replace(work, precision="bfloat16" if "bfloat16" in device.peak else "float32")
 
 
-def choices(
+def list_choices(
     work: Work, sequences: int, devices: Sequence[Device], prices: Mapping[str, float], *, counts: Sequence[int],
     nodes: int = 0, network: str = "", methods: Sequence[str] = (),
 ) -> list[Choice]:  # fmt: skip
@@ -84,13 +84,13 @@ def _even(work: Work, machines: Cluster, shapes: Sequence[tuple[int, ...]]) -> t
     another size."""
     if work.micro_tokens or machines.devices == 1:
         return ()
-    largest = fitting(work, machines, shapes)
+    largest = find_micro_tokens(work, machines, shapes)
     share = work.batch_size * work.mean / machines.devices
     rounds = ceil(_SLACK * share / max(largest, work.longest))
     return (max(work.longest, ceil(_SLACK * share / rounds)),)
 
 
-def efficient(found: Iterable[Choice]) -> list[Choice]:
+def select_efficient(found: Iterable[Choice]) -> list[Choice]:
     """Returns the choices that fit into memory and that no other choice beats in both time and cost, ordered by
     time."""
     kept: list[Choice] = []

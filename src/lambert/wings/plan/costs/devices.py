@@ -144,7 +144,7 @@ LINKS: dict[str, Link] = {
 """By name."""
 
 
-def recognised(name: str) -> Device | None:
+def recognise(name: str) -> Device | None:
     """Returns the device of DEVICES that a driver calls `name`, as in "NVIDIA A100-SXM4-80GB": the one with the most
     parts among those whose parts of the name are all words of `name`."""
     words = {word for word in re.split(r"[^a-z0-9]+", name.casefold()) if word}

@@ -24,7 +24,7 @@ class Remedy:
         return self.step.bytes - self.cluster.device.memory
 
 
-def remedy(work: Work, clusters: Sequence[Cluster]) -> Remedy:
+def find_remedy(work: Work, clusters: Sequence[Cluster]) -> Remedy:
     """Returns the first change with which the run fits, or if none fits, the one that lacks least. The optimizer is
     first tried unsharded, then sharded; micro-batches first unchanged, then smaller; clusters in their order.
     """
@@ -38,7 +38,7 @@ def remedy(work: Work, clusters: Sequence[Cluster]) -> Remedy:
     return least
 
 
-def known_clusters(counts: Iterable[int], nodes: int = 0, network: str = "") -> list[Cluster]:
+def list_clusters(counts: Iterable[int], nodes: int = 0, network: str = "") -> list[Cluster]:
     """Returns clusters of the published devices on which Lambert runs, in these numbers, the smallest memory first. The
     arguments are those of `choices`."""
     return [
