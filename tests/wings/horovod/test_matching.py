@@ -10,7 +10,7 @@ import torch
 
 from lambert.wings.horovod.fusion import neutral, scale
 from lambert.wings.horovod.matching import Match, Matching, find_set_bits
-from lambert.wings.horovod.requests import ReduceOp, Request, TensorKind, disagreement
+from lambert.wings.horovod.requests import ReduceOp, Request, TensorKind, find_disagreement
 
 
 def request(name: str, shape: tuple[int, ...] = (2,), kind: str = "allreduce", **changes: Any) -> Request:
@@ -124,12 +124,12 @@ def test_a_match_survives_the_wire() -> None:
     ],
 )
 def test_what_ranks_do_not_agree_on(second: Request, message: str) -> None:
-    assert disagreement({0: request("x"), 1: request("x")}, []) is None
-    assert message in (disagreement({0: request("x"), 1: second}, []) or "")
+    assert find_disagreement({0: request("x"), 1: request("x")}, []) is None
+    assert message in (find_disagreement({0: request("x"), 1: second}, []) or "")
 
 
 def test_ranks_that_agree_are_named_together() -> None:
-    text = disagreement({0: request("x"), 1: request("x", (3,)), 2: request("x"), 3: request("x")}, [])
+    text = find_disagreement({0: request("x"), 1: request("x", (3,)), 2: request("x"), 3: request("x")}, [])
     assert text is not None
     assert text.endswith("ranks 0, 2, 3 sent [2]; rank 1 sent [3]")
 

@@ -39,7 +39,7 @@ def install_alias() -> None:
     spec = present.__spec__ if present is not None else importlib.util.find_spec("horovod")
     if spec is not None and not Path(spec.origin or "/").is_relative_to(Path(__file__).parent):
         raise ImportError(
-            "Horovod itself is installed here and is not shadowed; uninstall it or import lambert.horovod"
+            "Horovod itself is installed and is not shadowed: uninstall it, or import lambert.horovod instead"
         )
     for package in ("horovod", "horovod.common"):
         module = sys.modules.setdefault(package, ModuleType(package, "Lambert's Horovod API under Horovod's name."))

@@ -94,26 +94,27 @@ def size() -> int:
 def local_rank() -> int:
     """Returns the rank of this process among those of its host, which is the index of the GPU to use."""
     now = session.current()
-    return _given("HOROVOD_LOCAL_RANK", "LOCAL_RANK", _peers(now).index(now.process.rank))
+    return _read_place("HOROVOD_LOCAL_RANK", "LOCAL_RANK", _peers(now).index(now.process.rank))
 
 
 def local_size() -> int:
     """Returns the number of ranks on this host."""
-    return _given("HOROVOD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", len(_peers(session.current())))
+    return _read_place("HOROVOD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", len(_peers(session.current())))
 
 
 def cross_rank() -> int:
     """Returns the index of this host among the hosts that have a process with the same local rank."""
     now = session.current()
-    return _given("HOROVOD_CROSS_RANK", "GROUP_RANK", _hosts_with_local_rank(now).index(now.hosts[now.process.rank]))
+    derived = _hosts_with_local_rank(now).index(now.hosts[now.process.rank])
+    return _read_place("HOROVOD_CROSS_RANK", "GROUP_RANK", derived)
 
 
 def cross_size() -> int:
     """Returns the number of hosts that have a process with the same local rank."""
-    return _given("HOROVOD_CROSS_SIZE", "GROUP_WORLD_SIZE", len(_hosts_with_local_rank(session.current())))
+    return _read_place("HOROVOD_CROSS_SIZE", "GROUP_WORLD_SIZE", len(_hosts_with_local_rank(session.current())))
 
 
-def _given(horovod: str, torchrun: str, derived: int) -> int:
+def _read_place(horovod: str, torchrun: str, derived: int) -> int:
     """Returns the value of Horovod's variable, or of torchrun's, or the value derived from the ranks' hosts."""
     try:
         return integer(horovod, integer(torchrun, derived))

@@ -21,7 +21,7 @@ from lambert.wings.horovod.requests import Request
 log = logging.getLogger("lambert.horovod")
 
 GOODBYE_SECONDS = 10.0
-"""Seconds that the coordinator waits at the end for ranks that still run collectives."""
+"""Seconds that the coordinator and the ranks wait at the end for collectives that still run."""
 
 
 class Coordinator(threading.Thread):
@@ -99,14 +99,14 @@ class Coordinator(threading.Thread):
         channel.close()
         if channel.rank is not None:
             self._channels.pop(channel.rank, None)
-            self._close(f"rank {channel.rank} is gone ({reason})")
+            self._close(f"rank {channel.rank} has disconnected ({reason})")
 
     def _act(self, channel: Channel, message: list[Any]) -> None:
         kind, *content = message
         if channel.rank is None:
             token, rank, host = content
             if kind != "hello" or not hmac.compare_digest(token, self._token) or rank in self._channels:
-                raise ValueError("not one of the ranks")
+                raise ValueError("the connection is not from a rank of this job")
             channel.rank = rank
             self._channels[rank], self._hosts[rank] = channel, host
             if len(self._channels) == self._size:
@@ -160,11 +160,11 @@ class Coordinator(threading.Thread):
         for name, missing in stalled.items():
             if name not in self._warned:
                 log.warning(
-                    "%s waits for more than %g s for ranks %s, which have not asked for it", name, warn, missing
+                    "%s has waited more than %g s for ranks %s, which have not requested it", name, warn, missing
                 )
         self._warned = set(stalled)
         for name, missing in overdue.items():
-            self._close(f"{name} waited for more than {end:g} s for ranks {missing}, which have not asked for it")
+            self._close(f"{name} has waited more than {end:g} s for ranks {missing}, which have not requested it")
 
     def _find_stalled(self, now: float, limit: float) -> dict[str, list[int]]:
         stalled: dict[str, list[int]] = {}

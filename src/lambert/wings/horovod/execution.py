@@ -21,7 +21,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from lambert.wings.horovod import adasum
 from lambert.wings.horovod.collectives import Finish, allgather, alltoall, broadcast, reducescatter, run_in_order
-from lambert.wings.horovod.fusion import FusionBuffers, factors, large, lie_together, neutral, scale, wire_type
+from lambert.wings.horovod.fusion import FusionBuffers, factors, is_large, lie_together, neutral, scale, wire_type
 from lambert.wings.horovod.negotiation import Finished, Work, one_line, record_event
 from lambert.wings.horovod.requests import ReduceOp, Request, TensorKind
 from lambert.wings.horovod.timeline import timeline
@@ -87,7 +87,7 @@ class Executor:
         if self._finisher is None:
             self._finisher = threading.Thread(target=self._finish_loop, name="lambert.horovod finisher", daemon=True)
             self._finisher.start()
-        for bundle in bundles(works, self._fusion_bytes):
+        for bundle in bundle_works(works, self._fusion_bytes):
             for work in bundle:
                 timeline.begin(work.request.name, work.request.kind.upper())
             self._started.put((bundle, self._start(bundle), finished))
@@ -183,7 +183,7 @@ class Executor:
         small: dict[torch.dtype, list[_Part]] = {}
         for part in [part for work in bundle for part in _list_parts(work)]:
             source, *_ = part
-            if source.dtype == wire_type(source.dtype) and large(source):  # depends only on what all ranks know
+            if source.dtype == wire_type(source.dtype) and is_large(source):  # depends only on what all ranks know
                 finishes.append(_reduce_alone(part, reduction))
             elif source.numel():
                 small.setdefault(wire_type(source.dtype), []).append(part)
@@ -232,7 +232,7 @@ def _reduce_alone(part: _Part, reduction: "_Reduction") -> Finish:
     return finish
 
 
-def bundles(works: list[Work], limit: int) -> Iterator[list[Work]]:
+def bundle_works(works: list[Work], limit: int) -> Iterator[list[Work]]:
     """Yields bundles: adjacent all-reduces with equal settings, up to `limit` bytes, form one list; every other
     collective forms a list of its own."""
     bundle: list[Work] = []

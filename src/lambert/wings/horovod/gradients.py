@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lambert.wings.horovod import session
-from lambert.wings.horovod.fusion import factors, large
+from lambert.wings.horovod.fusion import factors, is_large
 from lambert.wings.horovod.negotiation import Entry, record_event
 from lambert.wings.horovod.operations import create_request
 from lambert.wings.horovod.process_sets import ProcessSet, find_ranks
@@ -39,7 +39,7 @@ class Buckets:
         """
         if type(grad) is not Tensor or grad.device.type != "cpu" or grad.layout != torch.strided:
             return False
-        if grad.requires_grad or not grad.is_contiguous() or large(grad) or _is_shared(grad):
+        if grad.requires_grad or not grad.is_contiguous() or is_large(grad) or _is_shared(grad):
             return False
         dtype, size = grad.dtype, grad.numel()
         buffer, used = self._open.get(dtype, (None, 0))

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from functools import reduce
 from typing import Any, NamedTuple
 
-from lambert.wings.horovod.requests import FIRST_DIMENSION_IS_FREE, Request, disagreement
+from lambert.wings.horovod.requests import FIRST_DIMENSION_IS_FREE, Request, find_disagreement
 
 
 class Match(NamedTuple):
@@ -98,7 +98,7 @@ class Matching:
         if name in self._numbers:
             self._spelled_out &= ~(1 << self._numbers[name])
         absent = [rank for rank in self.ranks if rank in joined and rank not in requests]
-        error = disagreement(requests, absent)
+        error = find_disagreement(requests, absent)
         if error is not None:
             return Match(name, error, None, [])
         first = next(iter(requests.values()))

@@ -104,7 +104,7 @@ class Negotiator:
         connect within `seconds`."""
         with self._lock:
             self._completed.wait_for(lambda: self._hosts or self._closed, seconds)
-            hosts, reason = self._hosts, self._closed or "not all ranks have come"
+            hosts, reason = self._hosts, self._closed or "not all ranks have connected"
         if not hosts:
             self.close(reason, 0)
             raise HorovodInternalError(reason)
@@ -133,7 +133,7 @@ class Negotiator:
             self._check_open(request.name)
             if key in self._pending:
                 raise ValueError(
-                    f"{request.name} was requested again before the first request was done; give each a name of its own"
+                    f"{request.name} is already pending: collectives that run at the same time need different names"
                 )
             self._pending[key] = entry
             self._outbox.append(entry)
@@ -154,11 +154,9 @@ class Negotiator:
 
     def wait(self, entry: Entry) -> None:
         """Waits until the entry is done. Raises HorovodInternalError if it failed."""
-        if not entry.done:
-            self.flush()
-            with self._lock:
-                while not entry.done:
-                    self._completed.wait()
+        self.flush()
+        with self._lock:
+            self._completed.wait_for(lambda: entry.done)
         if entry.error is not None:
             raise HorovodInternalError(entry.error)
 
@@ -173,7 +171,7 @@ class Negotiator:
 
     def _check_open(self, name: str) -> None:
         if self._closed is not None:
-            raise HorovodInternalError(f"{name} cannot run any more: {self._closed}")
+            raise HorovodInternalError(f"{name} cannot run, because the session has ended: {self._closed}")
 
     def flush(self) -> None:
         """Sends the submitted requests. When `flush` returns, all of them have been sent, also those that another
@@ -219,19 +217,17 @@ class Negotiator:
         torch.set_grad_enabled(False)  # grad mode is thread-local
         try:
             while True:
-                for message in self._receive():
+                try:
+                    messages = self._channel.receive()
+                except OSError as error:
+                    messages = [["closed", f"the connection to rank 0 is lost ({error})"]]
+                for message in messages:
                     if self._act(*message):
                         return
         except Exception as error:
             self._break(f"negotiation failed: {one_line(error)}")
         finally:
             self._channel.close()
-
-    def _receive(self) -> list[Any]:
-        try:
-            return self._channel.receive()
-        except OSError as error:
-            return [["closed", f"the connection to rank 0 is lost ({error})"]]
 
     def _act(self, kind: str, *content: Any) -> bool:
         if kind != "batch":
@@ -334,7 +330,7 @@ class Negotiator:
             if self._closed is None:
                 self._closed = reason
             if self._join is not None:
-                self._join.error, self._join.done = f"join did not end: {self._closed}", True
+                self._join.error, self._join.done = f"join was interrupted: {self._closed}", True
             self._to_send.notify_all()
         self._drop(None, self._closed)
 

@@ -60,7 +60,7 @@ def poll(handle: int) -> bool:
     already synchronized."""
     started = _handles.get(handle)
     if started is None:
-        raise ValueError(f"handle {handle} was never given or is already synchronized")
+        raise ValueError(f"handle {handle} is unknown or already synchronized")
     entry = started.entry
     return entry.done and (entry.finished is None or bool(entry.finished.query()))
 

@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class _Wrapping(torch.optim.Optimizer):
     backward_passes_per_step: int
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("a DistributedOptimizer is neither copied nor pickled: copy its state_dict()")
+        raise TypeError("a DistributedOptimizer cannot be copied or pickled: copy its state_dict()")
 
 
 class _Reduced(_Wrapping):
@@ -138,7 +139,7 @@ class _Reduced(_Wrapping):
         handle: Any
         if first is not None and first.is_sparse and not self.sparse_as_dense:
             if len(group) > 1:
-                raise ValueError(f"{name} has a sparse gradient, and groups take dense ones: pass sparse_as_dense=True")
+                raise ValueError(f"{name} has a sparse gradient, and groups need dense ones: pass sparse_as_dense=True")
             handle = sparse_allreduce_async(first, name=name, op=self.op, process_set=self.process_set)
             self._pending[group] = handle, [None]
             return
@@ -242,9 +243,7 @@ class _AdasumReduced(_Wrapping):
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Raises AssertionError, because the parameters of the ranks would diverge."""
-        raise AssertionError(
-            "skip_synchronize() cannot be used with op=Adasum, which joins the changes of step() itself"
-        )
+        raise AssertionError("skip_synchronize() cannot be used with op=Adasum, which combines the changes in step()")
         yield
 
     @torch.no_grad()
@@ -358,10 +357,10 @@ def _name_parameters(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str
         return own
     pairs = list(named)
     if any(not isinstance(pair, tuple) for pair in pairs):
-        raise ValueError("named_parameters takes (name, parameter) pairs, as model.named_parameters() gives them")
+        raise ValueError("named_parameters takes (name, parameter) pairs, such as model.named_parameters()")
     twice = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
     if twice:
-        raise ValueError(f"named_parameters has these names more than once: {', '.join(twice)}")
+        raise ValueError(f"named_parameters contains these names more than once: {', '.join(twice)}")
     names = {p: name for name, p in pairs}
     missing = [tuple(p.shape) for p in own if p not in names]
     if missing:
@@ -387,7 +386,7 @@ def _divide_parameters(optimizer: torch.optim.Optimizer, groups: int | list[list
             raise ValueError(f"groups must be a positive number or a list of lists of tensors, not {groups}")
         share, more = divmod(len(trained), groups)
         ends = [(i + 1) * share + min(i + 1, more) for i in range(groups)]
-        return [trained[start:end] for start, end in zip([0, *ends], ends, strict=False) if end > start]
+        return [trained[start:end] for start, end in pairwise([0, *ends]) if end > start]
     listed = [p for group in groups for p in group]
     if any(not isinstance(p, Tensor) for p in listed):
         raise ValueError("groups takes lists of tensors")

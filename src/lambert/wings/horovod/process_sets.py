@@ -60,7 +60,7 @@ def find_ranks(process_set: ProcessSet) -> list[int]:
     number = process_set.process_set_id
     ranks = session.current().executor.sets.get(number) if number is not None else None
     if ranks is None:
-        raise ValueError(f"{process_set} is not registered: give it to hvd.init() or hvd.add_process_set()")
+        raise ValueError(f"{process_set} is not registered: pass it to hvd.init() or hvd.add_process_set()")
     return ranks
 
 
@@ -76,7 +76,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     now = session.current()
     ranks = process_set.ranks or []
     if not ranks or len(set(ranks)) < len(ranks) or not 0 <= ranks[0] <= ranks[-1] < now.process.size:
-        raise ValueError(f"{process_set} needs different ranks between 0 and {now.process.size - 1}")
+        raise ValueError(f"{process_set} must have distinct ranks between 0 and {now.process.size - 1}")
     if ranks in now.executor.sets.values():
         raise ValueError(f"a process set of these ranks exists already: {process_set}")
     process_set.process_set_id = _agree("add_process_set", ranks)

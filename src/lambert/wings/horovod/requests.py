@@ -59,7 +59,7 @@ FIRST_DIMENSION_IS_FREE = ("allgather", "alltoall")
 RUNS_WITH_JOINED_RANKS = ("allreduce", "barrier")
 
 
-def disagreement(requests: Mapping[int, Request], joined: list[int]) -> str | None:
+def find_disagreement(requests: Mapping[int, Request], joined: list[int]) -> str | None:
     """Returns the reason why the requests of one name cannot run together, as one line that names the ranks, or None if
     they can. `requests` are by rank; `joined` are the ranks that take part because they have joined."""
     first = next(iter(requests.values()))
@@ -93,7 +93,7 @@ def disagreement(requests: Mapping[int, Request], joined: list[int]) -> str | No
             sent = "; ".join(f"{_ranks(ranks)} sent {answer}" for answer, ranks in answers.items())
             return f"{title}: ranks do not agree on {what}: {sent}"
     if has_rows and any(not tensor.shape for tensor in first.tensors):
-        return f"{title}: a tensor without dimensions cannot be split or joined along the first one"
+        return f"{title}: a tensor without dimensions has no rows"
     return None
 
 

@@ -16,7 +16,7 @@ from lambert.core.errors import LambertError, UsageError
 from lambert.distributed.launch_environment import ProcessInfo, address_toward, process_info
 from lambert.distributed.rendezvous import meet
 from lambert.wings.horovod.channel import Channel
-from lambert.wings.horovod.coordinator import Coordinator
+from lambert.wings.horovod.coordinator import GOODBYE_SECONDS, Coordinator
 from lambert.wings.horovod.exceptions import HorovodInternalError
 from lambert.wings.horovod.execution import Executor
 from lambert.wings.horovod.negotiation import Negotiator, one_line
@@ -34,8 +34,6 @@ DEFAULTS: dict[str, float] = {
     "HOROVOD_START_TIMEOUT": 120.0,  # seconds within which all ranks must connect
 }
 """Environment variables with numbers, and their defaults, which are Horovod's unless a comment says otherwise."""
-GOODBYE_SECONDS = 10.0
-"""Seconds that a shutdown waits for a running collective."""
 
 
 @dataclass(slots=True)
@@ -98,7 +96,7 @@ def open_session(comm: Sequence[int] = ()) -> Session:
                 _open.append(_connect(process, PrefixStore(f"{prefix}/{_sessions[prefix]}", store), seconds))
             except (OSError, RuntimeError, LambertError) as error:
                 raise HorovodInternalError(
-                    f"rank {process.rank} of {process.size} did not meet the others at "
+                    f"rank {process.rank} of {process.size} did not reach the others at "
                     f"{(process.address, process.port)} in {seconds:g} s: {one_line(error)[:300]}"
                 ) from error
         return _open[0]
@@ -120,7 +118,7 @@ def _among(ranks: Sequence[int], process: ProcessInfo) -> ProcessInfo:
     """Returns the ProcessInfo of this process among `ranks`."""
     rank, size = process.rank, process.size
     if rank not in ranks or not all(0 <= other < size for other in ranks) or len(set(ranks)) != len(ranks):
-        raise ValueError(f"init(comm={list(ranks)}) needs different ranks below {size}, this one, {rank}, among them")
+        raise ValueError(f"init(comm={list(ranks)}) takes distinct ranks below {size}, including this one, {rank}")
     return replace(process, rank=list(ranks).index(rank), size=len(ranks))
 
 

@@ -45,9 +45,9 @@ def run(
         UsageError: `hosts` names another host, or `use_mpi` is true.
     """
     if use_mpi:
-        raise UsageError("horovod.run: there is no MPI here: leave use_mpi out, ranks talk over gloo or NCCL")
+        raise UsageError("horovod.run: MPI is not supported: omit use_mpi (ranks use Gloo or NCCL)")
     if hosts and not all(is_local(host.name) for host in parse_hosts(hosts)):
-        raise UsageError("horovod.run runs functions on this machine only: start a command with lambert horovodrun -H")
+        raise UsageError("horovod.run runs functions on this host only: start a command with lambert horovodrun -H")
     ranks = num_proc if np is None else np
     options = ["-np", str(ranks)]
     options += ["-H", hosts] if hosts else []
@@ -61,7 +61,7 @@ def run(
         (folder / "setting").write_bytes(pickle.dumps((sys.path, script, "horovod" in sys.modules)))
         code = main([*options, executable or sys.executable, "-P", "-m", "lambert.wings.horovod.run.function", name])
         if code:
-            raise RuntimeError(f"horovod.run: a rank failed with exit code {code}; its output says why")
+            raise RuntimeError(f"horovod.run: a rank failed with exit code {code}; see its output")
         return [pickle.loads((folder / f"result.{rank}").read_bytes()) for rank in range(ranks)]
 
 

@@ -14,7 +14,7 @@ from types import FrameType
 from lambert.core.errors import DataError
 from lambert.wings.horovod.run.hosts import Host, Slot, fill, is_local, parse_hosts, read_hostfile, rendezvous_address
 from lambert.wings.horovod.run.options import variables
-from lambert.wings.horovod.run.workers import Worker, end, forwarded, remote_script, ssh_command
+from lambert.wings.horovod.run.workers import Worker, end, remote_script, select_environment, ssh_command
 
 POLL_SECONDS = 0.05
 
@@ -29,7 +29,7 @@ class Stop(Exception):
         self.number = number
 
 
-def hosts_of(args: argparse.Namespace) -> list[Host]:
+def read_hosts(args: argparse.Namespace) -> list[Host]:
     """Returns the hosts that the options name: a list, a file, or by default this host."""
     if args.hostfile:
         return read_hostfile(args.hostfile)
@@ -63,13 +63,13 @@ def output_folder(args: argparse.Namespace, slot: Slot) -> Path | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{folder}: the ranks' output cannot be written there ({error.strerror})") from error
+        raise DataError(f"{folder}: cannot create the folder for the output ({error.strerror})") from error
     return folder
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the job. Returns 0 or the exit code of the rank that failed first."""
-    ranks = fill(hosts_of(args), args.num_proc)
+    ranks = fill(read_hosts(args), args.num_proc)
     master, port = rendezvous_address(ranks)
     if args.dry_run or args.verbose:
         show(args, ranks, master, port)
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     start = starter(args)
     workers: list[Worker] = []
-    with supervised(workers):
+    with supervise(workers):
         workers.extend(start(slot, slot.variables(master, port)) for slot in ranks)
         while True:
             codes = [worker.poll() for worker in workers]
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             if failed is not None:
                 failed.finish()
                 code = failed.poll() or 1
-                say(f"rank {failed.rank} on {failed.host} left with exit code {code}; the others are ended")
+                say(f"rank {failed.rank} on {failed.host} failed with exit code {code}; the other ranks are terminated")
                 return code
             if all(code == 0 for code in codes):
                 return 0
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def supervised(workers: Sequence[Worker]) -> Iterator[None]:
+def supervise(workers: Sequence[Worker]) -> Iterator[None]:
     """Returns a context manager that terminates the workers at its end. SIGINT and SIGTERM raise `Stop` within it, and
     are sent to the workers."""
 
@@ -118,7 +118,7 @@ def supervised(workers: Sequence[Worker]) -> Iterator[None]:
 def show(args: argparse.Namespace, ranks: Sequence[Slot], master: str, port: int) -> None:
     """Prints the command of each rank, and the options that have no effect."""
     for option in args.ignored or []:
-        say(f"{option} has no effect here")
+        say(f"{option} has no effect")
     common = variables(args) | alias_variables(args)
     for slot in ranks:
         own = {**common, **slot.variables(master, port)}
@@ -128,7 +128,7 @@ def show(args: argparse.Namespace, ranks: Sequence[Slot], master: str, port: int
         else:
             remote = shlex.join([*ssh_command(args.ssh_port, args.ssh_identity_file), slot.host])
             print(f"[{slot.rank}] {remote} sh -s <<'END'")
-            kept = own if args.dry_run else {**forwarded(), **own}
+            kept = own if args.dry_run else {**select_environment(), **own}
             print(remote_script(args.command, kept) + "END")
     sys.stdout.flush()
 
