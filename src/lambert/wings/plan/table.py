@@ -3,8 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
-from lambert.wings.plan.costs.choices import Choice
-from lambert.wings.plan.costs.remedies import Remedy, find_remedy, list_clusters
+from lambert.wings.plan.costs.choices import Choice, Remedy, find_remedy, list_clusters
 from lambert.wings.plan.recipe import Planned
 from lambert.wings.plan.result import Plan
 from lambert.wings.plan.settings import PlanConfig

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from lambert.model.config import SIZES, EncoderConfig
+from lambert.wings.plan.costs.choices import find_remedy, list_clusters
 from lambert.wings.plan.costs.devices import DEVICES, cluster
-from lambert.wings.plan.costs.remedies import find_remedy, list_clusters
 from lambert.wings.plan.costs.steps import predict
 from lambert.wings.plan.costs.work import Work
 
