@@ -6,8 +6,8 @@ from typing import Any
 
 from patience import HANGS
 
-from lambert.wings.horovod.negotiation import Entry, Negotiator
-from lambert.wings.horovod.requests import Request
+from lambert.wings.horovod.negotiation import Negotiator
+from lambert.wings.horovod.requests import Entry, Request
 
 
 class Slow:

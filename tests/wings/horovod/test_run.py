@@ -36,7 +36,7 @@ def test_ranks_know_their_place(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_places_count_within_and_across_hosts() -> None:
     found = fill([Host("a", 2), Host("b", 1), Host("c", 4)], 5)
-    assert [(p.host, p.rank, p.local_rank, p.local_size, p.cross_rank, p.cross_size) for p in found] == [
+    assert [(p.hostname, p.rank, p.local_rank, p.local_size, p.cross_rank, p.cross_size) for p in found] == [
         ("a", 0, 0, 2, 0, 3),
         ("a", 1, 1, 2, 0, 2),
         ("b", 2, 0, 1, 1, 3),

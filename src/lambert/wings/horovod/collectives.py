@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lambert.wings.horovod.fusion import scale
-from lambert.wings.horovod.negotiation import Entry
-from lambert.wings.horovod.requests import ReduceOp, Request
+from lambert.wings.horovod.requests import Entry, ReduceOp, Request
 
 Finish = Callable[[], None]
 """Waits for a started collective and stores its results in the entry."""

@@ -22,8 +22,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from lambert.wings.horovod import adasum
 from lambert.wings.horovod.collectives import Finish, allgather, alltoall, broadcast, reducescatter, run_in_order
 from lambert.wings.horovod.fusion import FusionBuffers, factors, is_large, lie_together, neutral, scale, wire_type
-from lambert.wings.horovod.negotiation import Finished, Work, one_line, record_event
-from lambert.wings.horovod.requests import ReduceOp, Request, TensorKind
+from lambert.wings.horovod.requests import Finished, ReduceOp, Request, TensorKind, Work, record_event, to_one_line
 from lambert.wings.horovod.timeline import timeline
 
 _Part = tuple[Tensor, Tensor, bool]
@@ -120,7 +119,7 @@ class Executor:
                         work.entry.finished = record_event(work.entry.inputs)
                     timeline.end(work.request.name)
         except Exception as error:
-            return one_line(error)
+            return to_one_line(error)
         return None
 
     def _stream(self, work: Work) -> Any:

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from lambert.wings.horovod import session
 from lambert.wings.horovod.fusion import factors, is_large
-from lambert.wings.horovod.negotiation import Entry, record_event
 from lambert.wings.horovod.operations import create_request
 from lambert.wings.horovod.process_sets import ProcessSet, find_ranks
-from lambert.wings.horovod.requests import ReduceOp, Request
+from lambert.wings.horovod.requests import Entry, ReduceOp, Request, record_event
 
 BUCKET_BYTES = 32 << 20
 """Size of a bucket, which is reduced when it is at least three quarters full. For the same bytes, Gloo takes 1.5 times

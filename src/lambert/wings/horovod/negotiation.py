@@ -6,78 +6,27 @@ receiver starts the collectives in the order that the coordinator sends. Both th
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from lambert.wings.horovod.channel import Channel
 from lambert.wings.horovod.exceptions import HorovodInternalError
+from lambert.wings.horovod.execution import Executor
 from lambert.wings.horovod.matching import Match, find_set_bits
-from lambert.wings.horovod.requests import Request
+from lambert.wings.horovod.requests import Entry, Request, Work, to_one_line
 from lambert.wings.horovod.timeline import timeline
 
 NO_TENSORS = ("barrier", "add_process_set", "remove_process_set")
 """Operations that are done as soon as all ranks have requested them and all earlier collectives are done."""
 
 
-@dataclass(eq=False, slots=True)
-class Entry:
-    """An operation that this rank has requested."""
-
-    request: Request
-    inputs: list[Tensor] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)
-    """Tensors for the results, if their shapes are known in advance."""
-    result: Any = None
-    scaled: list[bool] = field(default_factory=list)
-    """For each input, whether the prescaling has already been applied. Empty: for no input."""
-    error: str | None = None
-    done: bool = False
-    submitted: Any = None
-    """CUDA event after which the inputs are ready."""
-    finished: Any = None
-    """CUDA event after which the outputs are ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """An operation that all ranks have requested. `entry` is None on a rank that has not requested it but has called
-    `join`."""
-
-    requests: list[Request]
-    entry: Entry | None
-
-    @property
-    def request(self) -> Request:
-        return self.requests[0]
-
-
-Finished = Callable[[list[Work], str | None], None]
-"""Called with operations that have run together, and with the reason if they failed."""
-
-
-class Runner(Protocol):
-    """Runs the operations."""
-
-    def change_set(self, number: int, ranks: list[int] | None) -> None:
-        """Registers a process set, or removes it if `ranks` is None."""
-
-    def run(self, works: list[Work], finished: Finished) -> None:
-        """Starts operations in order. `finished` is called for them later, on another thread."""
-
-    def drain(self) -> None:
-        """Waits until all started operations have finished."""
-
-
 class Negotiator:
     """Tracks the requests of one rank from submission to completion."""
 
-    def __init__(self, channel: Channel, runner: Runner, cycle_seconds: float) -> None:
+    def __init__(self, channel: Channel, executor: Executor, cycle_seconds: float) -> None:
         self._channel = channel
-        self._runner = runner
+        self._executor = executor
         self._cycle_seconds = cycle_seconds
         self._lock = threading.Lock()
         self._to_send = threading.Condition(self._lock)
@@ -225,13 +174,13 @@ class Negotiator:
                     if self._act(*message):
                         return
         except Exception as error:
-            self._break(f"negotiation failed: {one_line(error)}")
+            self._break(f"negotiation failed: {to_one_line(error)}")
         finally:
             self._channel.close()
 
     def _act(self, kind: str, *content: Any) -> bool:
         if kind != "batch":
-            self._runner.drain()
+            self._executor.drain()
         if kind == "closed":
             self._fail(content[0])
             return True
@@ -255,7 +204,7 @@ class Negotiator:
             for work in works:
                 if work.entry is not None:
                     timeline.end(work.request.name)
-            self._runner.run(works, self._finish)
+            self._executor.run(works, self._finish)
         return False
 
     def _take(self, number: int, name: str, requests: list[Request]) -> Work:
@@ -272,7 +221,7 @@ class Negotiator:
         work = self._take(number, match.name, match.requests)
         entry = work.entry
         if match.error is not None or work.request.kind in NO_TENSORS:
-            self._runner.drain()
+            self._executor.drain()
         if match.error is None and match.number is not None:
             request = match.requests[0]
             if request.kind == "allreduce":
@@ -281,7 +230,7 @@ class Negotiator:
                     self._known[number, request.name] = match.number, request
             else:
                 adds = request.kind == "add_process_set"
-                self._runner.change_set(match.number, list(request.numbers) if adds else None)
+                self._executor.change_set(match.number, list(request.numbers) if adds else None)
                 if not adds:
                     self._drop(match.number, "its process set was removed")
                 if entry is not None:
@@ -333,15 +282,3 @@ class Negotiator:
                 self._join.error, self._join.done = f"join was interrupted: {self._closed}", True
             self._to_send.notify_all()
         self._drop(None, self._closed)
-
-
-def one_line(error: Exception) -> str:
-    """Returns the message of an exception as one line."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def record_event(tensors: list[Tensor]) -> Any:
-    """Records an event on the current CUDA stream and returns it, or None if the tensors are not on a GPU."""
-    if not tensors or tensors[0].device.type != "cuda":
-        return None
-    return torch.cuda.current_stream(tensors[0].device).record_event()

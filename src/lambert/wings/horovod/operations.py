@@ -20,9 +20,8 @@ from torch import Tensor
 from lambert.wings.horovod import session
 from lambert.wings.horovod.compression import Compression, Compressor
 from lambert.wings.horovod.exceptions import HorovodInternalError
-from lambert.wings.horovod.negotiation import Entry, record_event
 from lambert.wings.horovod.process_sets import ProcessSet, find_ranks, global_process_set
-from lambert.wings.horovod.requests import ReduceOp, Request, TensorKind
+from lambert.wings.horovod.requests import Entry, ReduceOp, Request, TensorKind, record_event
 
 __all__ = [
     "Adasum", "Average", "Max", "Min", "Product", "Sum",

@@ -9,7 +9,7 @@ import os
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -20,7 +20,6 @@ from torch import Tensor
 from lambert.wings.horovod.basics import size
 from lambert.wings.horovod.compression import Compression, Compressor
 from lambert.wings.horovod.gradients import Gradients
-from lambert.wings.horovod.negotiation import Entry
 from lambert.wings.horovod.operations import (
     Adasum,
     Average,
@@ -30,6 +29,7 @@ from lambert.wings.horovod.operations import (
     wait,
 )
 from lambert.wings.horovod.process_sets import ProcessSet, global_process_set
+from lambert.wings.horovod.requests import Entry
 
 Closure = Callable[[], Any]
 _NOT_STEPPED = (
@@ -50,34 +50,22 @@ class _Wrapping(torch.optim.Optimizer):
 class _Reduced(_Wrapping):
     """The mixin that the new classes add to the wrapped optimizer: it reduces each gradient when it is complete."""
 
-    def _distribute(
-        self,
-        names: dict[Tensor, str],
-        compression: type[Compressor],
-        backward_passes_per_step: int,
-        op: Any,
-        predivide: float,
-        groups: Sequence[Sequence[Tensor]],
-        sparse_as_dense: bool,
-        process_set: ProcessSet,
-    ) -> None:
-        self._parameter_names = names
-        self._compression = compression
-        self.backward_passes_per_step = backward_passes_per_step
-        self.op = op
-        self.gradient_predivide_factor = predivide
-        self.sparse_as_dense = sparse_as_dense
-        self.process_set = process_set
+    op: Any
+    gradient_predivide_factor: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    _group_of: dict[Tensor, tuple[Tensor, ...]]
+
+    def _start(self) -> None:
         self._should_synchronize = True
-        self._group_of = {p: tuple(group) for group in groups for p in group}
         # An elastic job with a single rank may grow.
-        self._reduces = process_set.included() and (size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1")
+        self._reduces = self.process_set.included() and (size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1")
         self._trained: list[Tensor] = []
         self._hooks: list[Any] = []
         # Remove the hooks with the optimizer, because a parameter may outlive it.
         weakref.finalize(self, _remove, self._hooks)
-        predivide = predivide if op == Average else 1.0
-        self._gradients = Gradients(op, 1.0 / predivide, predivide, process_set)
+        predivide = self.gradient_predivide_factor if self.op == Average else 1.0
+        self._gradients = Gradients(self.op, 1.0 / predivide, predivide, self.process_set)
         self._restart()
         self._watch()
 
@@ -226,13 +214,6 @@ class _AdasumReduced(_Wrapping):
     """A mixin that steps with the rank's own gradients and reduces the *changes* of the parameters by Adasum (Maleki et
     al., 2020)."""
 
-    def _distribute(
-        self, names: dict[Tensor, str], compression: type[Compressor], backward_passes_per_step: int
-    ) -> None:
-        self._parameter_names = names
-        self._compression = compression
-        self.backward_passes_per_step = backward_passes_per_step
-
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Has no effect: gradients accumulate on the rank until `step`, after any number of backward passes."""
         self.backward_passes_per_step = passes
@@ -267,13 +248,14 @@ def _dense(grad: Tensor | None) -> Tensor:
     return grad.to_dense() if grad.is_sparse else grad.contiguous()
 
 
-def _derive(optimizer: torch.optim.Optimizer, mixin: type[_Wrapping]) -> Any:
-    """Returns an instance of a class that derives from the mixin and the optimizer's class, with the optimizer's
-    state."""
+def _derive(optimizer: torch.optim.Optimizer, mixin: type[_Wrapping], **attributes: Any) -> Any:
+    """Returns an instance of a class that derives from the mixin and the optimizer's class, with the optimizer's state
+    and these attributes of the mixin."""
     own = type(optimizer)
     wrapped: Any = object.__new__(type(own.__name__, (mixin, own), {}))
     # An existing scheduler has set a `step` attribute that is bound to the optimizer without reduction.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped.__dict__.update(attributes)
     return wrapped
 
 
@@ -332,16 +314,17 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     adasum = op == Adasum and size() > 1
     if adasum and process_set != global_process_set:
         raise NotImplementedError("Adasum works over all ranks only, not over a process set")
+    common = {
+        "_parameter_names": names, "_compression": compression, "backward_passes_per_step": backward_passes_per_step,
+    }  # fmt: skip
     if adasum:
-        wrapped = _derive(optimizer, _AdasumReduced)
-        wrapped._distribute(names, compression, backward_passes_per_step)
-    else:
-        lists = _divide_parameters(optimizer, groups)
-        wrapped = _derive(optimizer, _Reduced)
-        wrapped._distribute(
-            names, compression, backward_passes_per_step, op, gradient_predivide_factor, lists, sparse_as_dense,
-            process_set,
-        )  # fmt: skip
+        return _derive(optimizer, _AdasumReduced, **common)
+    group_of = {p: tuple(group) for group in _divide_parameters(optimizer, groups) for p in group}
+    wrapped = _derive(
+        optimizer, _Reduced, **common, op=op, gradient_predivide_factor=gradient_predivide_factor,
+        sparse_as_dense=sparse_as_dense, process_set=process_set, _group_of=group_of,
+    )  # fmt: skip
+    wrapped._start()
     return wrapped
 
 

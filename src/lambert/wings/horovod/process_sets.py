@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lambert.wings.horovod import session
-from lambert.wings.horovod.negotiation import Entry
-from lambert.wings.horovod.requests import Request
+from lambert.wings.horovod.requests import Entry, Request
 
 
 class ProcessSet:

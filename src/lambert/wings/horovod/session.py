@@ -19,7 +19,8 @@ from lambert.wings.horovod.channel import Channel
 from lambert.wings.horovod.coordinator import GOODBYE_SECONDS, Coordinator
 from lambert.wings.horovod.exceptions import HorovodInternalError
 from lambert.wings.horovod.execution import Executor
-from lambert.wings.horovod.negotiation import Negotiator, one_line
+from lambert.wings.horovod.negotiation import Negotiator
+from lambert.wings.horovod.requests import to_one_line
 
 DEFAULTS: dict[str, float] = {
     "HOROVOD_CYCLE_TIME": 1.0,  # milliseconds during which requests are collected before they are sent
@@ -97,7 +98,7 @@ def open_session(comm: Sequence[int] = ()) -> Session:
             except (OSError, RuntimeError, LambertError) as error:
                 raise HorovodInternalError(
                     f"rank {process.rank} of {process.size} did not reach the others at "
-                    f"{(process.address, process.port)} in {seconds:g} s: {one_line(error)[:300]}"
+                    f"{(process.address, process.port)} in {seconds:g} s: {to_one_line(error)[:300]}"
                 ) from error
         return _open[0]
 

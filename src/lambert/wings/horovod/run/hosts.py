@@ -4,7 +4,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -25,9 +25,9 @@ class Host:
 @dataclass(frozen=True)
 class Slot:
     """The place of a rank: its host, and its rank in the world, on its host (local), and among the ranks with the same
-    local rank (cross)."""
+    local rank (cross). The names of the fields are those of Horovod's variables."""
 
-    host: str
+    hostname: str
     rank: int
     size: int
     local_rank: int
@@ -46,15 +46,7 @@ class Slot:
             "MASTER_ADDR": master,
             "MASTER_PORT": port,
         }
-        horovod = {
-            "HOROVOD_HOSTNAME": self.host,
-            "HOROVOD_RANK": self.rank,
-            "HOROVOD_SIZE": self.size,
-            "HOROVOD_LOCAL_RANK": self.local_rank,
-            "HOROVOD_LOCAL_SIZE": self.local_size,
-            "HOROVOD_CROSS_RANK": self.cross_rank,
-            "HOROVOD_CROSS_SIZE": self.cross_size,
-        }
+        horovod = {f"HOROVOD_{name.upper()}": value for name, value in asdict(self).items()}
         return {key: str(value) for key, value in (torchrun | horovod).items()}
 
 
@@ -141,10 +133,10 @@ def is_local(name: str) -> bool:
 def rendezvous_address(ranks: Sequence[Slot]) -> tuple[str, int]:
     """Returns the address and a free port at which rank 0 listens: the loopback address if all ranks run on this
     host."""
-    first = ranks[0].host
+    first = ranks[0].hostname
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
-    if all(is_local(slot.host) for slot in ranks):
+    if all(is_local(slot.hostname) for slot in ranks):
         return "127.0.0.1", port
     return (socket.gethostname() if first in ("localhost", "127.0.0.1") else first), port

@@ -42,7 +42,7 @@ def starter(args: argparse.Namespace) -> Start:
 
     def start(slot: Slot, own: Mapping[str, str]) -> Worker:
         output = {"folder": output_folder(args, slot), "timestamps": args.prefix_output_with_timestamp}
-        return Worker(args.command, slot.host, {**common, **own}, ssh, **output)
+        return Worker(args.command, slot.hostname, {**common, **own}, ssh, **output)
 
     return start
 
@@ -122,11 +122,11 @@ def show(args: argparse.Namespace, ranks: Sequence[Slot], master: str, port: int
     common = variables(args) | alias_variables(args)
     for slot in ranks:
         own = {**common, **slot.variables(master, port)}
-        if is_local(slot.host):
+        if is_local(slot.hostname):
             assignments = shlex.join(f"{key}={value}" for key, value in own.items())
             print(f"[{slot.rank}] env {assignments} {shlex.join(args.command)}")
         else:
-            remote = shlex.join([*ssh_command(args.ssh_port, args.ssh_identity_file), slot.host])
+            remote = shlex.join([*ssh_command(args.ssh_port, args.ssh_identity_file), slot.hostname])
             print(f"[{slot.rank}] {remote} sh -s <<'END'")
             kept = own if args.dry_run else {**select_environment(), **own}
             print(remote_script(args.command, kept) + "END")
