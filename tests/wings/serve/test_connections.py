@@ -9,7 +9,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from lambert.wings.serve.config import ServeConfig
-from lambert.wings.serve.protocol import protocol_class
+from lambert.wings.serve.protocol import create_protocol_class
 
 
 def test_connections_beyond_the_limit_are_closed_with_one_warning() -> None:
@@ -18,7 +18,7 @@ def test_connections_beyond_the_limit_are_closed_with_one_warning() -> None:
     metrics.count_refusal = lambda reason: refused.update([reason])
 
     async def connect(count: int) -> list[bool]:
-        kind = protocol_class(ServeConfig(("model",)), 2, MagicMock(), metrics, said.append)
+        kind = create_protocol_class(ServeConfig(("model",)), 2, MagicMock(), metrics, said.append)
         config, state = uvicorn.Config(MagicMock(), http=kind), ServerState()
         transports = [MagicMock() for _ in range(count)]
         for transport in transports:

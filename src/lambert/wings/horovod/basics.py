@@ -94,24 +94,24 @@ def size() -> int:
 def local_rank() -> int:
     """Returns the rank of this process among those of its host, which is the index of the GPU to use."""
     now = session.current()
-    return _read_place("HOROVOD_LOCAL_RANK", "LOCAL_RANK", _peers(now).index(now.process.rank))
+    return _read_place("HOROVOD_LOCAL_RANK", "LOCAL_RANK", _list_peers(now).index(now.process.rank))
 
 
 def local_size() -> int:
     """Returns the number of ranks on this host."""
-    return _read_place("HOROVOD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", len(_peers(session.current())))
+    return _read_place("HOROVOD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", len(_list_peers(session.current())))
 
 
 def cross_rank() -> int:
     """Returns the index of this host among the hosts that have a process with the same local rank."""
     now = session.current()
-    derived = _hosts_with_local_rank(now).index(now.hosts[now.process.rank])
+    derived = _list_hosts(now).index(now.hosts[now.process.rank])
     return _read_place("HOROVOD_CROSS_RANK", "GROUP_RANK", derived)
 
 
 def cross_size() -> int:
     """Returns the number of hosts that have a process with the same local rank."""
-    return _read_place("HOROVOD_CROSS_SIZE", "GROUP_WORLD_SIZE", len(_hosts_with_local_rank(session.current())))
+    return _read_place("HOROVOD_CROSS_SIZE", "GROUP_WORLD_SIZE", len(_list_hosts(session.current())))
 
 
 def _read_place(horovod: str, torchrun: str, derived: int) -> int:
@@ -128,12 +128,12 @@ def is_homogeneous() -> bool:
     return len({hosts.count(host) for host in hosts}) == 1
 
 
-def _peers(now: session.Session) -> list[int]:
+def _list_peers(now: session.Session) -> list[int]:
     return [rank for rank, host in enumerate(now.hosts) if host == now.hosts[now.process.rank]]
 
 
-def _hosts_with_local_rank(now: session.Session) -> list[str]:
-    local = _peers(now).index(now.process.rank)
+def _list_hosts(now: session.Session) -> list[str]:
+    local = _list_peers(now).index(now.process.rank)
     return [host for host in dict.fromkeys(now.hosts) if now.hosts.count(host) > local]
 
 

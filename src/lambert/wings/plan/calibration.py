@@ -17,7 +17,7 @@ from lambert.measure.ceilings import Ceilings
 from lambert.measure.training import Pass, own_step
 from lambert.model.families import family_of
 from lambert.native import library
-from lambert.wings.plan.costs.choices import with_precision
+from lambert.wings.plan.costs.choices import resolve_precision
 from lambert.wings.plan.costs.devices import GPU_CORES, Device, cluster, recognise
 from lambert.wings.plan.costs.steps import micro_batch, predict
 from lambert.wings.plan.costs.work import Work, shapes_of
@@ -46,7 +46,7 @@ def measure_device(work: Work, seconds: float) -> Device:
     """
     with detect("auto", 120.0) as world:
         found = _measure(world, work, seconds / 2)
-        return replace(found, fitted=_fit(world, with_precision(work, found), found, seconds / 2))
+        return replace(found, fitted=_fit(world, resolve_precision(work, found), found, seconds / 2))
 
 
 def _measure(world: World, work: Work, seconds: float) -> Device:

@@ -106,11 +106,11 @@ def build_row(choice: Choice) -> PlanRow:
         device_hours=hours,
         kilowatt_hours=hours * machines.device.watts / 1000,
         cost=choice.cost,
-        limit=_limit(choice),
+        limit=_explain_limit(choice),
     )
 
 
-def _limit(choice: Choice) -> str:
+def _explain_limit(choice: Choice) -> str:
     """Returns the largest part of an update and the setting that changes it."""
     parts = choice.step.parts
     largest = max(parts, key=lambda name: parts[name])

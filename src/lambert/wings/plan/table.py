@@ -32,7 +32,7 @@ def explain_memory(config: PlanConfig, plan: Planned, found: Sequence[Choice], *
     known = list_clusters(sorted({count for _, count in own}), config.nodes or 0, config.link)
     elsewhere = find_remedy(plan.work, known) if known else changed
     named = {name for name, _ in own}
-    fitting = [" ".join(_flags(config, plan, one, named)) for one in (changed, elsewhere) if one.lacking <= 0]
+    fitting = [" ".join(_list_flags(config, plan, one, named)) for one in (changed, elsewhere) if one.lacking <= 0]
     nearest = min(changed, elsewhere, key=lambda one: one.lacking)
     text = (
         f"The run does not fit: it needs {step.bytes / 1e9:,.1f} GB a device and the {device.name} has "
@@ -48,7 +48,7 @@ def explain_memory(config: PlanConfig, plan: Planned, found: Sequence[Choice], *
     )
 
 
-def _flags(config: PlanConfig, plan: Planned, changed: Remedy, named: Collection[str]) -> list[str]:
+def _list_flags(config: PlanConfig, plan: Planned, changed: Remedy, named: Collection[str]) -> list[str]:
     """Returns the flags of `lambert plan` that make the change. `named` are the devices that the command names."""
     machines, work = changed.cluster, changed.work
     flags = [] if machines.device.name in named else [f"--device={machines.device.name}"]
@@ -87,11 +87,11 @@ def format_plan(config: PlanConfig, plan: Planned, chosen: Choice, table: Sequen
         )
     shown.append(f"limit    {found.limit}")
     if result.failures is not None:
-        shown += _failures(result.failures)
-    return shown + _choices(config, plan, table, chosen, unit)
+        shown += _format_failures(result.failures)
+    return shown + _format_choices(config, plan, table, chosen, unit)
 
 
-def _failures(found: Mapping[str, float]) -> list[str]:
+def _format_failures(found: Mapping[str, float]) -> list[str]:
     waits = found["waiting_seconds"] > 0.0005 * found["seconds"]
     waiting = f", of which {duration(found['waiting_seconds'])} wait for the slowest device" if waits else ""
     return [
@@ -105,7 +105,7 @@ def _failures(found: Mapping[str, float]) -> list[str]:
     ]
 
 
-def _choices(
+def _format_choices(
     config: PlanConfig, plan: Planned, table: Sequence[Choice], chosen: Choice, unit: str
 ) -> list[str]:  # fmt: skip
     head = f"{'devices':>24}  {'exchange':9} {'micro tokens':>12} {'update':>10} {'run':>11} {unit:>13} {'memory':>9}  "

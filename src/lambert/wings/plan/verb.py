@@ -13,7 +13,7 @@ from lambert.engine.progress import aside
 from lambert.planning.memory import checkpoint_state
 from lambert.runs.result import Say, silent
 from lambert.wings.plan.costs.choices import COUNTS, Choice, list_choices, select_efficient
-from lambert.wings.plan.costs.devices import DEVICES, Device, fewest_nodes
+from lambert.wings.plan.costs.devices import DEVICES, Device, count_nodes
 from lambert.wings.plan.costs.simulation import Run, daly, shorten, simulate_often, useful_share
 from lambert.wings.plan.costs.stragglers import Lateness
 from lambert.wings.plan.costs.work import shapes_of
@@ -39,7 +39,7 @@ def run(config: PlanConfig, say: Say = silent) -> Plan:
     plan = read_run(config)
     if config.devices:
         plan.config.train.check_ranks(config.devices)
-    devices = {name: _device(name, plan, config) for name in config.names}
+    devices = {name: _find_device(name, plan, config) for name in config.names}
     for device in devices.values():
         _check_nodes(config, plan, device)
     counts = (config.devices,) if config.devices else tuple(n * (config.nodes or 1) for n in COUNTS)
@@ -56,7 +56,7 @@ def run(config: PlanConfig, say: Say = silent) -> Plan:
     if not any(choice.fits for choice in found):
         raise UsageError(explain_memory(config, plan, found))
     table = select_efficient(found)
-    chosen = _chosen(config, plan, found)
+    chosen = _choose(config, plan, found)
     result = Plan(
         verb=plan.verb,
         updates=plan.updates,
@@ -67,8 +67,8 @@ def run(config: PlanConfig, say: Say = silent) -> Plan:
         cost_unit="USD" if prices else "device-hours",
         chosen=build_row(chosen),
         efficient=[build_row(choice) for choice in table],
-        failures=None if config.failures is None else _failures(config, plan, chosen),
-        script=_script(config, plan, chosen) if config.cluster else "",
+        failures=None if config.failures is None else _simulate_failures(config, plan, chosen),
+        script=_build_script(config, plan, chosen) if config.cluster else "",
     )
     if config.plot is not None:
         write_atomic(config.plot, draw(config, found, table, chosen, result.cost_unit))
@@ -84,7 +84,7 @@ def run(config: PlanConfig, say: Say = silent) -> Plan:
     return result
 
 
-def _device(name: str, plan: Planned, config: PlanConfig) -> Device:
+def _find_device(name: str, plan: Planned, config: PlanConfig) -> Device:
     if name in config.files:
         return config.files[name].device(name)
     if name != AUTO:
@@ -100,10 +100,10 @@ def _check_nodes(config: PlanConfig, plan: Planned, device: Device) -> None:
     count = config.devices
     if count is None or config.nodes:
         return
-    nodes = fewest_nodes(device, count)
+    nodes = count_nodes(device, count)
     if count % nodes:
         batch = plan.work.batch_size
-        even = [n for n in range(1, batch + 1) if batch % n == 0 and n % fewest_nodes(device, n) == 0]
+        even = [n for n in range(1, batch + 1) if batch % n == 0 and n % count_nodes(device, n) == 0]
         near = [*[n for n in even if n < count][-1:], *[n for n in even if n > count][:1]]
         raise UsageError(
             f"devices = {count}: {nodes} machines of {device.per_node} {device.name} cannot share them evenly. Take "
@@ -116,18 +116,18 @@ def _check_nodes(config: PlanConfig, plan: Planned, device: Device) -> None:
         )
 
 
-def _own(plan: Planned, choice: Choice) -> bool:
+def _is_own(plan: Planned, choice: Choice) -> bool:
     """Returns whether a choice sends gradients by the recipe's method, or by one that it tolerates."""
     return choice.work.method in {plan.work.method, *plan.config.exchange.tolerates}
 
 
-def _chosen(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choice:
+def _choose(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choice:
     """Returns the choice that is shown in full: within the budget the fastest, within the deadline the cheapest,
     otherwise the recipe as it is on the given number of devices, or on one."""
-    own = [choice for choice in found if choice.fits and _own(plan, choice)]
+    own = [choice for choice in found if choice.fits and _is_own(plan, choice)]
     if not own:
         other = min((one for one in found if one.fits), key=lambda one: one.seconds).work.method
-        large = [choice for choice in found if _own(plan, choice)]
+        large = [choice for choice in found if _is_own(plan, choice)]
         raise UsageError(explain_memory(config, plan, large, f"--set exchange.method={other}"))
     most, longest = config.largest_cost or inf, config.longest_run or inf
     if not (config.budget or config.deadline):
@@ -148,7 +148,7 @@ def _chosen(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choic
     return min(kept, key=lambda one: (one.seconds, one.cost))
 
 
-def _script(config: PlanConfig, plan: Planned, chosen: Choice) -> str:
+def _build_script(config: PlanConfig, plan: Planned, chosen: Choice) -> str:
     flags = parse_overrides(config.set)
     if chosen.work.micro_tokens != plan.work.micro_tokens:
         flags.append(f"--train.micro-tokens={chosen.work.micro_tokens}")
@@ -157,7 +157,7 @@ def _script(config: PlanConfig, plan: Planned, chosen: Choice) -> str:
     return SCRIPTS[config.cluster](chosen, config, plan.verb, flags)
 
 
-def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, float]:
+def _simulate_failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, float]:
     """Returns the effect of failures in seconds and shares: means and quantiles of simulations, and the closed form."""
     assert config.failures is not None
     weights = sum(map(prod, shapes_of(plan.work.config, plan.work.targets, plan.work.labels)))

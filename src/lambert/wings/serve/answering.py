@@ -67,7 +67,7 @@ class Answering:
 
     async def predictions(self, model: TextModel, texts: Sequence[Text], top: int = 0) -> list[Row]:
         """Returns the prediction for each text, or {"error": ...} for one that the task cannot read."""
-        places, size = [f"inputs[{number}]" for number in range(len(texts))], characters(texts)
+        places, size = [f"inputs[{number}]" for number in range(len(texts))], count_characters(texts)
         good, request, errors = await self._in_turn(lambda: model.readable(texts, places, top), size)
         answers: dict[int, Row] = {number: {"error": str(error)} for number, error in errors.items()}
         if request is not None:
@@ -140,7 +140,7 @@ class _Arrivals:
             loop.call_soon(self._release, loop)
 
 
-def characters(texts: Sequence[Text]) -> int:
+def count_characters(texts: Sequence[Text]) -> int:
     """Returns the number of characters of texts and rows, plus the fixed cost of each text."""
     return _TEXT * len(texts) + sum(
         sum(len(str(value)) for value in text.values()) if isinstance(text, Mapping) else len(text) for text in texts

@@ -12,9 +12,9 @@ from fastapi.responses import HTMLResponse
 from lambert.core.errors import UsageError
 from lambert.core.version import __version__
 from lambert.wings.serve import bodies
-from lambert.wings.serve.answering import Answering, characters
+from lambert.wings.serve.answering import Answering, count_characters
 from lambert.wings.serve.config import ServeConfig
-from lambert.wings.serve.json_bodies import encode_list, route_class
+from lambert.wings.serve.json_bodies import create_route_class, encode_list
 from lambert.wings.serve.metrics import CONTENT_TYPE, Metrics
 from lambert.wings.serve.models import Models, Served
 from lambert.wings.serve.page import page
@@ -28,14 +28,14 @@ TAGS = [
 ]
 
 
-def application(config: ServeConfig, models: Models, answering: Answering, metrics: Metrics) -> FastAPI:
+def create_application(config: ServeConfig, models: Models, answering: Answering, metrics: Metrics) -> FastAPI:
     """Returns the ASGI application of a service."""
     app = FastAPI(
         title="Lambert", version=__version__, docs_url=None, redoc_url=None, openapi_tags=TAGS,
         description="Predictions and vectors of encoders.", generate_unique_id_function=lambda route: route.name,
     )  # fmt: skip
     app.state.ready = True
-    app.router.route_class = route_class(answering, config.max_items)
+    app.router.route_class = create_route_class(answering, config.max_items)
     add_handlers(app, metrics)
 
     def select_model(request: Request, name: str | None) -> Served:
@@ -52,7 +52,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
         if prompt and prompt not in chosen.prompts:
             raise Refusal(422, "fields", f"The model's prompts are: {', '.join(chosen.prompts)}.", "prompt")
         found, tokens = await answering.answer(
-            lambda: chosen.model.vectors(texts, prompt_name=prompt), characters(texts)
+            lambda: chosen.model.vectors(texts, prompt_name=prompt), count_characters(texts)
         )
         if not np.isfinite(found).all():
             raise Refusal(422, "text", "The model computes no finite vector for a text.", field)
@@ -67,7 +67,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
         found = await answering.predictions(chosen.model, inputs, body.top or 0)
         if not isinstance(body.inputs, list) and "error" in found[0]:
             raise Refusal(422, "text", found[0]["error"], "inputs")
-        return await answering.call(lambda: encode_list(_head(chosen), "outputs", found), characters(inputs))
+        return await answering.call(lambda: encode_list(_head(chosen), "outputs", found), count_characters(inputs))
 
     @app.post("/embed", responses=OF_TEXTS, tags=["texts"], response_model=bodies.Embeddings)
     async def embed(request: Request, body: bodies.EmbedBody) -> Response:
@@ -82,7 +82,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
         """The cosine of each sentence and the source."""
         chosen, sentences = select_model(request, body.model), _as_list(body.sentences)
         found, _ = await embed_texts(chosen, [*sentences, body.source], "sentences")
-        return encode_list(_head(chosen), "similarities", _cosines(found))
+        return encode_list(_head(chosen), "similarities", _compute_cosines(found))
 
     @app.post("/rerank", responses=OF_TEXTS, tags=["texts"], response_model=bodies.Ranking)
     async def rerank(request: Request, body: bodies.RerankBody) -> Response:
@@ -99,7 +99,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
         else:
             query, _ = await embed_texts(chosen, [body.query], "query", "query")
             found, _ = await embed_texts(chosen, documents, "documents", "document")
-            scores = _cosines(np.concatenate([found, query]))
+            scores = _compute_cosines(np.concatenate([found, query]))
         order = sorted(range(len(scores)), key=lambda number: -scores[number])[: body.top_n]
         return encode_list(_head(chosen), "results", [{"index": number, "score": scores[number]} for number in order])
 
@@ -170,7 +170,7 @@ def _head(served: Served) -> dict[str, Any]:
     return {"model": served.name, "version": served.version}
 
 
-def _cosines(vectors_ND: Vectors) -> list[float]:
+def _compute_cosines(vectors_ND: Vectors) -> list[float]:
     """Returns the cosines of all other vectors with the last one."""
     wide = vectors_ND.astype(np.float64)
     wide /= np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)

@@ -15,8 +15,8 @@ from lambert.inference.scheduler import Scheduler
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say
 from lambert.wings.serve.admission import Admission
-from lambert.wings.serve.answering import Answering, add_token_count, characters
-from lambert.wings.serve.app import application
+from lambert.wings.serve.answering import Answering, add_token_count, count_characters
+from lambert.wings.serve.app import create_application
 from lambert.wings.serve.config import ServeConfig
 from lambert.wings.serve.gate import Gate
 from lambert.wings.serve.metrics import Metrics
@@ -62,7 +62,7 @@ def build(config: ServeConfig, key: str, say: Say) -> Service:
         model.vectors(texts)
         begin = time.perf_counter()
         request, tokens = add_token_count(model.vectors(texts))
-        admission.expect(characters(texts) / (time.perf_counter() - begin), tokens / characters(texts))
+        admission.expect(count_characters(texts) / (time.perf_counter() - begin), tokens / count_characters(texts))
         request.finish(scheduler.submit(request.work, request.source).result())
 
     inference = InferenceConfig(precision, device=config.device)
@@ -72,7 +72,7 @@ def build(config: ServeConfig, key: str, say: Say) -> Service:
         scheduler.close(now=True)
         raise
     metrics.watch(scheduler, models)
-    app = application(config, models, answering, metrics)
+    app = create_application(config, models, answering, metrics)
 
     def report(error: BaseException) -> None:
         # The message of the error may contain what a client sent, so it is not printed.

@@ -16,7 +16,7 @@ _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 _SHOWN = 64
 
 
-def route_class(answering: Answering, most_items: int) -> type[APIRoute]:
+def create_route_class(answering: Answering, most_items: int) -> type[APIRoute]:
     """Returns the class of routes whose bodies are parse_body by the threads of `answering`, with at most `most_items`
     items in a list."""
 

@@ -85,7 +85,7 @@ class Served:
             found["max_length"] = settings.max_length
             found["labels"] = list(settings.labels)
             found["inputs"], found["optional_inputs"] = self.model.task.inputs()
-            found["example"] = _example(task, found["inputs"], settings.columns)
+            found["example"] = _choose_example(task, found["inputs"], settings.columns)
         return found
 
 
@@ -170,7 +170,7 @@ def compute_version(path: Path) -> str:
     return found.hexdigest()[:12]
 
 
-def _example(task: str, names: list[str], columns: Columns) -> Any:
+def _choose_example(task: str, names: list[str], columns: Columns) -> Any:
     """Returns an example input of the task: a text if the model reads texts as well as objects."""
     if task == "squad" or (len(names) == 1 and not is_template(columns.text)):
         return EXAMPLES.get(task, EXAMPLES[""])

@@ -46,7 +46,7 @@ class _TooLarge(Exception):
     pass
 
 
-def protocol_class(
+def create_protocol_class(
     config: ServeConfig, connections: int, admission: Admission, metrics: Metrics, say: Say
 ) -> type[HttpToolsProtocol]:
     """Returns the protocol for `uvicorn.Config(http=...)`, with at most this many open connections. `say` gets a line

@@ -72,7 +72,7 @@ def serve(config: ServeConfig, say: Say = silent) -> None:
     try:
         import uvicorn
 
-        from lambert.wings.serve.protocol import protocol_class
+        from lambert.wings.serve.protocol import create_protocol_class
     except ImportError as error:
         raise _missing(error) from error
     if not read_api_key(config) and config.host not in LOOPBACK:
@@ -83,7 +83,7 @@ def serve(config: ServeConfig, say: Say = silent) -> None:
     listener = _bind(config)
     block_signals(HANGUPS)
     service = load(config, say)
-    protocol = protocol_class(config, _count_connections(), service.app.admission, service.metrics, say)
+    protocol = create_protocol_class(config, _count_connections(), service.app.admission, service.metrics, say)
     settings = uvicorn.Config(
         service.app, http=protocol, ws="none", log_level="error", access_log=False, lifespan="off",
         server_header=False, timeout_keep_alive=10,

@@ -17,8 +17,8 @@ from typing import Any
 
 from lambert.core.errors import DataError
 from lambert.wings.horovod.elastic import GENERATION, HOSTS_SEEN, STORE, WORKER
-from lambert.wings.horovod.run.hosts import Host, assign_slots, discover, is_local, rendezvous_address
-from lambert.wings.horovod.run.job import POLL_SECONDS, Start, read_hosts, say, starter, supervise
+from lambert.wings.horovod.run.hosts import Host, assign_slots, choose_rendezvous, discover, is_local
+from lambert.wings.horovod.run.job import POLL_SECONDS, Start, create_starter, read_hosts, say, supervise
 from lambert.wings.horovod.run.workers import Worker, end
 
 DISCOVERY_SECONDS = 1.0
@@ -107,7 +107,7 @@ class Job:
         new = self.free_slots()[: most - len(staying)]
         ranks = assign_slots([worker.host for worker in staying] + new)
         say(f"generation {self.generation}: {len(ranks)} ranks, {len(new)} new, {len(leaving)} removed")
-        master, port = rendezvous_address(ranks)
+        master, port = choose_rendezvous(ranks)
         own = {
             STORE: self.address,
             GENERATION: str(self.generation),
@@ -147,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
     patience = args.HOROVOD_ELASTIC_TIMEOUT or 600
     here = "127.0.0.1" if all(is_local(host.name) for host in hosts) else socket.gethostname()
     store = TCPStore(here, 0, is_master=True, wait_for_workers=False)
-    job = Job(args, starter(args), store, f"{here}:{store.port}", hosts)
+    job = Job(args, create_starter(args), store, f"{here}:{store.port}", hosts)
     job.announce(grown=False)
     with supervise(job.workers):
         return _run_generations(job, least, patience)

@@ -130,7 +130,7 @@ def is_local(name: str) -> bool:
     return True
 
 
-def rendezvous_address(ranks: Sequence[Slot]) -> tuple[str, int]:
+def choose_rendezvous(ranks: Sequence[Slot]) -> tuple[str, int]:
     """Returns the address and a free port at which rank 0 listens: the loopback address if all ranks run on this
     host."""
     first = ranks[0].hostname

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 from lambert.core.errors import DataError
-from lambert.wings.horovod.run.hosts import Host, Slot, fill, is_local, parse_hosts, read_hostfile, rendezvous_address
+from lambert.wings.horovod.run.hosts import Host, Slot, choose_rendezvous, fill, is_local, parse_hosts, read_hostfile
 from lambert.wings.horovod.run.options import variables
-from lambert.wings.horovod.run.workers import Worker, end, remote_script, select_environment, ssh_command
+from lambert.wings.horovod.run.workers import Worker, build_remote_script, build_ssh_command, end, select_environment
 
 POLL_SECONDS = 0.05
 
@@ -36,12 +36,12 @@ def read_hosts(args: argparse.Namespace) -> list[Host]:
     return parse_hosts(args.hosts) if args.hosts else [Host("localhost", args.num_proc)]
 
 
-def starter(args: argparse.Namespace) -> Start:
+def create_starter(args: argparse.Namespace) -> Start:
     """Returns a function that starts a rank with these options."""
-    common, ssh = variables(args) | alias_variables(args), ssh_command(args.ssh_port, args.ssh_identity_file)
+    common, ssh = variables(args) | alias_variables(args), build_ssh_command(args.ssh_port, args.ssh_identity_file)
 
     def start(slot: Slot, own: Mapping[str, str]) -> Worker:
-        output = {"folder": output_folder(args, slot), "timestamps": args.prefix_output_with_timestamp}
+        output = {"folder": create_output_folder(args, slot), "timestamps": args.prefix_output_with_timestamp}
         return Worker(args.command, slot.hostname, {**common, **own}, ssh, **output)
 
     return start
@@ -55,7 +55,7 @@ def alias_variables(args: argparse.Namespace) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}
 
 
-def output_folder(args: argparse.Namespace, slot: Slot) -> Path | None:
+def create_output_folder(args: argparse.Namespace, slot: Slot) -> Path | None:
     """Creates and returns the folder for the rank's output, or returns None without --output-filename."""
     if not args.output_filename:
         return None
@@ -70,12 +70,12 @@ def output_folder(args: argparse.Namespace, slot: Slot) -> Path | None:
 def run(args: argparse.Namespace) -> int:
     """Runs the job. Returns 0 or the exit code of the rank that failed first."""
     ranks = fill(read_hosts(args), args.num_proc)
-    master, port = rendezvous_address(ranks)
+    master, port = choose_rendezvous(ranks)
     if args.dry_run or args.verbose:
         show(args, ranks, master, port)
     if args.dry_run:
         return 0
-    start = starter(args)
+    start = create_starter(args)
     workers: list[Worker] = []
     with supervise(workers):
         workers.extend(start(slot, slot.variables(master, port)) for slot in ranks)
@@ -126,10 +126,10 @@ def show(args: argparse.Namespace, ranks: Sequence[Slot], master: str, port: int
             assignments = shlex.join(f"{key}={value}" for key, value in own.items())
             print(f"[{slot.rank}] env {assignments} {shlex.join(args.command)}")
         else:
-            remote = shlex.join([*ssh_command(args.ssh_port, args.ssh_identity_file), slot.hostname])
+            remote = shlex.join([*build_ssh_command(args.ssh_port, args.ssh_identity_file), slot.hostname])
             print(f"[{slot.rank}] {remote} sh -s <<'END'")
             kept = own if args.dry_run else {**select_environment(), **own}
-            print(remote_script(args.command, kept) + "END")
+            print(build_remote_script(args.command, kept) + "END")
     sys.stdout.flush()
 
 

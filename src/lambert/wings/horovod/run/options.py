@@ -26,7 +26,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"horovodrun: {message}; see lambert horovodrun --help")
 
 
-def parser() -> argparse.ArgumentParser:
+def create_parser() -> argparse.ArgumentParser:
     """Returns a parser of Horovod's options, with the same names."""
     p = _Parser(prog="lambert horovodrun", description="Starts a command once per rank.", allow_abbrev=False)
     p.add_argument("-np", "--num-proc", dest="num_proc", type=whole_number, help="number of ranks")
@@ -102,7 +102,7 @@ def _add_variables(p: argparse.ArgumentParser) -> None:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parses the options. Raises UsageError if they are invalid or contradict each other."""
-    args = parser().parse_args(arguments)
+    args = create_parser().parse_args(arguments)
     if args.command[:1] == ["--"]:
         args.command = args.command[1:]
     if args.check_build or args.version:

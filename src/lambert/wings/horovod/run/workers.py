@@ -68,7 +68,7 @@ class Worker:
             start_new_session=True,
         )
         if self.process.stdin is not None:
-            self.process.stdin.write(remote_script(command, {**select_environment(), **variables}).encode())
+            self.process.stdin.write(build_remote_script(command, {**select_environment(), **variables}).encode())
             self.process.stdin.flush()
         pipes: dict[str, Any] = {"stdout": self.process.stdout, "stderr": self.process.stderr}
         self._pumps = [threading.Thread(target=self._pump, args=pipe, daemon=True) for pipe in pipes.items()]
@@ -127,7 +127,7 @@ def end(workers: Sequence[Worker], number: int = signal.SIGTERM) -> None:
         worker.finish()
 
 
-def ssh_command(port: int | None, identity: str | None) -> list[str]:
+def build_ssh_command(port: int | None, identity: str | None) -> list[str]:
     """Returns an ssh command that never prompts. It uses the user's keys and known hosts, and accepts new hosts."""
     command = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new", "-o", "ConnectTimeout=10"]
     return command + (["-p", str(port)] if port else []) + (["-i", identity] if identity else [])
@@ -140,7 +140,7 @@ def select_environment() -> dict[str, str]:
     }
 
 
-def remote_script(command: Sequence[str], variables: Mapping[str, str]) -> str:
+def build_remote_script(command: Sequence[str], variables: Mapping[str, str]) -> str:
     """Returns the script for the remote shell. The script contains the variables, because every user of the remote host
     could see them in the arguments of a command.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from lambert.distributed.config import WORTH
-from lambert.wings.plan.costs.devices import DEVICES, Cluster, Device, cluster, fewest_nodes
+from lambert.wings.plan.costs.devices import DEVICES, Cluster, Device, cluster, count_nodes
 from lambert.wings.plan.costs.steps import Step, find_micro_tokens, predict
 from lambert.wings.plan.costs.work import Work, shapes_of
 
@@ -33,7 +33,7 @@ class Choice:
         return self.step.bytes <= self.cluster.device.memory
 
 
-def with_precision(work: Work, device: Device) -> Work:
+def resolve_precision(work: Work, device: Device) -> Work:
     """Returns the work with the precision `auto` resolved as in a run: bfloat16 if the device has it, otherwise
     float32."""
     if work.precision != "auto":
@@ -59,9 +59,9 @@ def list_choices(
     shapes = shapes_of(work.config, work.targets, work.labels)
     found = []
     for device in devices:
-        own, usd = with_precision(work, device), prices[device.name] if prices else 1.0
+        own, usd = resolve_precision(work, device), prices[device.name] if prices else 1.0
         for count in counts:
-            if work.batch_size % count or count % (nodes or fewest_nodes(device, count)):
+            if work.batch_size % count or count % (nodes or count_nodes(device, count)):
                 continue
             machines = cluster(device, count, nodes, network)
             two_levels = work.two_levels or (device.kind == "cpu" and machines.nodes > 1 and machines.each > 1)
@@ -137,8 +137,8 @@ def list_clusters(counts: Iterable[int], nodes: int = 0, network: str = "") -> l
         cluster(device, count, nodes, network)
         for device in sorted(DEVICES.values(), key=lambda device: device.memory)
         for count in counts
-        if device.kind != "tpu" and count % (nodes or fewest_nodes(device, count)) == 0
-        if not network or (nodes or fewest_nodes(device, count)) > 1
+        if device.kind != "tpu" and count % (nodes or count_nodes(device, count)) == 0
+        if not network or (nodes or count_nodes(device, count)) > 1
     ]
 
 
@@ -147,7 +147,7 @@ def _changes(work: Work, clusters: Sequence[Cluster]) -> Iterator[Remedy]:
     for sharded in dict.fromkeys((work.shard_optimizer, work.shard_optimizer or work.sync_every == 1)):
         for smaller in (False, True):
             for machines in clusters:
-                tried = replace(with_precision(work, machines.device), shard_optimizer=sharded)
+                tried = replace(resolve_precision(work, machines.device), shard_optimizer=sharded)
                 tokens = _largest(tried, machines, shapes) if smaller else work.micro_tokens
                 tried = replace(tried, micro_tokens=tokens)
                 yield Remedy(tried, machines, predict(tried, machines, shapes))
