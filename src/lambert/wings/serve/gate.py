@@ -71,13 +71,13 @@ class Gate:
         try:
             self._check_headers(scope)
             if scope["path"] in OPEN_PATHS:
-                await self._run(self._app, scope, b"", receive, send, end)
+                await self._run(None, scope, b"", receive, send, end)
                 return
             accepted = self._accept(scope)
             async with asyncio.timeout_at(end):
                 body = await self._read(accepted, receive)
             if body is not None:
-                await self._run(self._in_turn(accepted), scope, body, receive, send, end)
+                await self._run(accepted, scope, body, receive, send, end)
         except Refusal as refusal:
             if accepted is not None:
                 accepted.end()
@@ -98,15 +98,12 @@ class Gate:
         self.admission.check(announced)
         return Accepted(self.admission)
 
-    def _in_turn(self, accepted: Accepted) -> ASGIApp:
-        """Returns the application, which starts when it is the request's turn."""
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, accepted: Accepted | None, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the application when it is the request's turn."""
+        if accepted is not None:
             CURRENT.set(accepted)
             await accepted.wait_for_turn()
-            await self._app(scope, receive, send)
-
-        return app
+        await self._app(scope, receive, send)
 
     def _check_headers(self, scope: Scope) -> None:
         """Raises Refusal if the headers of a request are not acceptable."""
@@ -155,7 +152,9 @@ class Gate:
                 refusal.unread = more
                 raise
 
-    async def _run(self, app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send, end: float) -> None:
+    async def _run(
+        self, accepted: Accepted | None, scope: Scope, body: bytes, receive: Receive, send: Send, end: float
+    ) -> None:
         """Runs the application until it has answered, the client has left, or the time has run out before the answer
         begins."""
         given, begun = False, False
@@ -172,7 +171,7 @@ class Gate:
             begun = True
             await send(message)
 
-        task = asyncio.ensure_future(app(scope, replay, note_start))
+        task = asyncio.ensure_future(self._answer(accepted, scope, replay, note_start))
         left = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             in_time = max(0.0, end - asyncio.get_running_loop().time())
