@@ -1,5 +1,5 @@
-"""Horovod's collectives, which wait for their result and support autograd; also in place (`..._`) and asynchronous
-(`..._async`): these return a handle, for which `synchronize` returns the result.
+"""Horovod's collectives. Those without a suffix wait for their result and support autograd; those with `_` work in
+place; those with `_async` return a handle, for which `synchronize` returns the result.
 
 Collectives are matched between ranks by name, so ranks may submit them in any order. Without a name, the n-th
 collective of a kind on one rank matches the n-th of this kind on the other ranks. A collective on which ranks disagree
