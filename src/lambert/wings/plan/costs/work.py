@@ -96,6 +96,6 @@ def shapes_of(config: EncoderConfig, targets: Mapping[str, float], labels: Mappi
     return [tuple(parameter.shape) for parameter in model.parameters()]
 
 
-def software_of(work: Work, device: Device) -> Software:
+def find_software(work: Work, device: Device) -> Software:
     """Returns the implementation of `work` on a device."""
     return work.software or SOFTWARE["lambert-cpu" if device.kind == "cpu" else "lambert"]
