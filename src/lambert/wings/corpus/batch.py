@@ -7,7 +7,8 @@ of such a script is one word, because only a dictionary could divide it.
 """
 
 import functools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import blake2b
 
@@ -298,3 +299,23 @@ def with_document(hashes: Hashes, documents: npt.NDArray[np.integer]) -> Hashes:
     """Returns hashes of the pairs of a hash and a document."""
     mixed = (hashes ^ (documents.astype(np.uint64) + np.uint64(1)) * _A) * _B
     return mixed ^ (mixed >> _HALF)
+
+
+class Outcome:
+    """The documents that are dropped, the new texts of documents that change, and what was found."""
+
+    def __init__(self) -> None:
+        self.dropped: dict[int, str] = {}
+        """The reason for each document that is dropped, empty if the filter has only one."""
+        self.texts: dict[int, bytes] = {}
+        """The new text, in UTF-8, of each document that changes."""
+        self.found: dict[int, Counter[str]] = {}
+        """Counts of what was found in documents, such as masked addresses."""
+
+    def drop(self, which_D: Booleans, reason: str) -> None:
+        """Drops these documents, unless they were dropped for an earlier reason."""
+        for document in np.flatnonzero(which_D).tolist():
+            self.dropped.setdefault(document, reason)
+
+
+Filter = Callable[[Batch], Outcome]

@@ -21,7 +21,6 @@ from lambert.wings.corpus.filters.fineweb import FineWeb
 from lambert.wings.corpus.filters.gopher import Gopher
 from lambert.wings.corpus.filters.repetition import Repetition
 from lambert.wings.corpus.reading.readers import READERS, Layout
-from lambert.wings.corpus.remote.addresses import address
 
 MOST_REPEATED = 100
 DOCUMENTS = ("file", "blank-line", "line")
@@ -31,6 +30,7 @@ _WITHOUT_EFFECT = {
     "bpe": ("strip_accents",), "unigram": ("strip_accents", "min_frequency"),
 }  # fmt: skip
 """Settings that have no effect with a given tokenizer, or with the learnt kind."""
+_COLLAPSED = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
 STAGES = ("extract", "clean", "deduplicate", "encode", "tokens")
 """The steps of preparation, in their order."""
 
@@ -365,6 +365,13 @@ def _check_out(config: PrepareConfig) -> None:
     for entry in config.input:
         if f"{config.url}/".startswith(f"{str(entry).rstrip('/')}/"):
             raise UsageError(f"{shown}: --out is in the input folder: choose another out.")
+
+
+def address(entry: str | Path) -> str:
+    """Returns the URL of a folder, or an empty text if it is a path. A URL that was converted to a Path has lost a
+    slash."""
+    found = _COLLAPSED.sub(r"\1//", str(entry), count=1) if isinstance(entry, Path) else entry
+    return found if is_remote(found) else ""
 
 
 def _with_parents(path: Path) -> tuple[Path, ...]:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
-from lambert.wings.corpus.batch import Batch
+from lambert.wings.corpus.batch import Batch, Filter, Outcome
 from lambert.wings.corpus.cleaning import CLEANERS, Cleaner, call, cleaner, code_hash
 from lambert.wings.corpus.filters import FILTERS
-from lambert.wings.corpus.filters.outcome import Filter, Outcome
 from lambert.wings.corpus.reading.readers import Piece
 from lambert.wings.corpus.versions import of_filter
 

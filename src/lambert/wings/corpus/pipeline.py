@@ -26,13 +26,11 @@ from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.disk import disk_errors, size_text
 from lambert.wings.corpus.documents import Documents, Part, file_sources, most_found, weighted
 from lambert.wings.corpus.duplicates.minhash import rensa
-from lambert.wings.corpus.existing import check_same, existing
-from lambert.wings.corpus.file_counts import counted
 from lambert.wings.corpus.filtering import chain
+from lambert.wings.corpus.manifest import check_same, counted, existing
 from lambert.wings.corpus.parts import pyarrow
-from lambert.wings.corpus.plan import Make, Progress, here
 from lambert.wings.corpus.reading import files
-from lambert.wings.corpus.reading.beginnings import check_beginnings
+from lambert.wings.corpus.reading.files import check_beginnings
 from lambert.wings.corpus.remote import corpora, fetch
 from lambert.wings.corpus.remote.servers import source_of
 from lambert.wings.corpus.stages import FileCounts, make_parts
@@ -40,6 +38,7 @@ from lambert.wings.corpus.tokens import vocabulary
 from lambert.wings.corpus.tokens.encoded import EncodedDocuments
 from lambert.wings.corpus.tokens.splits import Sink
 from lambert.wings.corpus.tokens.unfinished import Unfinished
+from lambert.wings.corpus.units import Make, Progress, here
 from lambert.wings.corpus.workers import ahead, encode, shared_processes
 
 VERSION = 4

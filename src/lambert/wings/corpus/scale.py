@@ -23,9 +23,9 @@ from lambert.core.version import __version__
 from lambert.wings.corpus import versions
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.pipeline import prepare
-from lambert.wings.corpus.plan import Plan, Units
 from lambert.wings.corpus.remote.parts import PartStore, outputs
 from lambert.wings.corpus.stages import plans
+from lambert.wings.corpus.units import Plan, Units
 
 RETRIES = 3
 """How often Ray runs a task again after its worker was lost (Ray's default)."""

@@ -30,18 +30,16 @@ from lambert.text.tokenizers.tokenizer import fingerprint
 from lambert.wings.corpus.cleaning import code_hash
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.disk import disk_errors
-from lambert.wings.corpus.division import divided
 from lambert.wings.corpus.documents import Source, add_name, changed, most_found, too_many_bad
 from lambert.wings.corpus.duplicates.deduplication import Lists, deduplicate
-from lambert.wings.corpus.duplicates.drops import Drops, remaining
+from lambert.wings.corpus.duplicates.lists import Drops, remaining
 from lambert.wings.corpus.filtering import Ledger, decides, filtered, merged
 from lambert.wings.corpus.filtering import chain as filters_of
 from lambert.wings.corpus.parts import read_part, whole, write_part
-from lambert.wings.corpus.plan import Make, Plan, Progress, digest, here
 from lambert.wings.corpus.reading.readers import KIND, READERS, Layout, Piece
 from lambert.wings.corpus.reading.slices import SliceReader
 from lambert.wings.corpus.tokens.encoded import encode_part
-from lambert.wings.corpus.units import Extent, Unit, is_small, make_units
+from lambert.wings.corpus.units import Extent, Make, Plan, Progress, Unit, digest, divided, here, is_small, make_units
 from lambert.wings.corpus.workers import nobody, told
 
 _RECORD = {

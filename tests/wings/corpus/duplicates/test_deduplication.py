@@ -15,7 +15,7 @@ from lambert.text.pieces import Piece
 from lambert.wings.corpus.config import DeduplicateConfig
 from lambert.wings.corpus.duplicates import minhash, near, shingles, signatures, spill
 from lambert.wings.corpus.duplicates.deduplication import Lists, deduplicate
-from lambert.wings.corpus.duplicates.drops import REASONS, remaining
+from lambert.wings.corpus.duplicates.lists import REASONS, remaining
 from lambert.wings.corpus.parts import GROUP_CHARACTERS, read_documents, read_part, write_part
 
 pytest.importorskip("pyarrow")

@@ -18,13 +18,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lambert.core.errors import DataError, UsageError
-from lambert.wings.corpus.batch import Batch, PlainWords
+from lambert.wings.corpus.batch import Batch, Outcome, PlainWords
 from lambert.wings.corpus.cleaning import normalise
 from lambert.wings.corpus.filters.c4 import C4, c4
 from lambert.wings.corpus.filters.decontamination import Decontaminate, Decontamination, strings
 from lambert.wings.corpus.filters.fineweb import FineWeb, fineweb
 from lambert.wings.corpus.filters.gopher import Gopher, gopher
-from lambert.wings.corpus.filters.outcome import Outcome
 from lambert.wings.corpus.filters.personal import mask, personal_data
 from lambert.wings.corpus.filters.repetition import Repetition, gopher_repetition
 from lambert.wings.corpus.filters.whitespace import normalise_batch

@@ -19,13 +19,12 @@ from lambert.core.contents import misfit, sha256
 from lambert.core.files import atomic_folder, make_folder, read_file, remove_all_leftovers
 from lambert.core.shards import RECORD_HASH, has_hash, with_hash
 from lambert.wings.corpus.config import DeduplicateConfig
-from lambert.wings.corpus.duplicates import drops, minhash
-from lambert.wings.corpus.duplicates.drops import Drops
-from lambert.wings.corpus.duplicates.lists import write_lists
+from lambert.wings.corpus.duplicates import minhash
+from lambert.wings.corpus.duplicates.lists import DOCUMENT, LINE, Drops, write_lists
 from lambert.wings.corpus.duplicates.near import Index, clusters
 from lambert.wings.corpus.duplicates.signatures import Sign, Signed
 from lambert.wings.corpus.duplicates.similarity import link_similar
-from lambert.wings.corpus.plan import Make, Plan, Progress, digest, here
+from lambert.wings.corpus.units import Make, Plan, Progress, digest, here
 
 VERSION = 1
 """Increase it when the files of this step change, so that those of older versions are made again."""
@@ -34,7 +33,7 @@ _RECORD = {
     "dropped": {"*": int}, "lines_removed": int, "pairs": {"compared": int, "similar": int}, "files": {"*": str},
     "samples": {"*": [{"hash": str, "source": str, "place": str, "text": str}]},
 }  # fmt: skip
-_FILES = {"documents": drops.DOCUMENT, "lines": drops.LINE}
+_FILES = {"documents": DOCUMENT, "lines": LINE}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from lambert.core.settings import check
 from lambert.text.characters import END, QUOTE, Integers
 from lambert.text.sentences import split
-from lambert.wings.corpus.batch import Batch, Booleans
-from lambert.wings.corpus.filters.outcome import Outcome
+from lambert.wings.corpus.batch import Batch, Booleans, Outcome
 
 CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 POLICIES = (b"terms of use", b"privacy policy", b"cookie policy", b"uses cookies", b"use of cookies", b"use cookies")

@@ -15,8 +15,7 @@ from lambert.core.settings import check
 from lambert.text.characters import Integers
 from lambert.text.rows import content_of, kind
 from lambert.text.tables import all_cells
-from lambert.wings.corpus.batch import Batch, Booleans, Hashes, PlainWords
-from lambert.wings.corpus.filters.outcome import Outcome
+from lambert.wings.corpus.batch import Batch, Booleans, Hashes, Outcome, PlainWords
 
 
 @dataclass(frozen=True, slots=True)

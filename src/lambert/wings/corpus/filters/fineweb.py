@@ -6,8 +6,7 @@ import numpy as np
 
 from lambert.core.settings import check
 from lambert.text.characters import END
-from lambert.wings.corpus.batch import Batch
-from lambert.wings.corpus.filters.outcome import Outcome
+from lambert.wings.corpus.batch import Batch, Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ import numpy as np
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
 from lambert.text.characters import LETTER, Integers
-from lambert.wings.corpus.batch import Batch, Booleans, word_hashes
-from lambert.wings.corpus.filters.outcome import Outcome
+from lambert.wings.corpus.batch import Batch, Booleans, Outcome, word_hashes
 
 ELLIPSIS, BULLET = "…".encode(), "•".encode()
 _REST = np.uint64(48)

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import UsageError
-from lambert.wings.corpus.batch import Batch
-from lambert.wings.corpus.filters.outcome import Outcome
+from lambert.wings.corpus.batch import Batch, Outcome
 
 SEEN = 300
 """Number of characters that are read from the middle of a document (our choice: reading 1,000 changes 1% of the

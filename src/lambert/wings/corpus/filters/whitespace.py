@@ -5,9 +5,8 @@ import unicodedata
 import numpy as np
 
 from lambert.text.characters import UNUSUAL, Integers
-from lambert.wings.corpus.batch import Batch, Booleans
+from lambert.wings.corpus.batch import Batch, Booleans, Outcome
 from lambert.wings.corpus.cleaning import INVISIBLE_CHARACTERS, compose
-from lambert.wings.corpus.filters.outcome import Outcome
 
 
 def normalise_batch(batch: Batch) -> Outcome:

@@ -16,13 +16,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import make_folder, not_read, open_regular, read_file, replace_files, sync
-from lambert.core.urls import is_remote, public
+from lambert.core.urls import is_remote, public, without_secrets
 from lambert.wings.corpus.disk import disk_errors, size_text
-from lambert.wings.corpus.remote.addresses import name_of
 
 TRIES = 5
 AGAIN = "trying again"
@@ -36,6 +36,7 @@ _LIST = 16 << 20
 """Maximum bytes of a list of checksums."""
 _DIGESTS = {32: "md5", 40: "sha1", 64: "sha256", 128: "sha512"}
 _SUM = re.compile(r"([0-9a-fA-F]{32,128}) [ *](.+)|\w+ \((.+)\) = ([0-9a-fA-F]{32,128})")
+_NAME = re.compile(r"[^A-Za-z0-9._-]")
 Progress = Callable[[int, int, str], None]
 
 
@@ -281,3 +282,14 @@ def _wrong(url: str, path: Path, expected: str, checksums: str) -> DataError:
 def described(inputs: Sequence[Mapping[str, Any]], urls: Mapping[str, str]) -> list[dict[str, Any]]:
     """Returns the entries of input files; those of fetched files have their URL."""
     return [{**entry, "file": urls.get(str(entry["file"]), entry["file"])} for entry in inputs]
+
+
+def name_of(url: str) -> str:
+    """Returns the last part of a URL's path as a file name that cannot leave its folder."""
+    name = unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
+    return _NAME.sub("_", name).lstrip(".")[-120:] or "index.html"
+
+
+def public_text(text: str, url: str = "") -> str:
+    """Returns the message of a library about `url` as one line of at most 200 characters, without secrets."""
+    return " ".join(without_secrets(text, url).split())[:200]

@@ -12,8 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.urls import public
-from lambert.wings.corpus.remote.addresses import public_text
-from lambert.wings.corpus.remote.fetch import Body, Unavailable
+from lambert.wings.corpus.remote.fetch import Body, Unavailable, public_text
 
 SCHEME = "datasets"
 _SECONDS = 10

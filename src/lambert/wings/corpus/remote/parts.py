@@ -17,11 +17,10 @@ from lambert.core.urls import public
 from lambert.wings.corpus.documents import changed
 from lambert.wings.corpus.duplicates.deduplication import Lists
 from lambert.wings.corpus.duplicates.signatures import Signed
-from lambert.wings.corpus.plan import Plan
 from lambert.wings.corpus.remote.fetch import fetch_again
 from lambert.wings.corpus.remote.servers import source_of
 from lambert.wings.corpus.remote.store import Store
-from lambert.wings.corpus.units import Extent
+from lambert.wings.corpus.units import Extent, Plan
 
 
 class PartStore:

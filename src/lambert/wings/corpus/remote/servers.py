@@ -17,8 +17,7 @@ from lambert.core.urls import account, public
 from lambert.core.version import __version__
 from lambert.text.streams import inner_suffix
 from lambert.wings.corpus.reading.readers import SUFFIXES
-from lambert.wings.corpus.remote.addresses import public_text
-from lambert.wings.corpus.remote.fetch import Body, Source, Unavailable
+from lambert.wings.corpus.remote.fetch import Body, Source, Unavailable, public_text
 from lambert.wings.corpus.remote.hub import SCHEME, Hub
 
 SECONDS = 60

@@ -12,8 +12,7 @@ from lambert.core.contents import sha256
 from lambert.core.errors import MachineError
 from lambert.core.files import open_regular
 from lambert.core.urls import public
-from lambert.wings.corpus.remote.addresses import public_text
-from lambert.wings.corpus.remote.fetch import Unavailable
+from lambert.wings.corpus.remote.fetch import Unavailable, public_text
 from lambert.wings.corpus.remote.servers import errors, filesystem
 
 _BLOCK = 8 << 20

@@ -18,7 +18,7 @@ from lambert.core.files import read_file
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.documents import Documents, file_sources
 from lambert.wings.corpus.reading import files
-from lambert.wings.corpus.reading.beginnings import check_beginnings
+from lambert.wings.corpus.reading.files import check_beginnings
 from lambert.wings.corpus.tokens.additions import addition, units
 from lambert.wings.corpus.tokens.vocabulary import sampled
 

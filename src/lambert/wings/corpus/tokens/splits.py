@@ -1,6 +1,9 @@
-"""Writes encoded documents to training and held-out shards, and counts dropped documents by reason."""
+"""Writes encoded documents to training and held-out shards, and counts dropped documents by reason. Its state can be
+saved, so that another process continues."""
 
+import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,14 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import DataError
-from lambert.core.files import read_file, replace_files
+from lambert.core.files import open_regular, read_file, replace_files
 from lambert.core.randomness import Stream, key, unit
 from lambert.core.shards import SPLITS, SplitWriter, has_hash, token_type, with_hash
 from lambert.text.tokenizers.encoding import Encoded
 from lambert.text.tokenizers.unigram import cross_entropy, entropy
 from lambert.wings.corpus.documents import Part
-from lambert.wings.corpus.duplicates.exact import Seen
-from lambert.wings.corpus.tokens.journal import Journal
 
 STATE, _SEEN, _FILES = "state.json", "seen.bin", "files.bin"
 COUNTS = ("kept", "tokens", "unknown", "repeated", "empty", "short", "duplicate", "weight")
@@ -256,3 +257,86 @@ def _counted(folder: Path, vocabulary: int) -> npt.NDArray[np.int64]:
                 raise DataError(f"{path} has a token beyond the vocabulary.")
             counts_V += np.bincount(ids, minlength=vocabulary)
     return counts_V
+
+
+Hashes = npt.NDArray[np.uint64]
+
+
+class Seen:
+    """A set of 64-bit hashes, stored as sorted arrays of different sizes that are merged as the set grows (a
+    log-structured merge tree).
+
+    Any two of n different documents collide with probability n^2 / 2^65: 3e-4 for a hundred million documents.
+    """
+
+    def __init__(self) -> None:
+        self._levels: list[Hashes] = []
+
+    def __len__(self) -> int:
+        return sum(len(level) for level in self._levels)
+
+    def add(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        """Adds hashes [D]. Returns for each hash [D] whether it is neither in the set nor earlier in `hashes`."""
+        new = np.zeros(len(hashes), dtype=np.bool_)
+        new[np.unique(hashes, return_index=True)[1]] = True
+        for level in self._levels:
+            at = np.minimum(np.searchsorted(level, hashes), len(level) - 1)
+            new &= level[at] != hashes
+        fresh = np.sort(hashes[new])
+        if len(fresh):
+            self._levels.append(fresh)
+        while len(self._levels) > 1 and len(self._levels[-1]) * 2 >= len(self._levels[-2]):
+            last = self._levels.pop()
+            merged = np.concatenate([self._levels.pop(), last])
+            merged.sort(kind="stable")
+            self._levels.append(merged)
+        return new
+
+
+class Journal:
+    """Records in memory until `save` appends them to a file. The state that `save` returns determines which records of
+    the file count; later ones are ignored."""
+
+    def __init__(self, path: Path, columns: int, state: Mapping[str, Any] | None) -> None:
+        """Continues from `state`, which `save` returned for this file; None: from nothing. A record has `columns`
+        numbers of 64 bits. Raises DataError if the file was changed since."""
+        self._path, self._columns = path, columns
+        self._count, self._hash = 0, hashlib.sha256()
+        self._fresh: list[npt.NDArray[Any]] = []
+        self._restored = np.zeros((0, columns), dtype="<u8")
+        if state:
+            self._count = state["records"]
+            data = b""
+            if path.is_file():
+                with open_regular(path) as file:
+                    data = file.read(self._bytes())
+            self._hash.update(data)
+            if self._hash.hexdigest() != state["sha256"]:
+                raise DataError(f"{path} is damaged.")
+            self._restored = np.frombuffer(data, dtype="<u8").reshape(-1, columns)
+
+    def restored(self) -> npt.NDArray[np.uint64]:
+        """Returns, once, the records of the state with which this object began [n, columns], unsigned."""
+        found, self._restored = self._restored, self._restored[:0].copy()
+        return found
+
+    def add(self, records: npt.NDArray[Any]) -> None:
+        """Adds records [n, columns] of integers of 64 bits."""
+        self._fresh.append(records)
+
+    def save(self) -> dict[str, Any]:
+        """Appends the records to the file, flushes it to the disk and returns the state."""
+        data = b"".join(records.astype(records.dtype.newbyteorder("<")).tobytes() for records in self._fresh)
+        with open_regular(self._path, "r+b" if self._count else "wb") as file:
+            file.truncate(self._bytes())
+            file.seek(self._bytes())
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._fresh = []
+        self._hash.update(data)
+        self._count += len(data) // (8 * self._columns)
+        return {"records": self._count, "sha256": self._hash.hexdigest()}
+
+    def _bytes(self) -> int:
+        return 8 * self._columns * self._count

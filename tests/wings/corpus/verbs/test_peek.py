@@ -10,9 +10,8 @@ import lambert
 from lambert.core.errors import UsageError
 from lambert.text.streams import Stream
 from lambert.wings.corpus.config import PeekConfig, PrepareConfig
-from lambert.wings.corpus.peek import peek
 from lambert.wings.corpus.pipeline import prepare
-from lambert.wings.corpus.verbs.peek import run, shown
+from lambert.wings.corpus.verbs.peek import peek, run, shown
 
 
 def sentence(n: int) -> str:
