@@ -6,13 +6,12 @@ resemblance and containment of documents"). Documents whose signatures are equal
 Leskovec, Rajaraman and Ullman, "Mining of massive datasets", section 3.4.
 """
 
-import importlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lambert.core.errors import UsageError
+from lambert.core.registry import import_extra
 from lambert.wings.corpus.duplicates.shingles import Hashes, Integers, mix
 
 PERMUTATIONS = 126
@@ -26,10 +25,7 @@ Signatures = npt.NDArray[np.uint32]
 
 def rensa() -> Any:
     """Returns rensa's class for MinHash. Raises UsageError if it is not installed."""
-    try:
-        return importlib.import_module("rensa").RMinHash
-    except ImportError as error:
-        raise UsageError("Near duplicates are found with rensa: pip install 'lambert-bert[dedup]'.") from error
+    return import_extra("rensa", "Near duplicates are found with rensa", "dedup").RMinHash
 
 
 def signatures(hashes: Hashes, bounds_D1: Integers) -> Signatures:

@@ -44,11 +44,11 @@ def c4(batch: Batch, rules: C4, language: str) -> Outcome:
         outcome.texts |= cited
     lower = batch.data.lower()
     for phrase, reason in ((b"lorem ipsum", "lorem ipsum"), (b"{", "curly bracket")):
-        outcome.drop(np.bincount(batch.document_of(_positions(lower, phrase)), minlength=len(batch)) > 0, reason)
+        outcome.drop(batch.count_D(batch.document_of(_positions(lower, phrase))) > 0, reason)
     kept_L = _kept_L(batch, rules, lower)
     lines_D1 = np.append(np.searchsorted(batch.documents_L, np.arange(len(batch))), len(kept_L))
-    removed_D = np.bincount(batch.documents_L[~kept_L], minlength=len(batch))
-    few_D = np.bincount(batch.documents_L[kept_L], minlength=len(batch)) < rules.min_sentences
+    removed_D = batch.count_D(batch.documents_L[~kept_L])
+    few_D = batch.count_D(batch.documents_L[kept_L]) < rules.min_sentences
     paragraphs_L = np.cumsum(np.diff(batch.numbers_L, prepend=-2) > 1, dtype=np.int64)
     for document in np.flatnonzero((removed_D > 0) | few_D).tolist():
         if document in outcome.dropped:
@@ -65,7 +65,7 @@ def c4(batch: Batch, rules: C4, language: str) -> Outcome:
 
 def _without_citations(batch: Batch) -> dict[int, bytes]:
     """Returns the texts that have citation marks, without them."""
-    brackets = np.flatnonzero(batch.data_B == ord("["))
+    brackets = batch.find(b"[")
     after = batch.data_B[brackets + 1]
     maybe = brackets[((after - ord("0")) < 10) | (after == ord("]")) | (after == ord("e")) | (after == ord("c"))]
     found = {}
@@ -80,9 +80,10 @@ def _kept_L(batch: Batch, rules: C4, lower: bytes) -> Booleans:
     """Returns whether each line is kept."""
     last = batch.flags_B[batch.last_L]
     kept_L: Booleans = (last & (END | QUOTE)) != 0
-    for mark in CLOSING:
-        kept_L &= ~_ends_with(batch, mark.encode())
-    kept_L &= ~_ends_with(batch, b"...") & ~_ends_with(batch, "…".encode())
+    after_L = batch.ends_N[batch.end_L - 1]
+    for mark in (*CLOSING, "...", "…"):
+        ending = mark.encode()
+        kept_L &= ~batch.has(after_L - len(ending), ending)
     kept_L &= batch.end_L - batch.first_L >= rules.min_line_words
     line_at = batch.starts_N[batch.first_L]
     cookies = b"cookie" in lower  # one search instead of four
@@ -94,15 +95,6 @@ def _kept_L(batch: Batch, rules: C4, lower: bytes) -> Booleans:
         long = long[batch.characters(batch.starts_N[long], batch.ends_N[long]) > rules.max_word_length]
         kept_L[np.searchsorted(batch.first_L, long, side="right") - 1] = False
     return kept_L
-
-
-def _ends_with(batch: Batch, sequence: bytes) -> Booleans:
-    """Returns whether each line ends with this sequence of bytes."""
-    after_L = batch.ends_N[batch.end_L - 1]
-    same_L = np.ones(len(after_L), dtype=np.bool_)
-    for step, byte in enumerate(reversed(sequence), 1):
-        same_L &= batch.data_B[after_L - step] == byte
-    return same_L
 
 
 def _positions(data: bytes, phrase: bytes) -> Integers:

@@ -5,7 +5,6 @@ the features of a text, byte by byte, and a naive Bayes classifier weighs them. 
 of a batch at once. A test compares the results with those of the package.
 """
 
-import importlib
 import math
 import unicodedata
 from collections import Counter
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import UsageError
+from lambert.core.registry import import_extra
 from lambert.wings.corpus.batch import Batch, Outcome
 
 SEEN = 300
@@ -118,7 +118,4 @@ def middle(data: bytes) -> str:
 
 def langid() -> Any:
     """Returns the module of the identifier. Raises UsageError if py3langid is not installed."""
-    try:
-        return importlib.import_module("py3langid.langid")
-    except ImportError as error:
-        raise UsageError("clean = language needs py3langid: pip install 'lambert-bert[language]'.") from error
+    return import_extra("py3langid.langid", "clean = language needs py3langid", "language")

@@ -1,6 +1,7 @@
 """The repetition filter of Gopher."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +41,7 @@ def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
     """Drops documents that repeat themselves. Only lines with words count."""
     outcome = Outcome()
     characters_D = np.maximum(batch.characters_D, 1)
-    documents_L, count = batch.documents_L, len(batch)
+    documents_L = batch.documents_L
 
     new_L = np.ones(len(documents_L), dtype=np.bool_)  # whether a line begins a paragraph
     new_L[1:] = (np.diff(batch.numbers_L) > 1) | (np.diff(documents_L) > 0)
@@ -50,17 +51,15 @@ def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
     documents_P = documents_L[first_P]
     again_P = batch.repeated(batch.starts_N[begin_P], batch.ends_N[end_P - 1])
     characters_P = batch.characters(batch.starts_N[begin_P], batch.ends_N[end_P - 1])
-    share_D = np.bincount(documents_P[again_P], minlength=count) / np.maximum(
-        np.bincount(documents_P, minlength=count), 1
-    )
+    share_D = batch.count_D(documents_P[again_P]) / np.maximum(batch.count_D(documents_P), 1)
     outcome.drop(share_D > rules.paragraphs, "repeated paragraphs")
-    inside_D = np.bincount(documents_P[again_P], characters_P[again_P], minlength=count)
+    inside_D = batch.count_D(documents_P[again_P], characters_P[again_P])
     outcome.drop(inside_D / characters_D > rules.paragraph_characters, "characters in repeated paragraphs")
 
     again_L = batch.repeated_L
-    share_D = np.bincount(documents_L[again_L], minlength=count) / np.maximum(batch.lines_D, 1)
+    share_D = batch.count_D(documents_L[again_L]) / np.maximum(batch.lines_D, 1)
     outcome.drop(share_D > rules.lines, "repeated lines")
-    inside_D = np.bincount(documents_L[again_L], batch.characters_L[again_L], minlength=count)
+    inside_D = batch.count_D(documents_L[again_L], batch.characters_L[again_L])
     outcome.drop(inside_D / characters_D > rules.line_characters, "characters in repeated lines")
 
     _drop_by_words(batch, rules, outcome)
@@ -157,14 +156,13 @@ def _top_D(batch: Batch, positions: Integers, keys: Hashes, size: int) -> Intege
     return characters_D
 
 
-def _covered_D(batch: Batch, positions: Integers, size: int) -> npt.NDArray[np.number]:
+def _covered_D(batch: Batch, positions: Integers, size: int) -> npt.NDArray[Any]:
     """Returns the number of characters of each document in words that are part of one of these sequences."""
     if not len(positions):
         return np.zeros(len(batch))
     end = np.minimum(positions + size, np.append(positions[1:], len(batch.starts_N)))
     inside = batch.letters_N1[end] - batch.letters_N1[positions]
-    covered: npt.NDArray[np.number] = np.bincount(batch.documents_N[positions], inside, minlength=len(batch))
-    return covered
+    return batch.count_D(batch.documents_N[positions], inside)
 
 
 def _inside(batch: Batch, positions: Integers, keys: Hashes, size: int, document: int) -> int:

@@ -69,8 +69,4 @@ def _changed(batch: Batch, document: int, places: list[tuple[int, int, bytes]]) 
     first, after = batch.words_D1[document : document + 2].tolist()
     if first == after:
         return b""
-    parts, at = [], int(batch.starts_N[first])
-    for begin, end, space in places:
-        parts += [batch.data[at:begin], space]
-        at = end
-    return b"".join([*parts, batch.data[at : batch.ends_N[after - 1]]])
+    return batch.replace(batch.starts_N[first], batch.ends_N[after - 1], places)

@@ -1,12 +1,11 @@
 """Extracts the main text of HTML pages with resiliparse (https://resiliparse.chatnoir.eu)."""
 
 import codecs
-import importlib
 import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from lambert.core.errors import UsageError
+from lambert.core.registry import import_extra
 from lambert.text.pieces import Layout, Piece
 
 PAGE = 16 << 20
@@ -39,11 +38,9 @@ def page_text(page: bytes, charset: str = "") -> tuple[str, str]:
     """
     if len(page) > PAGE:
         return "", f"is longer than {PAGE >> 20} MiB"
-    try:
-        extract = importlib.import_module("resiliparse.extract.html2text").extract_plain_text
-        web_name = importlib.import_module("resiliparse.parse.encoding").map_encoding_to_html5
-    except ImportError as error:
-        raise UsageError("Reading HTML needs resiliparse: pip install 'lambert-bert[web]'.") from error
+    needs = "Reading HTML needs resiliparse"
+    extract = import_extra("resiliparse.extract.html2text", needs, "web").extract_plain_text
+    web_name = import_extra("resiliparse.parse.encoding", needs, "web").map_encoding_to_html5
     if _depth(page) > DEPTH:
         return "", f"has more than {DEPTH:,} nested <div>"
     declared = _CHARSET.search(page[:_DECLARED])

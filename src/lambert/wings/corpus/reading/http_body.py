@@ -1,11 +1,10 @@
 """Decodes the bodies of HTTP responses, with limits: chunks, gzip, deflate, Brotli and Zstandard."""
 
-import importlib
 import re
 import zlib
 from collections.abc import Mapping
 
-from lambert.core.errors import UsageError
+from lambert.core.registry import import_extra
 from lambert.text.streams import zstd
 
 _CHUNK = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,1000})?\r?\n")
@@ -78,10 +77,7 @@ def _unpacked(name: str, body: bytes, limit: int) -> bytes:
 
 
 def _brotli(body: bytes, limit: int) -> bytes:
-    try:
-        brotli = importlib.import_module("brotli")
-    except ImportError as error:
-        raise UsageError("Reading Brotli needs a library: pip install 'lambert-bert[web]'.") from error
+    brotli = import_extra("brotli", "Reading Brotli needs a library", "web")
     decompressor = brotli.Decompressor()
     try:
         data = bytes(decompressor.process(body, output_buffer_limit=limit + 1))

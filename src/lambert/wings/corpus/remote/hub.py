@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from lambert.core.errors import DataError, UsageError
+from lambert.core.registry import import_extra
 from lambert.core.urls import public
 from lambert.wings.corpus.remote.fetch import Body, Unavailable, public_text
 
@@ -60,10 +61,7 @@ class Hub:
             yield Body(read, 0, None, "")
 
     def _rows(self, name: str, settings: dict[str, str], shown: str) -> Iterator[dict[str, Any]]:
-        try:
-            load = importlib.import_module("datasets").load_dataset
-        except ImportError as error:
-            raise UsageError(f"{shown} needs datasets: pip install 'lambert-bert[hub]'.") from error
+        load = import_extra("datasets", f"{shown} needs datasets", "hub").load_dataset
         try:
             config, split, revision = (settings.get(key) for key in ("config", "split", "revision"))
             return iter(load(name, config, split=split, revision=revision, streaming=True))
