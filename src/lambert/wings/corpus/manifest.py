@@ -21,7 +21,7 @@ _PREPARED = {
 """Keys of the manifest that only `prepare` reads."""
 
 
-def existing(out: Path, head: dict[str, Any], setting: str = "out") -> dict[str, Any]:
+def read_existing(out: Path, head: dict[str, Any], setting: str = "out") -> dict[str, Any]:
     """Returns the manifest of the corpus in `out`, which is the value of `setting`. Raises UsageError with the
     differences if it was prepared from other settings or inputs."""
     if not (out / "manifest.json").is_file():
@@ -61,7 +61,7 @@ def check_same(out: Path | str, manifest: dict[str, Any], head: dict[str, Any], 
 _DROPPED = ("empty", "short", "duplicate", "weight")
 
 
-def counted(
+def count_files(
     head: Mapping[str, Any], documents: Documents, by_file: Sequence[Mapping[str, int]], input_of: Mapping[str, int],
     by_step: FileCounts | None,
 ) -> dict[str, Any]:  # fmt: skip
