@@ -40,7 +40,7 @@ from lambert.wings.corpus.tokens.encoded import EncodedDocuments
 from lambert.wings.corpus.tokens.splits import Sink
 from lambert.wings.corpus.tokens.unfinished import Unfinished
 from lambert.wings.corpus.units import Make, Progress, here
-from lambert.wings.corpus.workers import ahead, encode, shared_processes
+from lambert.wings.corpus.workers import encode, read_ahead, shared_processes
 
 VERSION = 4
 """Increase it when the same documents give other shards, so that an unfinished corpus starts over."""
@@ -275,7 +275,7 @@ class _Preparation:
             if isinstance(documents, EncodedDocuments):
                 batches: Iterator[tuple[tuple[Any, Part], Encoded]] = documents.encoded(mark)
             else:
-                batches = encode(ahead(lambda: documents.batches(mark)), workers, arguments)
+                batches = encode(read_ahead(documents.batches(mark)), workers, arguments)
             for (_, part), encoded in batches:
                 sink.add(encoded, part)
                 if part.mark and self.unfinished:

@@ -19,17 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from lambert.core.contents import HashedFile, misfit, sha256
+from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import UsageError, printable_line
-from lambert.core.files import atomic_file, make_folder, read_file, remove_all_leftovers, replace_files
+from lambert.core.files import atomic_file, make_folder, read_file, remove_all_leftovers
 from lambert.core.registry import lookup
-from lambert.core.shards import RECORD_HASH, has_hash, with_hash
 from lambert.text.pieces import as_text
 from lambert.text.tokenizers.encoding import Encoder
 from lambert.text.tokenizers.tokenizer import fingerprint
 from lambert.wings.corpus.cleaning import code_hash
 from lambert.wings.corpus.config import PrepareConfig
-from lambert.wings.corpus.disk import disk_errors
+from lambert.wings.corpus.disk import digest, disk_errors, have_hashes, read_record, write_record
 from lambert.wings.corpus.documents import Source, add_name, changed, most_found, too_many_bad
 from lambert.wings.corpus.duplicates.deduplication import Lists, deduplicate
 from lambert.wings.corpus.duplicates.lists import Drops, remaining
@@ -39,7 +38,7 @@ from lambert.wings.corpus.parts import read_part, whole, write_part
 from lambert.wings.corpus.reading.readers import KIND, READERS, Layout, Piece
 from lambert.wings.corpus.reading.slices import SliceReader
 from lambert.wings.corpus.tokens.encoded import encode_part
-from lambert.wings.corpus.units import Extent, Make, Plan, Progress, Unit, digest, divided, here, is_small, make_units
+from lambert.wings.corpus.units import Extent, Make, Plan, Progress, Unit, divided, here, is_small, make_units
 from lambert.wings.corpus.workers import nobody, told
 
 _RECORD = {
@@ -317,23 +316,15 @@ def _write(
     with disk_errors(path):
         with atomic_file(path) as temporary:
             counts = write(temporary)
-        record = with_hash({"key": unit.key, "sha256": sha256(path), **counts, **more}, RECORD_HASH)
-        described = json.dumps(record) + "\n"
-        replace_files({path.with_suffix(".json"): described.encode()})
-    return record
+        return write_record(path.with_suffix(".json"), {"key": unit.key, "sha256": sha256(path), **counts, **more})
 
 
 def _complete(folder: Path, unit: Unit) -> dict[str, Any] | None:
     """Returns the record of a part if both files are unchanged since they were written, otherwise None."""
     path = _part(folder, unit.key)
-    try:
-        record = json.loads(read_file(path.with_suffix(".json")))
-        if misfit(record, _RECORD):
-            return None
-        whole = has_hash(record, RECORD_HASH) and record["sha256"] == sha256(path)
-    except (OSError, ValueError, RecursionError):
-        return None
-    return dict(record) if whole and record["key"] == unit.key else None
+    record = read_record(path.with_suffix(".json"), _RECORD)
+    whole = record and record["key"] == unit.key and have_hashes({path: record["sha256"]})
+    return record if whole else None
 
 
 def _remove_others(folder: Path, keys: set[str]) -> None:

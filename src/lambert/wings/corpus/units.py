@@ -1,7 +1,6 @@
 """Units, which the steps of `prepare` turn into parts in any process: a slice of a large input file, or several small
 input files."""
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Any
 from lambert.core.files import make_folder, read_file, replace_files
 from lambert.text.streams import EXPANSION, inner_suffix
 from lambert.wings.corpus.config import PrepareConfig
-from lambert.wings.corpus.disk import disk_errors
+from lambert.wings.corpus.disk import digest, disk_errors
 from lambert.wings.corpus.reading.readers import Layout
 from lambert.wings.corpus.reading.slices import WHOLE, Slice, divide
 from lambert.wings.corpus.versions import of_reader
@@ -158,11 +157,6 @@ def here(
 ) -> Iterable[tuple[Any, dict[str, Any]]]:
     """Makes the files in processes of this machine."""
     return run(units, workers, plan.target, plan.arguments, waiting=len(units), told=tell)
-
-
-def digest(values: Any) -> str:
-    """Returns the SHA-256 of JSON values."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 class Divide:

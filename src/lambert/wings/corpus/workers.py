@@ -6,7 +6,6 @@ therefore needs no `if __name__ == "__main__"`, and the workers inherit no state
 
 import os
 import pickle
-import queue
 import subprocess
 import sys
 import threading
@@ -32,6 +31,7 @@ Target = Callable[..., Callable[[Any], Any]]
 
 TELL_SECONDS = 0.5
 """Seconds between two calls of `tell`."""
+AHEAD = 3
 LEXICON_BYTES = 192 << 20  # divided among the processes, which keeps their total memory below 1 GB
 
 
@@ -185,42 +185,17 @@ def told(pieces: Iterator[Piece], expected: float, tell: Callable[[float], None]
             tell(min(done / max(expected, 1.0), 0.99))
 
 
-def ahead(make: Callable[[], Iterator[Item]], depth: int = 2) -> Iterator[Item]:
-    """Yields the items of `make()`, which runs in a thread at most `depth` items ahead. Its exceptions are raised
-    here."""
-    items: queue.Queue[tuple[str, Any]] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def put(kind: str, item: Any) -> bool:
-        while not stop.is_set():
-            with suppress(queue.Full):
-                items.put((kind, item), timeout=0.1)
-                return True
-        return False
-
-    def run() -> None:
-        try:
-            for item in make():
-                if not put("item", item):
-                    return
-        except BaseException as error:
-            put("error", error)
-        else:
-            put("end", None)
-
-    thread = threading.Thread(target=run, name="read", daemon=True)
-    thread.start()
+def read_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Yields the items of an iterator, which a thread computes at most `AHEAD` items ahead."""
+    end: Any = object()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="read")
+    pending = deque(pool.submit(next, items, end) for _ in range(AHEAD))
     try:
-        while True:
-            kind, item = items.get()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise item
+        while (item := pending.popleft().result()) is not end:
+            pending.append(pool.submit(next, items, end))
             yield item
     finally:
-        stop.set()
-        thread.join()
+        pool.shutdown(cancel_futures=True)
 
 
 def _end_with(parent: int) -> None:

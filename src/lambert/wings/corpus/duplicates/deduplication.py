@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lambert.core.contents import misfit, sha256
-from lambert.core.files import atomic_folder, make_folder, read_file, remove_all_leftovers
-from lambert.core.shards import RECORD_HASH, has_hash, with_hash
+from lambert.core.contents import sha256
+from lambert.core.files import atomic_folder, make_folder, remove_all_leftovers
+from lambert.core.shards import RECORD_HASH, with_hash
 from lambert.wings.corpus.config import DeduplicateConfig
+from lambert.wings.corpus.disk import digest, have_hashes, read_record
 from lambert.wings.corpus.duplicates import minhash
 from lambert.wings.corpus.duplicates.lists import DOCUMENT, LINE, Drops, write_lists
 from lambert.wings.corpus.duplicates.near import Index, clusters
 from lambert.wings.corpus.duplicates.signatures import Sign, Signed
 from lambert.wings.corpus.duplicates.similarity import link_similar
-from lambert.wings.corpus.units import Make, Plan, Progress, digest, here
+from lambert.wings.corpus.units import Make, Plan, Progress, here
 
 VERSION = 1
 """Increase it when the files of this step change, so that those of older versions are made again."""
@@ -147,11 +148,8 @@ def _write(
 
 def _complete(lists: Path, key: str) -> dict[str, Any] | None:
     """Returns the record of the lists if they are complete and have this key, otherwise None."""
-    try:
-        record = json.loads(read_file(lists / "record.json"))
-        if misfit(record, _RECORD) or not has_hash(record, RECORD_HASH) or record["key"] != key:
-            return None
-        whole = record["files"] == {f"{name}.bin": sha256(lists / f"{name}.bin") for name in sorted(_FILES)}
-    except (OSError, ValueError, RecursionError):
+    record = read_record(lists / "record.json", _RECORD)
+    if record is None or record["key"] != key:
         return None
-    return dict(record) if whole else None
+    files = [f"{name}.bin" for name in _FILES]
+    return record if have_hashes({lists / name: record["files"].get(name, "") for name in files}) else None

@@ -5,7 +5,6 @@ The files of a part are `signatures-KEY.bin` and `lines-KEY.bin`, arrays of reco
 written after them. They are complete or absent, and depend only on the part.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,11 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lambert.core.contents import misfit, sha256
-from lambert.core.files import atomic_file, check_regular, open_regular, read_file, replace_files
-from lambert.core.shards import RECORD_HASH, has_hash, with_hash
+from lambert.core.contents import sha256
+from lambert.core.files import atomic_file, check_regular, open_regular
 from lambert.text.pieces import Piece
-from lambert.wings.corpus.disk import disk_errors
+from lambert.wings.corpus.disk import disk_errors, have_hashes, read_record, write_record
 from lambert.wings.corpus.duplicates import minhash, shingles
 from lambert.wings.corpus.duplicates.spill import write
 from lambert.wings.corpus.parts import read_part
@@ -70,14 +68,9 @@ class Signed:
 
     def complete(self) -> dict[str, Any] | None:
         """Returns the record if the files are unchanged since they were written, otherwise None."""
-        try:
-            record = json.loads(read_file(self.record))
-            if misfit(record, _RECORD) or not has_hash(record, RECORD_HASH):
-                return None
-            whole = record["files"] == {path.name: sha256(path) for path in (self.documents, self.lines)}
-        except (OSError, ValueError, RecursionError):
-            return None
-        return dict(record) if whole else None
+        record = read_record(self.record, _RECORD)
+        hashes = {path: record["files"].get(path.name) for path in (self.documents, self.lines)} if record else {}
+        return record if have_hashes(hashes) else None
 
     def read(self, count: int = 1 << 14) -> Iterator[tuple[int, Records]]:
         """Yields the records of at most `count` documents at a time, with the number of the first."""
@@ -115,10 +108,8 @@ class Sign:
             to_documents.flush()
             to_lines.flush()
         files = {path.name: sha256(path) for path in (part.documents, part.lines)}
-        record = with_hash({"key": part.key, "documents": count, "files": files}, RECORD_HASH)
         with disk_errors(part.record):
-            replace_files({part.record: (json.dumps(record) + "\n").encode()})
-        return record
+            return write_record(part.record, {"key": part.key, "documents": count, "files": files})
 
 
 def describe(pieces: Iterable[Piece], least: int) -> Iterator[tuple[Records, Records]]:

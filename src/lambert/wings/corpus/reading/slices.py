@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import BinaryIO, TypeVar, cast
 
 from lambert.text.parquet import parquet_groups
 from lambert.text.pieces import Layout, Piece
@@ -127,8 +127,8 @@ class SliceReader:
         table = recognised(beginning, inner) if kind == "csv" else None
         layout = replace(self._layout, table=table, headed=not part.begin)
         text = self._open(path, part, between)
-        content = io.BufferedReader(_Joined(text.content(part, head, foot)), BLOCK)
-        yield from self._placed(pieces(cast(BinaryIO, content), "", layout, kind), part)
+        content = cast(BinaryIO, _Blocks(text.content(part, head, foot)))
+        yield from self._placed(pieces(content, "", layout, kind), part)
 
     def _placed(self, found: Iterator[Piece], part: Slice) -> Iterator[Piece]:
         if not part.begin:
@@ -242,24 +242,17 @@ class _Text:
         return bool(block)
 
 
-class _Joined(io.RawIOBase):
+class _Blocks:
     """A stream of the blocks of an iterator."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._rest = blocks, b""
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            block = next(self._blocks, None)
-            if block is None:
-                return 0
+    def read1(self, size: int) -> bytes:
+        while not self._rest and (block := next(self._blocks, None)) is not None:
             self._rest = block
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
 
 
 class _Limited:

@@ -50,9 +50,14 @@ class Store:
             return bytes(self._files.cat_file(f"{self._path}/{name}"))
 
     def write(self, name: str, path: Path) -> None:
-        """Copies a file to an object."""
+        """Copies a file to an object, and compares the two."""
         with _written(f"{self.url}/{name}"):
             self._files.put_file(str(path), f"{self._path}/{name}")
+        if not self.holds(name, path):
+            raise MachineError(
+                f"{public(self.url)}/{name} differs from {path}, from which it was copied. The same command copies it "
+                "again."
+            )
 
     def copy(self, name: str, path: Path) -> None:
         """Copies an object to a file."""

@@ -32,9 +32,8 @@ from lambert.core.files import (
 )
 from lambert.core.shards import SPLITS, check_corpus, has_hash, with_hash
 from lambert.text.tokenizers import tokenizer
-from lambert.wings.corpus.disk import disk_errors
+from lambert.wings.corpus.disk import digest, disk_errors
 from lambert.wings.corpus.tokens.splits import STATE, Sink, read_state
-from lambert.wings.corpus.units import digest
 
 _CAUSES, _LEARNT = "causes.json", "learnt"
 

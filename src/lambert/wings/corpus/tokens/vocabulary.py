@@ -27,7 +27,7 @@ from lambert.text.tokenizers.tokenizer import CONTINUATION, SPECIAL_PIECES, buil
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.documents import Documents
 from lambert.wings.corpus.tokens.splits import used
-from lambert.wings.corpus.workers import ahead
+from lambert.wings.corpus.workers import read_ahead
 
 ACCENTED = 0.005
 """From this share of letters that stripping accents would change, accents are kept unless stripping is set (our choice:
@@ -208,7 +208,7 @@ def sampled(
     """Yields, for each batch, the sentences of a share `rate` of the documents (pieces of long documents), each with
     the draw of its document. A document is held out if its draw is below the threshold."""
     draw = 0.0
-    for texts, part in ahead(documents.batches):
+    for texts, part in read_ahead(documents.batches()):
         found = [sentences.split(sentences.clean(text)[0], language, lines) for text in texts]
         hashes = np.array([document_hash(own) for own in found], dtype=np.uint64)
         draws_D = unit(key(seed, Stream.SPLIT, hashes))
