@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from lambert.wings.corpus.config import PrepareConfig
-from lambert.wings.corpus.filtering import Ledger, chain, filtered
+from lambert.wings.corpus.filtering import Ledger, apply_filters, chain
 from lambert.wings.corpus.filters.decontamination import Decontaminate
 from lambert.wings.corpus.reading.readers import Layout, Piece, read
 
@@ -53,7 +53,7 @@ def measure(files: list[Path], megabytes: float, rounds: int, evaluation: list[P
     for number in range(rounds + 1):
         for name, filters in built.items():
             began = time.process_time()
-            for _ in filtered(pieces, filters, Ledger()):
+            for _ in apply_filters(pieces, filters, Ledger()):
                 pass
             taken = (time.process_time() - began) / size * 1e3
             if number:  # the first round reads models and tables

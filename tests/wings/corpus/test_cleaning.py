@@ -4,7 +4,7 @@ import pytest
 
 from lambert.core.errors import UsageError
 from lambert.wings.corpus.cleaning import cleaner, normalise, prose
-from lambert.wings.corpus.filtering import Ledger, by_document, filtered
+from lambert.wings.corpus.filtering import Ledger, apply_filters, by_document
 from lambert.wings.corpus.reading.readers import Piece
 
 
@@ -35,7 +35,7 @@ def test_the_first_piece_decides_and_unreadable_documents_pass() -> None:
         Piece("", "5", error="is damaged"), Piece("klm", "6"),
     ]  # fmt: skip
     ledger = Ledger()
-    found = list(filtered(pieces, steps, ledger))
+    found = list(apply_filters(pieces, steps, ledger))
     assert [(piece.text, piece.place) for piece in found] == [("ABC", "1"), ("d", "2"), ("", "5"), ("KLM", "6")]
     assert found[2].error
     assert ledger.dropped == {"short": 1}
@@ -53,7 +53,7 @@ def test_the_first_piece_decides_and_unreadable_documents_pass() -> None:
 )
 def test_a_function_that_fails_is_named(function: Any, words: str) -> None:
     with pytest.raises(UsageError, match=f"clean = 'mine:tidy' {words}"):
-        list(filtered([Piece("abc", "line 7")], [("mine:tidy", by_document("mine:tidy", function))], Ledger()))
+        list(apply_filters([Piece("abc", "line 7")], [("mine:tidy", by_document("mine:tidy", function))], Ledger()))
 
 
 def test_a_step_from_outside_must_be_a_function_of_a_text() -> None:

@@ -220,9 +220,9 @@ class Batch:
     @cached_property
     def repeated_L(self) -> Booleans:
         """Whether each line occurred before in its document. White space at its ends does not count."""
-        return self.repeated(self.starts_N[self.first_L], self.ends_N[self.end_L - 1])
+        return self.find_repeated(self.starts_N[self.first_L], self.ends_N[self.end_L - 1])
 
-    def repeated(self, starts: Integers, ends: Integers) -> Booleans:
+    def find_repeated(self, starts: Integers, ends: Integers) -> Booleans:
         """Returns for each of these parts of documents whether an equal part precedes it in the same document."""
         documents = self.document_of(starts)
         bounds = (

@@ -64,7 +64,7 @@ class Source:
     """Whether it may have more documents if more input files are given."""
 
 
-def weighted(sources: Sequence[Source], input_of: Mapping[str, int], weights: Sequence[float]) -> list[Source]:
+def apply_weights(sources: Sequence[Source], input_of: Mapping[str, int], weights: Sequence[float]) -> list[Source]:
     """Returns the sources with their shares. Those of inputs with weights above 1 are
     repeated at the end, round by round.
 
@@ -90,7 +90,7 @@ def file_sources(
         def pieces(tell: Callable[[int], None]) -> Iterator[Piece]:
             yield from read(file, layout, kind, tell)
             if HashedFile(file, "").stamp() != stamp:
-                raise changed(file)
+                raise change_error(file)
 
         return Source((str(file),), size_of(file), pieces)
 
@@ -247,6 +247,6 @@ def too_many_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> N
         )
 
 
-def changed(file: object) -> DataError:
+def change_error(file: object) -> DataError:
     """Returns the error for an input file that changed while it was read."""
     return DataError(f"{file} changed while it was read. Give the command again when it is complete.")

@@ -112,7 +112,7 @@ def smallest(samples: Iterable[Sample], count: int) -> list[Sample]:
     return [first[digest] for digest in sorted(first)[:count]]
 
 
-def merged(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Sample]]:
+def merge_samples(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Sample]]:
     """Returns the samples of all parts."""
     found: dict[str, list[Sample]] = {}
     for record in records:
@@ -121,7 +121,7 @@ def merged(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Sample]]:
     return {reason: smallest(samples, SAMPLED["all"]) for reason, samples in found.items()}
 
 
-def filtered(pieces: Iterable[Piece], filters: Chain, ledger: Ledger) -> Iterator[Piece]:
+def apply_filters(pieces: Iterable[Piece], filters: Chain, ledger: Ledger) -> Iterator[Piece]:
     """Yields the pieces of the documents that no filter drops, with their new texts. Unreadable documents pass.
 
     The first piece of a long document decides whether the document is dropped; a later piece that a filter would drop

@@ -25,7 +25,7 @@ from lambert.text.tokenizers import roles, tokenizer
 from lambert.text.tokenizers.encoding import Encoded
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.disk import disk_errors, size_text
-from lambert.wings.corpus.documents import Documents, Part, file_sources, most_found, weighted
+from lambert.wings.corpus.documents import Documents, Part, apply_weights, file_sources, most_found
 from lambert.wings.corpus.duplicates.minhash import rensa
 from lambert.wings.corpus.filtering import chain
 from lambert.wings.corpus.manifest import check_same, count_files, read_existing
@@ -39,8 +39,8 @@ from lambert.wings.corpus.tokens import vocabulary
 from lambert.wings.corpus.tokens.encoded import EncodedDocuments
 from lambert.wings.corpus.tokens.splits import Sink
 from lambert.wings.corpus.tokens.unfinished import Unfinished
-from lambert.wings.corpus.units import Make, Progress, here
-from lambert.wings.corpus.workers import encode, read_ahead, shared_processes
+from lambert.wings.corpus.units import Make, Progress, make_here
+from lambert.wings.corpus.workers import encode, read_ahead, share_processes
 
 VERSION = 4
 """Increase it when the same documents give other shards, so that an unfinished corpus starts over."""
@@ -86,10 +86,10 @@ def prepare(
         chain(config.cleaners, config)
         if config.deduplicates:
             rensa()
-    inputs, stamps = files.hashed(found, progress)
+    inputs, stamps = files.hash_files(found, progress)
     head = _head(config, given, inputs, urls)
     if config.url and config.makes_corpus:
-        there = corpora.published(config.url, lambda found: check_same(public(config.url), found, head))
+        there = corpora.find_published(config.url, lambda found: check_same(public(config.url), found, head))
         if there is not None:
             _report_prepared(head, progress)
             return there
@@ -97,16 +97,16 @@ def prepare(
     preparation = partial(_Preparation, config, head, given, passed, progress, input_of)
     text, used = files.text_bytes(chosen), files.text_bytes(chosen, config.weights)
     if not config.stages:
-        sources = weighted(file_sources(found, config.layout, config.format, stamps), input_of, config.weights)
+        sources = apply_weights(file_sources(found, config.layout, config.format, stamps), input_of, config.weights)
         documents = Documents(sources, used, config.max_bad)
         return preparation(documents).run()
-    with lock_folder(config.work_folder, "work folder") as lock, shared_processes():
-        workers, make = _workers(config, text), elsewhere(lock) if elsewhere else here
+    with lock_folder(config.work_folder, "work folder") as lock, share_processes():
+        workers, make = _workers(config, text), elsewhere(lock) if elsewhere else make_here
         shares = [config.weights[input_of[entry["file"]]] if config.weights else 1.0 for entry in inputs]
         counts, parts, by_file = make_parts(config, inputs, stamps, shares, given, workers, progress, make)
         if not config.makes_corpus:
             return {"inputs": head["inputs"], "steps": counts}
-        parts = weighted(parts, input_of, config.weights)
+        parts = apply_weights(parts, input_of, config.weights)
         kind = EncodedDocuments if "encode" in config.stages else Documents
         first = counts["extract"]
         documents = kind(parts, used, 1.0, first["passed_over"], first["found"])
@@ -142,7 +142,7 @@ def _head(
         "format_version": FORMAT_VERSION,
         "settings": config.decides(),
         "tokenizer": "train" if given is None else tokenizer.fingerprint(given),
-        "inputs": fetch.described(inputs, urls),
+        "inputs": [{**entry, "file": urls.get(str(entry["file"]), entry["file"])} for entry in inputs],
         "sources": [
             {"input": urls.get(str(entry), str(entry)), "weight": weight}
             for entry, weight in zip(config.input, weights, strict=True)
@@ -273,7 +273,7 @@ class _Preparation:
         try:
             mark = sink.progress
             if isinstance(documents, EncodedDocuments):
-                batches: Iterator[tuple[tuple[Any, Part], Encoded]] = documents.encoded(mark)
+                batches: Iterator[tuple[tuple[Any, Part], Encoded]] = documents.read_encoded(mark)
             else:
                 batches = encode(read_ahead(documents.batches(mark)), workers, arguments)
             for (_, part), encoded in batches:
@@ -322,7 +322,7 @@ class _Preparation:
         """A context with a folder that becomes `config.folder` if the block succeeds."""
         out, unfinished = self.config.folder, self.unfinished
         if unfinished:
-            with disk_errors(unfinished.keep, kept=unfinished.KEPT), unfinished.published(out) as folder:
+            with disk_errors(unfinished.keep, kept=unfinished.KEPT), unfinished.publish(out) as folder:
                 yield folder
         else:
             with disk_errors(out, self.config.OUT, "Nothing was kept"), atomic_folder(out) as folder:

@@ -29,17 +29,27 @@ from lambert.text.tokenizers.tokenizer import fingerprint
 from lambert.wings.corpus.cleaning import code_hash
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.disk import digest, disk_errors, have_hashes, read_record, write_record
-from lambert.wings.corpus.documents import Source, add_name, changed, most_found, too_many_bad
+from lambert.wings.corpus.documents import Source, add_name, change_error, most_found, too_many_bad
 from lambert.wings.corpus.duplicates.deduplication import Lists, deduplicate
-from lambert.wings.corpus.duplicates.lists import Drops, remaining
-from lambert.wings.corpus.filtering import Ledger, decides, filtered, merged
+from lambert.wings.corpus.duplicates.lists import Drops, apply_drops
+from lambert.wings.corpus.filtering import Ledger, apply_filters, decides, merge_samples
 from lambert.wings.corpus.filtering import chain as filters_of
 from lambert.wings.corpus.parts import read_part, whole, write_part
 from lambert.wings.corpus.reading.readers import KIND, READERS, Layout, Piece
 from lambert.wings.corpus.reading.slices import SliceReader
 from lambert.wings.corpus.tokens.encoded import encode_part
-from lambert.wings.corpus.units import Extent, Make, Plan, Progress, Unit, divided, here, is_small, make_units
-from lambert.wings.corpus.workers import nobody, told
+from lambert.wings.corpus.units import (
+    Extent,
+    Make,
+    Plan,
+    Progress,
+    Unit,
+    divide_inputs,
+    is_small,
+    make_here,
+    make_units,
+)
+from lambert.wings.corpus.workers import ignore_progress, report_progress
 
 _RECORD = {
     "key": str, "files?": [{"source": str, "documents": int, "unreadable": int}], "sha256": str, "documents": int,
@@ -60,7 +70,7 @@ class Extract:
 
     def __init__(self, folder: Path, layout: Layout, kind: str) -> None:
         self._folder, self._read = folder, SliceReader(layout, kind)
-        self.tell: Callable[[float], None] = nobody
+        self.tell: Callable[[float], None] = ignore_progress
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         named: list[str] = []
@@ -79,14 +89,14 @@ class Extract:
                 seen.update(piece.found)
                 yield piece if len(unit.extents) == 1 else replace(piece, source=own)
             if HashedFile(Path(extent.source), "").stamp() != extent.stamp:
-                raise changed(extent.source)
+                raise change_error(extent.source)
 
         def pieces() -> Iterator[Piece]:
             yield from chain.from_iterable(whole(of_file(extent)) for extent in unit.extents)
             more["found"] = most_found(seen)
 
         expected = sum(extent.text_bytes for extent in unit.extents)
-        found = told(pieces(), expected, self.tell)
+        found = report_progress(pieces(), expected, self.tell)
         return _write(self._folder, unit, lambda path: write_part(path, _names(unit), found), more)
 
 
@@ -95,14 +105,14 @@ class Clean:
 
     def __init__(self, folder: Path, config: PrepareConfig) -> None:
         self._folder, self._filters = folder, filters_of(config.cleaners, config)
-        self.tell: Callable[[float], None] = nobody
+        self.tell: Callable[[float], None] = ignore_progress
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         ledger = Ledger()
         more: dict[str, Any] = {"named": [], "passed_over": {}}
 
         def pieces() -> Iterator[Piece]:
-            yield from filtered(_told(unit, self.tell), self._filters, ledger)
+            yield from apply_filters(_read_part(unit, self.tell), self._filters, ledger)
             more.update(ledger.record())
 
         return _write(self._folder, unit, lambda path: write_part(path, _names(unit), pieces()), more)
@@ -113,7 +123,7 @@ class Encode:
 
     def __init__(self, folder: Path, lists: Lists | None, tokenizer_json: str, language: str, lines: str) -> None:
         self._folder, self._lists, self._encoder = folder, lists, Encoder(tokenizer_json, language, lines)
-        self.tell: Callable[[float], None] = nobody
+        self.tell: Callable[[float], None] = ignore_progress
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         read = _reader(unit, self._lists)
@@ -124,7 +134,7 @@ class Encode:
 
 def make_parts(
     config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], shares: Sequence[float],
-    given: Any, workers: int, progress: Progress, make: Make = here,
+    given: Any, workers: int, progress: Progress, make: Make = make_here,
 ) -> tuple[dict[str, dict[str, Any]], list[Source], FileCounts]:  # fmt: skip
     """Runs the steps before `tokens` that `config.stages` names. Returns the counts of each step; the sources that the
     last of them leaves, in the order of the inputs; and the counts of each input file.
@@ -142,7 +152,7 @@ def make_parts(
         MachineError: The disk refuses a write.
     """
     counts: dict[str, dict[str, Any]] = {}
-    slices = divided(config, inputs, VERSIONS["extract"], workers, progress)
+    slices = divide_inputs(config, inputs, VERSIONS["extract"], workers, progress)
     units = make_units(inputs, stamps, slices, shares, config.format)
     by_file: FileCounts = {}
     files: list[Any] = []
@@ -176,7 +186,7 @@ def make_parts(
         before = {name: count for name, count in counts[plan.step].items() if name != "named"}
         counts["deduplicate"] = {**before, **nothing, **lists.counts()}
         units = [replace(unit, key=digest([unit.key, lists.hash_of(unit.number)])) for unit in units]
-        left = [_remaining(entries, lists.of(number)) for number, entries in enumerate(files)]
+        left = [_subtract_drops(entries, lists.of(number)) for number, entries in enumerate(files)]
         _count_files(by_file, "deduplicate", left)
     else:
         _check_lists(config)
@@ -185,7 +195,7 @@ def make_parts(
         for unit in units
     ]
     if "encode" in config.stages:
-        run_step(_encoding(config, given, lists))
+        run_step(_plan_encoding(config, given, lists))
         del counts["encode"]
         sources = [replace(source, encoded=unit.path) for source, unit in zip(sources, units, strict=True)]
     return counts, sources, by_file
@@ -207,7 +217,7 @@ def _count_files(by_file: FileCounts, step: str, parts: Sequence[Sequence[Mappin
             own[step] = own["read"] - dropped_before - left[name]
 
 
-def _remaining(files: Sequence[Mapping[str, Any]], drops: Drops) -> list[dict[str, Any]]:
+def _subtract_drops(files: Sequence[Mapping[str, Any]], drops: Drops) -> list[dict[str, Any]]:
     """Returns the files of a part with the numbers of their documents that are not dropped."""
     ends = np.cumsum([entry["documents"] for entry in files])
     dropped = np.bincount(np.searchsorted(ends, drops.documents["document"], "right"), minlength=len(files)).tolist()
@@ -226,7 +236,7 @@ def _check_lists(config: PrepareConfig) -> None:
         )
 
 
-def _encoding(config: PrepareConfig, given: Any, lists: Lists | None) -> Plan:
+def _plan_encoding(config: PrepareConfig, given: Any, lists: Lists | None) -> Plan:
     folder, how = config.work_folder / "encode", {"language": config.language, "lines": config.lines}
     arguments = (folder, lists, given.to_str(), *how.values())
     return Plan(
@@ -236,15 +246,15 @@ def _encoding(config: PrepareConfig, given: Any, lists: Lists | None) -> Plan:
 
 def _reader(unit: Unit, lists: Lists | None) -> Callable[[Callable[[int], None]], Iterator[Piece]]:
     def pieces(tell: Callable[[int], None]) -> Iterator[Piece]:
-        found = _told(unit, lambda share: tell(int(share * unit.bytes)))
-        return found if lists is None else remaining(found, lists.of(unit.number))
+        found = _read_part(unit, lambda share: tell(int(share * unit.bytes)))
+        return found if lists is None else apply_drops(found, lists.of(unit.number))
 
     return pieces
 
 
-def _told(unit: Unit, tell: Callable[[float], None]) -> Iterator[Piece]:
+def _read_part(unit: Unit, tell: Callable[[float], None]) -> Iterator[Piece]:
     expected = json.loads(read_file(unit.path.with_suffix(".json")))["characters"]
-    return told(read_part(unit.path), expected, tell)
+    return report_progress(read_part(unit.path), expected, tell)
 
 
 def plans(config: PrepareConfig) -> list[Plan]:
@@ -262,7 +272,7 @@ def plans(config: PrepareConfig) -> list[Plan]:
 
 def _run_step(
     plan: Plan, units: Sequence[Unit], named: Sequence[str], workers: int, progress: Progress,
-    make: Make = here,
+    make: Make = make_here,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Makes the missing parts and returns the records of all. Removes parts that are no longer needed."""
     with disk_errors(plan.folder):
@@ -340,4 +350,4 @@ def _sum(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for kind in ("dropped", "passed_over", "changed", "found"):
         names = dict.fromkeys(name for record in records for name in record[kind])
         total[kind] = {name: sum(record[kind].get(name, 0) for record in records) for name in names}
-    return total | {"samples": merged(records)}
+    return total | {"samples": merge_samples(records)}

@@ -152,7 +152,7 @@ Make = Callable[[Plan, Units, int, Callable[[Any, float], None] | None], Iterabl
 each unit with its record."""
 
 
-def here(
+def make_here(
     plan: Plan, units: Units, workers: int, tell: Callable[[Any, float], None] | None
 ) -> Iterable[tuple[Any, dict[str, Any]]]:
     """Makes the files in processes of this machine."""
@@ -169,7 +169,7 @@ class Divide:
         return divide(Path(source), self._layout, self._kind)
 
 
-def divided(
+def divide_inputs(
     config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], version: int, workers: int, progress: Progress
 ) -> list[list[Slice]]:
     """Returns the slices of each input file. They are stored in the folder of the step `extract`, because finding them

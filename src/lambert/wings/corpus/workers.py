@@ -52,7 +52,7 @@ class _Process:
             env=environment,
             start_new_session=True,  # the parent process handles interrupts
         )
-        self.tell: Callable[[float], None] = nobody
+        self.tell: Callable[[float], None] = ignore_progress
         self._target: tuple[Any, ...] | None = None
 
     def use(self, target: Target, arguments: tuple[Any, ...]) -> None:
@@ -93,7 +93,7 @@ _idle: ContextVar[list[_Process] | None] = ContextVar("_idle", default=None)
 
 
 @contextmanager
-def shared_processes() -> Iterator[None]:
+def share_processes() -> Iterator[None]:
     """A context in which the calls of `run` share worker processes, which end with it. Starting a process takes 0.6 s
     of processor time."""
     idle: list[_Process] = []
@@ -170,11 +170,11 @@ def run(
         pool.shutdown(wait=True)
 
 
-def nobody(share: float) -> None:
+def ignore_progress(share: float) -> None:
     """The `tell` of an object until `run` sets another one."""
 
 
-def told(pieces: Iterator[Piece], expected: float, tell: Callable[[float], None]) -> Iterator[Piece]:
+def report_progress(pieces: Iterator[Piece], expected: float, tell: Callable[[float], None]) -> Iterator[Piece]:
     """Yields the pieces, and reports at intervals their share of the expected number of characters."""
     done, spoke = 0, time.monotonic()
     for piece in pieces:

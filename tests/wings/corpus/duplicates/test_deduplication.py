@@ -15,7 +15,7 @@ from lambert.text.pieces import Piece
 from lambert.wings.corpus.config import DeduplicateConfig
 from lambert.wings.corpus.duplicates import minhash, near, shingles, signatures, spill
 from lambert.wings.corpus.duplicates.deduplication import Lists, deduplicate
-from lambert.wings.corpus.duplicates.lists import REASONS, remaining
+from lambert.wings.corpus.duplicates.lists import REASONS, apply_drops
 from lambert.wings.corpus.parts import GROUP_CHARACTERS, read_documents, read_part, write_part
 
 pytest.importorskip("pyarrow")
@@ -94,7 +94,7 @@ def run(tmp_path: Path) -> Run:
         made = [write(tmp_path / "in", [[text] for text in texts], f"{work}{n}") for n, texts in enumerate(parts)]
         config = DeduplicateConfig(**settings)  # type: ignore[arg-type]
         lists = deduplicate(made, tmp_path / work, config, workers, lambda done, total, note: None)
-        left = [piece.text for n, (_, path) in enumerate(made) for piece in remaining(read_part(path), lists.of(n))]
+        left = [piece.text for n, (_, path) in enumerate(made) for piece in apply_drops(read_part(path), lists.of(n))]
         return lists, left
 
     return run
@@ -185,7 +185,7 @@ def test_long_documents_are_compared_whole(tmp_path: Path) -> None:
     config = DeduplicateConfig()
     lists = deduplicate([(key, path)], tmp_path / "work", config, 1, lambda done, total, note: None)
     assert lists.record["documents"] == 3
-    left = [piece.text for piece in remaining(read_part(path), lists.of(0))]
+    left = [piece.text for piece in apply_drops(read_part(path), lists.of(0))]
     assert left.count(other) == 1
     assert sum(one in text for text in left) == 1
     for batch in (1, 10**9):
@@ -200,7 +200,7 @@ def test_unreadable_documents_are_kept_for_the_next_step(tmp_path: Path) -> None
     pieces = [*bad, Piece("a b", "row 3"), *damaged, Piece("a b", "row 5")]
     write_part(tmp_path / "part", ["in"], pieces)
     lists = deduplicate([("k", tmp_path / "part")], tmp_path / "work", DeduplicateConfig(), 1, lambda *_: None)
-    found = remaining(read_part(tmp_path / "part"), lists.of(0))
+    found = apply_drops(read_part(tmp_path / "part"), lists.of(0))
     assert [replace(piece, id="", source="") for piece in found] == pieces[:-1]
 
 

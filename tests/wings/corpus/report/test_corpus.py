@@ -150,11 +150,11 @@ def test_inputs_that_changed_or_are_gone_are_named(tmp_path: Path) -> None:
 def test_a_sample_has_whole_documents_of_all_parts(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_sample, "STRETCHES", 4)
     split = Split(single)
-    whole = corpus_sample.sampled(split)
+    whole = corpus_sample.sample_split(split)
     assert whole.share == 1.0
     lengths = np.bincount(np.asarray(split.documents), np.diff(np.asarray(split.ends), prepend=0))
     assert whole.document_lengths.tolist() == lengths.tolist()
-    sample = corpus_sample.sampled(split, sentences=4 * 40)
+    sample = corpus_sample.sample_split(split, sentences=4 * 40)
     assert 0 < sample.share < 1
     assert set(sample.document_lengths.tolist()) <= set(lengths.tolist())
     assert sample.documents[0] == 0
@@ -170,7 +170,7 @@ def test_a_sample_has_whole_documents_of_all_parts(single: Path, monkeypatch: py
 def test_a_sample_inside_one_document(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\n".join(texts(60)))
     prepare(PrepareConfig((tmp_path / "a.txt",), tmp_path / "corpus", vocabulary=150))
-    sample = corpus_sample.sampled(Split(tmp_path / "corpus"), sentences=corpus_sample.STRETCHES * 4)
+    sample = corpus_sample.sample_split(Split(tmp_path / "corpus"), sentences=corpus_sample.STRETCHES * 4)
     assert len(sample.document_lengths) == corpus_sample.STRETCHES
     text = Outline(page(tmp_path / "corpus")).text
     assert "the corpus is one document" in text  # and no pairs can be packed
@@ -192,14 +192,14 @@ def test_the_documents_of_each_file_are_counted(tmp_path: Path, monkeypatch: pyt
 
 def test_padding() -> None:
     lengths = np.array([64] * 32 + [128] * 32)
-    to_length, shuffled, by_length = corpus_packing.padding(lengths, 128)
+    to_length, shuffled, by_length = corpus_packing.pad_shares(lengths, 128)
     assert to_length == pytest.approx(0.25)
     assert by_length == 0.0
     assert shuffled == pytest.approx(0.25)
 
 
 def test_epochs_are_those_of_the_packed_sequences(single: Path) -> None:
-    packed = corpus_packing.Packed(corpus_sample.sampled(Split(single)))
+    packed = corpus_packing.Packed(corpus_sample.sample_split(Split(single)))
     lengths = packed.lengths("full", 128)
     assert not isinstance(lengths, str)
     assert lengths.sum() == Split(single).tokens + 2 * len(lengths)

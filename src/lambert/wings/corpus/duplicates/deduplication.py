@@ -25,7 +25,7 @@ from lambert.wings.corpus.duplicates.lists import DOCUMENT, LINE, Drops, write_l
 from lambert.wings.corpus.duplicates.near import Index, clusters
 from lambert.wings.corpus.duplicates.signatures import Sign, Signed
 from lambert.wings.corpus.duplicates.similarity import link_similar
-from lambert.wings.corpus.units import Make, Plan, Progress, here
+from lambert.wings.corpus.units import Make, Plan, Progress, make_here
 
 VERSION = 1
 """Increase it when the files of this step change, so that those of older versions are made again."""
@@ -66,7 +66,7 @@ class Lists:
 
 def deduplicate(
     parts: Sequence[tuple[str, Path]], folder: Path, config: DeduplicateConfig, workers: int, progress: Progress,
-    make: Make = here,
+    make: Make = make_here,
 ) -> Lists:  # fmt: skip
     """Compares the documents of the parts with each other and returns the lists of duplicates. Finished work is not
     repeated.
@@ -100,7 +100,7 @@ def _name(key: str, least: int) -> str:
 
 def _sign(
     signed: Sequence[Signed], folder: Path, least: int, workers: int, progress: Progress,
-    make: Make = here,
+    make: Make = make_here,
 ) -> list[int]:  # fmt: skip
     """Makes the files of parts that lack them, removes those of other parts, and returns the numbers of documents."""
     records = {part.name: record for part in signed if (record := part.complete())}

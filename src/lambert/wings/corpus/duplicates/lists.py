@@ -46,7 +46,7 @@ class Drops:
     """Records `LINE` [n], by number. Lines of dropped documents may be among them."""
 
 
-def remaining(pieces: Iterable[Piece], drops: Drops) -> Iterator[Piece]:
+def apply_drops(pieces: Iterable[Piece], drops: Drops) -> Iterator[Piece]:
     """Yields the pieces of the documents that are not dropped, without removed lines."""
     dropped = iter(drops.documents["document"])
     following = next(dropped, None)
@@ -90,7 +90,7 @@ def write_lists(index: Index, clusters: Clusters, folder: Path, paragraphs: bool
             own["document"] = at + gone
             own["reason"] = np.where(index.keys[ranks] == index.keys[roots], EXACT, NEAR)
             own["reason"][roots == ranks] = EMPTIED
-            own["survivor_part"], own["survivor"] = index.located(roots)
+            own["survivor_part"], own["survivor"] = index.locate_ranks(roots)
             write(file, own)
             counts += np.bincount(own["reason"], minlength=len(counts))
             per_part[part] += len(own)
@@ -115,7 +115,7 @@ def _write_lines(
     word. Returns the range of each part."""
     per_part = np.zeros(len(index.parts), dtype=np.int64)
     with (folder / "lines.bin").open("wb") as file:
-        for some in removed_lines(index, ~dropped, folder) if paragraphs else ():
+        for some in find_repeated_lines(index, ~dropped, folder) if paragraphs else ():
             removed = some[np.lexsort((some["line"], some["number"]))]
             numbers, counts = np.unique(removed["number"], return_counts=True)
             parts, local = index.locate(numbers)
@@ -145,18 +145,20 @@ def _samples(index: Index, clusters: Clusters, emptied: npt.NDArray[np.bool_]) -
             samples = found[REASONS[reason]]
             left = np.unique(index.keys[ranks[own]], return_index=True)[1][: SAMPLES - len(samples)]
             for rank, root in np.stack([ranks[own], roots[own]], axis=1)[left]:
-                samples.append({"hash": int(index.keys[rank]).to_bytes(8, "little").hex(), **_beginning(index, rank)})
+                samples.append(
+                    {"hash": int(index.keys[rank]).to_bytes(8, "little").hex(), **_describe_document(index, rank)}
+                )
                 if rank != root:
                     first, second = index.signatures(np.array([rank, root]))
                     estimate = round(float((first == second).mean()), 3)
-                    samples[-1]["survivor"] = {**_beginning(index, root), "estimate": estimate}
+                    samples[-1]["survivor"] = {**_describe_document(index, root), "estimate": estimate}
         if all(len(samples) == SAMPLES for samples in found.values()):
             break
     return {reason: samples for reason, samples in found.items() if samples}
 
 
-def _beginning(index: Index, rank: np.uint32) -> dict[str, str]:
-    (part,), (number,) = index.located(np.array([rank]))
+def _describe_document(index: Index, rank: np.uint32) -> dict[str, str]:
+    (part,), (number,) = index.locate_ranks(np.array([rank]))
     piece = next(read_documents(index.parts[part].path, np.array([number])))
     return {"source": piece.source, "place": piece.place, "text": piece.text[:CHARACTERS]}
 
@@ -171,7 +173,7 @@ def _ranges(counts: npt.NDArray[np.int64]) -> list[list[int]]:
     return [[int(end - count), int(end)] for end, count in zip(ends, counts, strict=True)]
 
 
-def removed_lines(index: Index, survives: npt.NDArray[np.bool_], folder: Path) -> spill.Partitions:
+def find_repeated_lines(index: Index, survives: npt.NDArray[np.bool_], folder: Path) -> spill.Partitions:
     """Returns the long lines that occur in several documents, divided by document number. Each is removed from all of
     them except the one with the smallest content key.
 

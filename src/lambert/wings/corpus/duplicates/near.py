@@ -74,7 +74,7 @@ class Index:
             for at, records in part.read():
                 yield number, at, records
 
-    def located(self, ranks: Ranks) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def locate_ranks(self, ranks: Ranks) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Returns the part of each document [n] and its number in the part [n]."""
         return self.locate(self.numbers[ranks])
 
@@ -86,7 +86,7 @@ class Index:
 
     def signatures(self, ranks: Ranks) -> minhash.Signatures:
         """Returns the signatures of documents [n, PERMUTATIONS]."""
-        parts, numbers = self.located(ranks)
+        parts, numbers = self.locate_ranks(ranks)
         found = np.empty((len(ranks), minhash.PERMUTATIONS), dtype=np.uint32)
         for part in np.unique(parts).tolist():
             own = np.flatnonzero(parts == part)
@@ -128,7 +128,7 @@ def clusters(index: Index, threshold: float, folder: Path, unsure: Path) -> Clus
         chosen = repeated[at : at + PAIRS]
         found.link(np.stack([chosen - 1, chosen], axis=1))
     for entries in _bands(index, minhash.band_rows(threshold), folder):
-        for pairs in _compared(entries, index, threshold, found):
+        for pairs in _compare_buckets(entries, index, threshold, found):
             with open_regular(unsure, "ab") as file:
                 spill.write(file, pairs)
     return found
@@ -149,7 +149,7 @@ def _bands(index: Index, rows: int, folder: Path) -> spill.Partitions:
     return partitions
 
 
-def _compared(entries: npt.NDArray[Any], index: Index, threshold: float, found: Clusters) -> Iterator[Pairs]:
+def _compare_buckets(entries: npt.NDArray[Any], index: Index, threshold: float, found: Clusters) -> Iterator[Pairs]:
     """Compares the members of each bucket by their signatures, links those that are surely similar, and yields the
     pairs that may be similar. Pairs that are already in one cluster are not compared, which changes no cluster."""
     hashes = np.ascontiguousarray(entries["hash"])

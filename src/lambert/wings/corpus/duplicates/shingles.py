@@ -73,7 +73,7 @@ def find_words(texts: list[str]) -> Words:
     bounds_D1 = np.concatenate([[0], np.searchsorted(starts_N, ends_D)])
     line_ends_L = np.flatnonzero(codes == ord("\n"))
     line_bounds_D1 = np.concatenate([[0], np.searchsorted(line_ends_L, ends_D)])
-    return Words(_combined(values, starts_N, ends_N), starts_N, bounds_D1, line_ends_L, line_bounds_D1)
+    return Words(_hash_ranges(values, starts_N, ends_N), starts_N, bounds_D1, line_ends_L, line_bounds_D1)
 
 
 def shingles(texts: list[str], words: Words) -> tuple[Hashes, Integers]:
@@ -104,7 +104,7 @@ def paragraphs(words: Words, least: int) -> tuple[Hashes, Integers, Integers]:
     first_L, last_L = (np.searchsorted(words.starts_N, positions) for positions in (starts_L, words.line_ends_L))
     lines = np.flatnonzero((words.line_ends_L - starts_L >= least) & (last_L > first_L))
     texts = np.searchsorted(words.line_bounds_D1, lines, side="right") - 1
-    hashes = mix(_combined(words.hashes_N, first_L[lines], last_L[lines]))
+    hashes = mix(_hash_ranges(words.hashes_N, first_L[lines], last_L[lines]))
     return hashes, texts, lines - words.line_bounds_D1[texts]
 
 
@@ -124,7 +124,7 @@ def text_hash(*pieces: str) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def _combined(values: Hashes, starts: Integers, ends: Integers) -> Hashes:
+def _hash_ranges(values: Hashes, starts: Integers, ends: Integers) -> Hashes:
     """Returns the polynomial hash of the values in each range. It does not depend on the start of the range: prefix
     sums of values times powers are subtracted and divided by the first power."""
     powers, inverse = _powers(1 << max(len(values) - 1, 1).bit_length())

@@ -52,7 +52,7 @@ def link_similar(
         unique.unlink(missing_ok=True)
         return counts
     ranks = np.flatnonzero(needed).astype(np.uint32)
-    parts, numbers = index.located(ranks)
+    parts, numbers = index.locate_ranks(ranks)
     order = np.lexsort((numbers, parts))
     ranks, parts, numbers = ranks[order], parts[order], numbers[order]
     bounds = np.searchsorted(parts, range(len(index.parts) + 1))

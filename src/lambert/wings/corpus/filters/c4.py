@@ -45,7 +45,7 @@ def c4(batch: Batch, rules: C4, language: str) -> Outcome:
     lower = batch.data.lower()
     for phrase, reason in ((b"lorem ipsum", "lorem ipsum"), (b"{", "curly bracket")):
         outcome.drop(batch.count_D(batch.document_of(_positions(lower, phrase))) > 0, reason)
-    kept_L = _kept_L(batch, rules, lower)
+    kept_L = _select_L(batch, rules, lower)
     lines_D1 = np.append(np.searchsorted(batch.documents_L, np.arange(len(batch))), len(kept_L))
     removed_D = batch.count_D(batch.documents_L[~kept_L])
     few_D = batch.count_D(batch.documents_L[kept_L]) < rules.min_sentences
@@ -57,7 +57,7 @@ def c4(batch: Batch, rules: C4, language: str) -> Outcome:
         if removed_D[document]:
             first, after = lines_D1[document : document + 2].tolist()
             lines = np.arange(first, after)[kept_L[first:after]]
-            outcome.texts[document] = data = _joined(batch, lines, paragraphs_L)
+            outcome.texts[document] = data = _join_lines(batch, lines, paragraphs_L)
         if few_D[document] and len(split(data.decode(), language, "paragraphs")) < rules.min_sentences:
             outcome.dropped[document] = "too few sentences"
     return outcome
@@ -76,7 +76,7 @@ def _without_citations(batch: Batch) -> dict[int, bytes]:
     return found
 
 
-def _kept_L(batch: Batch, rules: C4, lower: bytes) -> Booleans:
+def _select_L(batch: Batch, rules: C4, lower: bytes) -> Booleans:
     """Returns whether each line is kept."""
     last = batch.flags_B[batch.last_L]
     kept_L: Booleans = (last & (END | QUOTE)) != 0
@@ -98,16 +98,16 @@ def _kept_L(batch: Batch, rules: C4, lower: bytes) -> Booleans:
 
 
 def _positions(data: bytes, phrase: bytes) -> Integers:
-    def found() -> Iterator[int]:
+    def find() -> Iterator[int]:
         at = data.find(phrase)
         while at >= 0:
             yield at
             at = data.find(phrase, at + 1)
 
-    return np.fromiter(found(), dtype=np.int64)
+    return np.fromiter(find(), dtype=np.int64)
 
 
-def _joined(batch: Batch, lines: Integers, paragraphs_L: npt.NDArray[np.int64]) -> bytes:
+def _join_lines(batch: Batch, lines: Integers, paragraphs_L: npt.NDArray[np.int64]) -> bytes:
     """Returns a text of these lines."""
     data, parts, before = batch.data, [], None
     begins, ends = batch.starts_N[batch.first_L[lines]].tolist(), batch.ends_N[batch.end_L[lines] - 1].tolist()

@@ -70,9 +70,11 @@ class Identifier:
     def __call__(self, texts: Sequence[str]) -> list[tuple[str, float]]:
         """Returns the ISO 639 code of the most probable language of each text, and its probability."""
         data = [unicodedata.normalize("NFC", text.lower() if text.isupper() else text).encode() for text in texts]
-        return [self._decided(features, len(own)) for features, own in zip(self._visited(data), data, strict=True)]
+        return [
+            self._classify(features, len(own)) for features, own in zip(self._find_features(data), data, strict=True)
+        ]
 
-    def _visited(self, data: list[bytes]) -> list[npt.NDArray[np.int32]]:
+    def _find_features(self, data: list[bytes]) -> list[npt.NDArray[np.int32]]:
         """Returns the features that the automaton finds in each text."""
         longest = sorted(range(len(data)), key=lambda number: -len(data[number]))
         steps = len(data[longest[0]]) if data else 0
@@ -91,7 +93,7 @@ class Identifier:
             own[number] = found[column][found[column] >= 0]
         return own
 
-    def _decided(self, features: npt.NDArray[np.int32], length: int) -> tuple[str, float]:
+    def _classify(self, features: npt.NDArray[np.int32], length: int) -> tuple[str, float]:
         """Returns the language with the highest posterior and its probability, with the temperature of py3langid."""
         if not len(features):
             return UNKNOWN, 0.0

@@ -49,7 +49,7 @@ def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
     last_P = np.append(first_P[1:], len(new_L))[: len(first_P)] - 1
     begin_P, end_P = batch.first_L[first_P], batch.end_L[last_P]
     documents_P = documents_L[first_P]
-    again_P = batch.repeated(batch.starts_N[begin_P], batch.ends_N[end_P - 1])
+    again_P = batch.find_repeated(batch.starts_N[begin_P], batch.ends_N[end_P - 1])
     characters_P = batch.characters(batch.starts_N[begin_P], batch.ends_N[end_P - 1])
     share_D = batch.count_D(documents_P[again_P]) / np.maximum(batch.count_D(documents_P), 1)
     outcome.drop(share_D > rules.paragraphs, "repeated paragraphs")
@@ -74,18 +74,18 @@ def _drop_by_words(batch: Batch, rules: Repetition, outcome: Outcome) -> None:
     if not suspicious_D.any():
         return
     characters_D = np.maximum(batch.characters_D, 1)
-    positions, keys, size = _repeating(batch, np.flatnonzero(suspicious_D[batch.documents_N]), 2)
+    positions, keys, size = _find_repeating(batch, np.flatnonzero(suspicious_D[batch.documents_N]), 2)
     for maximum in rules.top:
         outcome.drop(_top_D(batch, positions, keys, size) / characters_D > maximum, f"most frequent {size} words")
-        positions, keys, size = _repeating(batch, _longer(positions), size + 1)
+        positions, keys, size = _find_repeating(batch, _longer(positions), size + 1)
     for maximum in rules.repeated:
-        over_D = _covered_D(batch, positions, size) / characters_D > maximum  # is an upper bound of the share
+        over_D = _count_covered_D(batch, positions, size) / characters_D > maximum  # is an upper bound of the share
         for document in np.flatnonzero(over_D).tolist():
             if document not in outcome.dropped:
                 inside = _inside(batch, positions, keys, size, document)
                 if inside / int(characters_D[document]) > maximum:
                     outcome.dropped[document] = f"repeated {size} words"
-        positions, keys, size = _repeating(batch, _longer(positions), size + 1)
+        positions, keys, size = _find_repeating(batch, _longer(positions), size + 1)
 
 
 def _suspicious_D(batch: Batch, rules: Repetition) -> Booleans:
@@ -105,7 +105,7 @@ def _suspicious_D(batch: Batch, rules: Repetition) -> Booleans:
             inside = (letters[positions + size] - letters[positions] + size - 1) * counts[some]
             suspicious_D[documents[inside > maximum * characters_D[documents]]] = True
         else:
-            suspicious_D |= _covered_D(batch, positions, size) / characters_D > maximum
+            suspicious_D |= _count_covered_D(batch, positions, size) / characters_D > maximum
         positions = _longer(positions)
     return suspicious_D
 
@@ -127,7 +127,7 @@ def _longer(positions: Integers) -> Integers:
     return positions[:-1][np.diff(positions) == 1] if len(positions) else positions
 
 
-def _repeating(batch: Batch, candidates: Integers, size: int) -> tuple[Integers, Hashes, int]:
+def _find_repeating(batch: Batch, candidates: Integers, size: int) -> tuple[Integers, Hashes, int]:
     """Returns the positions, in increasing order, among the candidates at which a sequence of `size` words begins that
     occurs more than once in its document; the key of each sequence; and `size`."""
     candidates, keys = _grams(batch, candidates, size)
@@ -156,7 +156,7 @@ def _top_D(batch: Batch, positions: Integers, keys: Hashes, size: int) -> Intege
     return characters_D
 
 
-def _covered_D(batch: Batch, positions: Integers, size: int) -> npt.NDArray[Any]:
+def _count_covered_D(batch: Batch, positions: Integers, size: int) -> npt.NDArray[Any]:
     """Returns the number of characters of each document in words that are part of one of these sequences."""
     if not len(positions):
         return np.zeros(len(batch))

@@ -14,7 +14,7 @@ from lambert.text.arrow import dataset_files, is_dataset
 from lambert.text.encodings import UTF8
 from lambert.text.streams import EXPANSION, Stream, inner_suffix, unpacked
 from lambert.wings.corpus.config import PrepareConfig
-from lambert.wings.corpus.reading.readers import SUFFIXES, recognised
+from lambert.wings.corpus.reading.readers import SUFFIXES, recognise
 
 
 def find(
@@ -83,7 +83,7 @@ def text_bytes(files: Mapping[Path, int], weights: Sequence[float] = ()) -> int:
     return int(sum(size_of(file) * EXPANSION.get(file.suffix.lower(), 1.0) * times[file] for file in files))
 
 
-def hashed(
+def hash_files(
     found: Sequence[Path], progress: Callable[[int, int, str], None]
 ) -> tuple[list[dict[str, Any]], list[tuple[int, int, int] | None]]:
     """Returns `file`, `bytes` and `sha256` of each file, and the `HashedFile.stamp` of each before it was read. Raises
@@ -165,7 +165,7 @@ def check_prose(path: Path, text_field: str = "text", encoding: str = UTF8, url:
         with open_regular(path) as raw:
             opened, inner = unpacked(path, raw)
             beginning = Stream(opened).peek()
-            kind, problem = recognised(inner, beginning, text_field, encoding)
+            kind, problem = recognise(inner, beginning, text_field, encoding)
     except OSError as error:
         raise not_read(path, error) from error
     if url and kind not in ("html", "warc") and "HTML page" in markup(beginning):
@@ -181,6 +181,6 @@ def begins_as(path: Path, kind: str, text_field: str = "text") -> bool:
     try:
         with open_regular(path) as raw:
             opened, inner = unpacked(path, raw)
-            return recognised(inner, Stream(opened).peek(), text_field)[0] == kind
+            return recognise(inner, Stream(opened).peek(), text_field)[0] == kind
     except OSError:
         return False

@@ -46,14 +46,14 @@ def page_text(page: bytes, charset: str = "") -> tuple[str, str]:
     declared = _CHARSET.search(page[:_DECLARED])
     names = [name for mark, name in _BOMS.items() if page.startswith(mark)]
     names += [web_name(name, False) for name in (charset, declared[1].decode() if declared else "") if name]
-    text, problem = _decoded(page, [name for name in names if name])
+    text, problem = _decode(page, [name for name in names if name])
     if problem:
         return "", problem
     # A page without a main part, such as a list of links, is taken as a whole.
     return next(filter(None, (extract(text, main_content=main, alt_texts=False) for main in (True, False))), ""), ""
 
 
-def _decoded(page: bytes, names: list[str]) -> tuple[str, str]:
+def _decode(page: bytes, names: list[str]) -> tuple[str, str]:
     """Returns (text, "") or ("", problem). `names` are possible encodings, the most probable first."""
     try:
         return page.decode(names[0] if names and names[0].startswith("utf") else "utf-8"), ""

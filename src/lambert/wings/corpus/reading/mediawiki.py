@@ -267,13 +267,13 @@ def _pieces(page: _Page, wikitext: Wikitext, place: str) -> Iterator[Piece]:
         cut = page.text.rfind("\n\n", start + PIECE // 2, start + PIECE)
         cut = cut if cut >= 0 else start + PIECE
         text = wikitext.plain(page.text[start:cut])
-        yield Piece(f"{title}{text}\n\n", place, last=False, metadata=about, found=_found(text, wikitext))
+        yield Piece(f"{title}{text}\n\n", place, last=False, metadata=about, found=_take_counts(text, wikitext))
         start, title = cut, ""
     text = wikitext.plain(page.text[start:])
-    yield Piece(title + text if text else "", place, metadata=about, found=_found(text, wikitext))
+    yield Piece(title + text if text else "", place, metadata=about, found=_take_counts(text, wikitext))
 
 
-def _found(text: str, wikitext: Wikitext) -> dict[str, int]:
+def _take_counts(text: str, wikitext: Wikitext) -> dict[str, int]:
     """Returns the counts of the text that was just converted, and resets its holes. Sentences are counted by their end
     marks."""
     found = {"sentences": sum(map(text.count, _ENDS)) + text.endswith((".", "!", "?"))}

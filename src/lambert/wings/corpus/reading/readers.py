@@ -59,14 +59,14 @@ def read_text(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads plain UTF-8 text."""
     if layout.documents == "line":
         for raw, number, last in _lines(stream, PIECE):
-            yield _decoded(raw, number, last)
+            yield _decode(raw, number, last)
         return
     separator = {"file": None, "blank-line": _BLANK_LINE}[layout.documents]
     for raw, number, last in _parts(stream, separator):
         if separator is None or not last:
-            yield _decoded(raw, number, last)
+            yield _decode(raw, number, last)
         elif raw.strip():
-            yield _decoded(raw.removesuffix(b"\r"), number, last)
+            yield _decode(raw.removesuffix(b"\r"), number, last)
 
 
 def read_wikipedia(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
@@ -77,7 +77,7 @@ def read_wikipedia(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         if opened and following is end:
             yield Piece("", f"line {number}", error="has no </doc>: the file is truncated")
         elif raw.strip() or not last:
-            piece = _decoded(raw.rstrip() if last else raw, number, last)
+            piece = _decode(raw.rstrip() if last else raw, number, last)
             begin = _WIKI_START.match(piece.text)
             about = described(dict(_ATTRIBUTE.findall(begin[0]))) if begin else ""
             yield replace(piece, text=piece.text[begin.end() if begin else 0 :], metadata=about)
@@ -234,7 +234,7 @@ def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator
     place = "line 1"
     try:
         if kind == "auto":
-            kind, problem = recognised(suffix, stream.peek(), layout.text_field, layout.encoding)
+            kind, problem = recognise(suffix, stream.peek(), layout.text_field, layout.encoding)
         elif kind in READERS:  # a reader of the user may decompress
             problem = twice(stream.peek())
         else:
@@ -268,7 +268,7 @@ def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator
 def kind_of(kind: str, suffix: str, beginning: bytes, text_field: str) -> str:
     """Returns `kind`, or if it is "auto" the name of the reader for a file with this suffix and beginning ("" for
     none)."""
-    return recognised(suffix, beginning, text_field)[0] if kind == "auto" else kind
+    return recognise(suffix, beginning, text_field)[0] if kind == "auto" else kind
 
 
 def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] | None:
@@ -288,7 +288,7 @@ def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] 
     return between.get(kind)
 
 
-def recognised(inner: str, beginning: bytes, text_field: str, encoding: str = UTF8) -> tuple[str, str]:
+def recognise(inner: str, beginning: bytes, text_field: str, encoding: str = UTF8) -> tuple[str, str]:
     """Returns (name of the reader of a file, "") or ("", why it is not read, as the end of a sentence).
 
     Args:
@@ -391,7 +391,7 @@ def _whole_characters(data: bytes) -> int:
     return len(data)
 
 
-def _decoded(raw: bytes, number: int, last: bool) -> Piece:
+def _decode(raw: bytes, number: int, last: bool) -> Piece:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

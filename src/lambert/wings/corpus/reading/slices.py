@@ -114,7 +114,7 @@ class SliceReader:
             opened, inner = unpacked(path, raw, self._layout.max_ratio)
             if part == WHOLE or part.of == "groups":
                 groups = None if part == WHOLE else (part.begin, part.end)
-                yield from self._placed(pieces(opened, inner, replace(self._layout, groups=groups), self._kind), part)
+                yield from self._mark(pieces(opened, inner, replace(self._layout, groups=groups), self._kind), part)
                 return
             beginning = Stream(opened).peek()
             kind = kind_of(self._kind, inner, beginning, self._layout.text_field)
@@ -128,9 +128,9 @@ class SliceReader:
         layout = replace(self._layout, table=table, headed=not part.begin)
         text = self._open(path, part, between)
         content = cast(BinaryIO, _Blocks(text.content(part, head, foot)))
-        yield from self._placed(pieces(content, "", layout, kind), part)
+        yield from self._mark(pieces(content, "", layout, kind), part)
 
-    def _placed(self, found: Iterator[Piece], part: Slice) -> Iterator[Piece]:
+    def _mark(self, found: Iterator[Piece], part: Slice) -> Iterator[Piece]:
         if not part.begin:
             yield from found
             return

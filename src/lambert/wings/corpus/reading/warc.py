@@ -12,7 +12,7 @@ from typing import BinaryIO
 from lambert.text.pieces import Layout, Piece, described, with_newlines
 from lambert.text.streams import BLOCK
 from lambert.wings.corpus.reading.html import PAGE, page_text
-from lambert.wings.corpus.reading.http_body import Undecodable, decoded
+from lambert.wings.corpus.reading.http_body import Undecodable, decode_body
 
 RECORD = 32 << 20
 """Maximum bytes of a record that is read (our choice). The content of longer ones is not read."""
@@ -91,7 +91,7 @@ def _document(record: _Record) -> tuple[str, str]:
         return "", "other content"
     if record.too_long:
         raise _Damaged(f"is longer than {RECORD >> 20} MiB")
-    text, problem = page_text(decoded(headers, body, PAGE), charset)
+    text, problem = page_text(decode_body(headers, body, PAGE), charset)
     if problem:
         raise _Damaged(problem)
     return text, ""

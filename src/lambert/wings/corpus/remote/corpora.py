@@ -27,7 +27,7 @@ _SAID = "`lambert prepare` has not completed the corpus in this folder: it is co
 Progress = Callable[[int, int, str], None]
 
 
-def published(url: str, check: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
+def find_published(url: str, check: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
     """Returns the manifest of the corpus at `url`, or None if there is none or files of it are missing.
 
     `check` is called with the manifest and raises UsageError if it belongs to another corpus. Raises UsageError if
@@ -39,7 +39,7 @@ def published(url: str, check: Callable[[dict[str, Any]], None]) -> dict[str, An
         if objects and MARK not in objects:
             raise UsageError(f"{public(url)} exists and is not a prepared corpus: choose another out, or delete it.")
         return None
-    manifest = _parsed(store.read(MANIFEST), url)
+    manifest = _parse_manifest(store.read(MANIFEST), url)
     check(manifest)
     sizes = {name: objects[name]["size"] for name in objects}
     files = _files(manifest)
@@ -96,7 +96,7 @@ def fetch_corpus(url: str, out: Path, progress: Progress) -> dict[str, Any]:
         MachineError: The store cannot be reached, or the disk is full.
         UsageError: `out` holds something else.
     """
-    manifest = _parsed(_manifest(url), url)
+    manifest = _parse_manifest(_manifest(url), url)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not (out / MANIFEST).is_file() or read_manifest(out) != manifest:
             raise UsageError(f"{out} exists and is not the corpus at {public(url)}: choose another out.")
@@ -151,7 +151,7 @@ def _manifest(url: str) -> bytes:
     return store.read(MANIFEST)
 
 
-def _parsed(data: bytes, url: str) -> dict[str, Any]:
+def _parse_manifest(data: bytes, url: str) -> dict[str, Any]:
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from lambert.core.contents import sha256
@@ -96,7 +96,7 @@ def fetch(
                     f"Two inputs are {public(url)} and differ only in a password or signature, so they would "
                     "be kept in one file. Fetch them as local files first."
                 )
-            path = _fetched(url, folder, source_of(url), sums, checksums, progress)
+            path = _fetch_file(url, folder, source_of(url), sums, checksums, progress)
             found.append(path)
             numbers.append(number)
             urls[str(path)] = public(url)
@@ -126,17 +126,17 @@ def fetch_again(path: Path, inputs: Sequence[str | Path], folder: Path, source_o
                 make_folder(path.parent)
                 with (path.parent / "lock").open("wb") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX)
-                    _fetched(url, folder, source_of(url), None, "", lambda *_: None)
+                    _fetch_file(url, folder, source_of(url), None, "", lambda *_: None)
                 return
     raise DataError(f"No remote input has the name of {path} any more.")
 
 
-def _fetched(
+def _fetch_file(
     url: str, folder: Path, source: Source, sums: Mapping[str, str] | None, checksums: str, progress: Progress
 ) -> Path:
     path = place(url, folder)
     own, record = path.parent, path.with_name("record.json")
-    expected = _expected(url, sums, checksums) if sums is not None else ""
+    expected = _find_checksum(url, sums, checksums) if sums is not None else ""
     if _complete(path, record, public(url)):
         if expected and _digest(path, expected) != expected:
             raise _wrong(url, path, expected, checksums)
@@ -257,7 +257,7 @@ def _checksums(where: str, source_of: Callable[[str], Source]) -> dict[str, str]
     return sums
 
 
-def _expected(url: str, sums: Mapping[str, str], checksums: str) -> str:
+def _find_checksum(url: str, sums: Mapping[str, str], checksums: str) -> str:
     if name_of(url) not in sums:
         raise DataError(f"{public(checksums)} has no checksum of {name_of(url)}. Name another list, or none.")
     return sums[name_of(url)]
@@ -277,11 +277,6 @@ def _wrong(url: str, path: Path, expected: str, checksums: str) -> DataError:
         f"{public(url)} has the {_DIGESTS[len(expected)].upper()} {found}, not {expected} of {public(checksums)}. The "
         "file was deleted: give the command again, or compare the list with the file."
     )
-
-
-def described(inputs: Sequence[Mapping[str, Any]], urls: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns the entries of input files; those of fetched files have their URL."""
-    return [{**entry, "file": urls.get(str(entry["file"]), entry["file"])} for entry in inputs]
 
 
 def name_of(url: str) -> str:

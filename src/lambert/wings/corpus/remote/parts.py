@@ -4,7 +4,6 @@ A file has the same name below the URL of the store as below the work folder. Th
 part, so a part whose record is in the store is complete.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 
 from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError
-from lambert.core.files import atomic_file, make_folder, read_file
+from lambert.core.files import atomic_file, make_folder
 from lambert.core.urls import public
-from lambert.wings.corpus.documents import changed
+from lambert.wings.corpus.disk import have_hashes, read_record
+from lambert.wings.corpus.documents import change_error
 from lambert.wings.corpus.duplicates.deduplication import Lists
 from lambert.wings.corpus.duplicates.signatures import Signed
 from lambert.wings.corpus.remote.fetch import fetch_again
@@ -60,7 +60,7 @@ class PartStore:
         with the paths of this machine. Raises DataError if an input has changed since the command hashed it."""
         lists = _lists(plan)
         for path in lists:
-            if not path.is_file() or sha256(path) != lists[path]:
+            if not have_hashes({path: lists[path]}):
                 self.pull(path)
         if plan.step != "extract":
             record = unit.path.with_suffix(".json")
@@ -70,15 +70,15 @@ class PartStore:
                 if not _whole(unit.path, record):
                     raise DataError(f"{public(self._store.url)}/{self._name(unit.path)} is damaged: delete it.")
             return unit
-        return replace(unit, extents=tuple(self._pulled(extent, inputs) for extent in unit.extents))
+        return replace(unit, extents=tuple(self._pull_extent(extent, inputs) for extent in unit.extents))
 
-    def _pulled(self, extent: Extent, inputs: Sequence[str | Path]) -> Extent:
+    def _pull_extent(self, extent: Extent, inputs: Sequence[str | Path]) -> Extent:
         source, folder = Path(extent.source), self._work / "fetch"
         if source.is_relative_to(folder):
             fetch_again(source, inputs, folder, source_of)
-        stamp, found = self._hashed(source)
+        stamp, found = self._hash_input(source)
         if found != extent.sha256:
-            raise changed(extent.source)
+            raise change_error(extent.source)
         return replace(extent, stamp=stamp)
 
     def push_inputs(self, plan: Plan, units: Iterable[Any]) -> None:
@@ -88,7 +88,7 @@ class PartStore:
             for unit in units:
                 self.push(path for path in (unit.path, unit.path.with_suffix(".json")) if not self.has(path))
 
-    def _hashed(self, source: Path) -> tuple[Any, str]:
+    def _hash_input(self, source: Path) -> tuple[Any, str]:
         """Returns the stamp and the SHA-256 of an input file, which several units may share."""
         stamp = HashedFile(source, "").stamp()
         if self._inputs.get(source, (None, ""))[0] != stamp or stamp is None:
@@ -114,7 +114,5 @@ def _lists(plan: Plan) -> dict[Path, str]:
 
 
 def _whole(part: Path, record: Path) -> bool:
-    try:
-        return bool(json.loads(read_file(record))["sha256"] == sha256(part))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    found = read_record(record, {"sha256": str})
+    return found is not None and have_hashes({part: found["sha256"]})

@@ -26,13 +26,13 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        with _named(self.url):
+        with _read_errors(self.url):
             self._files, path = filesystem(self.url)
         self._path = path.rstrip("/")
 
     def objects(self) -> dict[str, dict[str, Any]]:
         """Returns the store's description of each object, by name; empty if there is no such folder."""
-        with _named(self.url):
+        with _read_errors(self.url):
             self._files.invalidate_cache()
             try:
                 found = self._files.find(self._path, detail=True)
@@ -46,12 +46,12 @@ class Store:
 
     def read(self, name: str) -> bytes:
         """Returns the content of a small object."""
-        with _named(f"{self.url}/{name}"):
+        with _read_errors(f"{self.url}/{name}"):
             return bytes(self._files.cat_file(f"{self._path}/{name}"))
 
     def write(self, name: str, path: Path) -> None:
         """Copies a file to an object, and compares the two."""
-        with _written(f"{self.url}/{name}"):
+        with _write_errors(f"{self.url}/{name}"):
             self._files.put_file(str(path), f"{self._path}/{name}")
         if not self.holds(name, path):
             raise MachineError(
@@ -61,18 +61,18 @@ class Store:
 
     def copy(self, name: str, path: Path) -> None:
         """Copies an object to a file."""
-        with _named(f"{self.url}/{name}"):
+        with _read_errors(f"{self.url}/{name}"):
             self._files.get_file(f"{self._path}/{name}", str(path))
 
     def delete(self, name: str) -> None:
         """Deletes an object."""
-        with _written(f"{self.url}/{name}"):
+        with _write_errors(f"{self.url}/{name}"):
             self._files.rm_file(f"{self._path}/{name}")
 
     def holds(self, name: str, path: Path) -> bool:
         """Returns whether an object has the content of a file, by its size and the MD5 that the store reports. If the
         MD5 is missing or differs, which happens for encrypted objects, the object is read."""
-        with _named(f"{self.url}/{name}"):
+        with _read_errors(f"{self.url}/{name}"):
             self._files.invalidate_cache()
             try:
                 entry = self._files.info(f"{self._path}/{name}")
@@ -119,7 +119,7 @@ def _md5s(path: Path, part: int) -> list[bytes]:
 
 
 @contextmanager
-def _named(url: str) -> Iterator[None]:
+def _read_errors(url: str) -> Iterator[None]:
     try:
         with errors(url):
             yield
@@ -128,8 +128,8 @@ def _named(url: str) -> Iterator[None]:
 
 
 @contextmanager
-def _written(url: str) -> Iterator[None]:
-    with _named(url):
+def _write_errors(url: str) -> Iterator[None]:
+    with _read_errors(url):
         try:
             yield
         except (FileNotFoundError, PermissionError) as error:

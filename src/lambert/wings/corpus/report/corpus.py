@@ -15,7 +15,7 @@ from lambert.verbs.report.folders import Run
 from lambert.wings.corpus.report import histogram
 from lambert.wings.corpus.report.inputs import files_table, inputs_table
 from lambert.wings.corpus.report.packing import Packed
-from lambert.wings.corpus.report.sample import SampledSplit, piece_counts, sampled
+from lambert.wings.corpus.report.sample import SampledSplit, piece_counts, sample_split
 from lambert.wings.corpus.verbs.prepare import notes, warnings
 
 UNKNOWN_IS_HIGH = 0.005
@@ -74,7 +74,7 @@ def read(folder: Path, name: str, runs: Sequence[Run] = ()) -> CorpusPage:
         notices=[f"{name}: {text}" for text in _notices(manifest)],
         facts=_facts(manifest),
         bars=_bars(manifest),
-        dropped=table("Dropped", ["Step", "Reason", "Documents", "Share of those read"], [*_dropped(manifest)]),
+        dropped=table("Dropped", ["Step", "Reason", "Documents", "Share of those read"], [*_list_dropped(manifest)]),
         unreadable=list(manifest["documents"]["unreadable"]),
         samples=_samples(manifest.get("steps", {})),
         settings=[(label, [cell(value)]) for label, value in dotted(manifest["settings"]).items()],
@@ -86,7 +86,7 @@ def read(folder: Path, name: str, runs: Sequence[Run] = ()) -> CorpusPage:
     )
     if not split.tokens:
         return found
-    sample = sampled(split)
+    sample = sample_split(split)
     found.charts = [
         {"title": title, "values": histogram.quantiles(lengths), "svg": histogram.draw(title, lengths)}
         for title, lengths in (
@@ -97,11 +97,11 @@ def read(folder: Path, name: str, runs: Sequence[Run] = ()) -> CorpusPage:
     _add_coverage(found, split, learnt)
     packed = Packed(sample)
     found.tables = [block for block in (packed.padding_table(), packed.epochs_table(runs)) if block["rows"]]
-    found.sampled = _described(sample)
+    found.sampled = _describe_sample(sample)
     return found
 
 
-def _described(sample: SampledSplit) -> str:
+def _describe_sample(sample: SampledSplit) -> str:
     if sample.share == 1:
         return ""
     return (
@@ -154,7 +154,7 @@ def _bars(manifest: Mapping[str, Any]) -> list[Bar]:
     return [*bars, Bar("tokens", documents["kept"], None, f"{tokens:,} tokens{repeated}")]
 
 
-def _dropped(manifest: Mapping[str, Any]) -> Iterator[list[str]]:
+def _list_dropped(manifest: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yields the rows of the table of dropped, changed and skipped documents."""
     documents, steps = manifest["documents"], manifest.get("steps", {})
     first = next(
@@ -212,17 +212,17 @@ def _templates(found: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _samples(steps: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
-    def shown(sample: Mapping[str, Any]) -> dict[str, Any]:
+    def format_sample(sample: Mapping[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = {name: cell(sample.get(name)) for name in ("source", "place", "text")}
         if isinstance(survivor := sample.get("survivor"), Mapping):
-            own["survivor"] = shown(survivor) | {"estimate": f"{survivor.get('estimate', 0):.0%}"}
+            own["survivor"] = format_sample(survivor) | {"estimate": f"{survivor.get('estimate', 0):.0%}"}
         return own
 
     found: dict[str, list[dict[str, Any]]] = {}
     for counts in steps.values():
         for reason, samples in counts.get("samples", {}).items():
             if samples:
-                found[reason] = [shown(sample) for sample in samples]
+                found[reason] = [format_sample(sample) for sample in samples]
     return sorted(found.items(), key=lambda item: item[0] != "kept")
 
 

@@ -66,7 +66,7 @@ def _row(entry: Mapping[str, Any], settings: Mapping[str, Any], encode: Encoder,
     try:
         if path.stat().st_size != entry["bytes"]:
             return [f"{path} (has changed)", head[1], *[""] * 5]
-        texts = list(_beginning(path, settings))
+        texts = list(_read_beginning(path, settings))
     except OSError:
         return [f"{path} (is gone)", head[1], *[""] * 5]
     except LambertError as error:
@@ -79,7 +79,7 @@ def _row(entry: Mapping[str, Any], settings: Mapping[str, Any], encode: Encoder,
     ]  # fmt: skip
 
 
-def _beginning(path: Path, settings: Mapping[str, Any]) -> Iterator[str]:
+def _read_beginning(path: Path, settings: Mapping[str, Any]) -> Iterator[str]:
     """Yields the first documents of a file, the last of them cut."""
     kind = settings.get("format", "auto")
     if ":" in kind:

@@ -81,7 +81,7 @@ class Packed:
         for mode, length in LAYOUTS:
             found = self.lengths(mode, length)
             if not isinstance(found, str):
-                shares = [f"{share:.1%}" for share in padding(found, length)]
+                shares = [f"{share:.1%}" for share in pad_shares(found, length)]
                 rows.append([mode, length, f"{self.sequences(mode, length):,}", f"{found.mean():,.1f}", *shares, "0%"])
         columns = ["Mode", "Length", "Sequences of an epoch", "Mean tokens", "To the length", f"In batches of {BATCH}",
                    "The same, sorted by length", "Flat batches"]  # fmt: skip
@@ -108,18 +108,18 @@ class Packed:
         return table("Epochs of this corpus in a run", columns, rows) | {"note": note}
 
 
-def padding(lengths: Ints, length: int) -> tuple[float, float, float]:
+def pad_shares(lengths: Ints, length: int) -> tuple[float, float, float]:
     """Returns the share of padding in all positions if sequences with these lengths are padded to `length`, to the
     longest of each `BATCH` consecutive ones, and to the same after sorting by length."""
     real = int(lengths.sum())
     order = np.random.default_rng(0).permutation(len(lengths))
-    batches = [_padded(lengths[order]), _padded(np.sort(lengths))]
+    batches = [_count_positions(lengths[order]), _count_positions(np.sort(lengths))]
     return cast(
         tuple[float, float, float], tuple(1 - real / positions for positions in (length * len(lengths), *batches))
     )
 
 
-def _padded(lengths: Ints) -> int:
+def _count_positions(lengths: Ints) -> int:
     """Returns the number of positions of consecutive batches, each padded to its longest sequence."""
     starts = np.arange(0, len(lengths), BATCH)
     sizes = np.diff(starts, append=len(lengths))

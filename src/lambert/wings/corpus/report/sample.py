@@ -44,7 +44,7 @@ class SampledSplit:
         return np.diff(self.ends, prepend=0)
 
 
-def sampled(split: Split, sentences: int = SENTENCES) -> SampledSplit:
+def sample_split(split: Split, sentences: int = SENTENCES) -> SampledSplit:
     """Returns all documents of a split, or documents of about `sentences` sentences if it has more."""
     total = len(split.ends)
     if total <= sentences:

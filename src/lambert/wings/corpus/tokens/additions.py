@@ -48,7 +48,7 @@ class Addition(ABC):
         """Returns the number of words with a letter or digit in a unit, and how many of its `pieces` they take."""
         return (1, len(pieces)) if _spelt([self.text(unit)]) else (0, 0)
 
-    def extended(self, pieces: Sequence[str]) -> Tokenizer:
+    def extend(self, pieces: Sequence[str]) -> Tokenizer:
         """Returns a copy of the tokenizer in which these pieces have the ids `numbers`, in this order."""
         values, numbers = self._without(len(pieces)), self.numbers(len(pieces))
         # Added tokens become pieces too: otherwise the library would give them the ids after all pieces.
@@ -80,7 +80,7 @@ class ByteLevel(Addition):
 
     def __init__(self, tokenizer: Tokenizer, source: str, free: Sequence[int] = ()) -> None:
         super().__init__(tokenizer, free)
-        if not tokenizer.model.ignore_merges and (piece := self._unreached()) is not None:
+        if not tokenizer.model.ignore_merges and (piece := self._find_unreached()) is not None:
             raise DataError(f"{source} cannot be extended: its merges do not make the piece {piece!r} of a whole word.")
 
     def text(self, piece: str) -> str:
@@ -90,12 +90,12 @@ class ByteLevel(Addition):
         word = unit.removeprefix(roles.BYTE_SPACE)
         return unit if unit != word and _is_word(roles.decoded(word)) else ""
 
-    def extended(self, pieces: Sequence[str]) -> Tokenizer:
-        values = described(super().extended(pieces))
+    def extend(self, pieces: Sequence[str]) -> Tokenizer:
+        values = described(super().extend(pieces))
         values["model"]["ignore_merges"] = True
         return rebuilt(values, self._tokenizer)
 
-    def _unreached(self) -> str | None:
+    def _find_unreached(self) -> str | None:
         """Returns a piece that may be a unit of a text but is not its own encoding. Added tokens that are not special
         are not units: they are found in a text before it is divided."""
         added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if not token.special}
@@ -125,7 +125,7 @@ class Unigram(Addition):
         runs = ["".join(run) for inside, run in groupby(self.text(unit), roles.of_word) if inside]
         return _spelt(runs), _spelt(pieces)
 
-    def extended(self, pieces: Sequence[str]) -> Tokenizer:
+    def extend(self, pieces: Sequence[str]) -> Tokenizer:
         values, model = self._without(len(pieces)), self._tokenizer.model
         numbers = self.numbers(len(pieces))
         old: list[list[Any]] = values["model"]["vocab"]

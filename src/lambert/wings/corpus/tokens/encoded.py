@@ -80,7 +80,7 @@ def _read(path: Path) -> Iterator[tuple[Encoded, Part, int]]:
 class EncodedDocuments(Documents):
     """The documents of encoded parts. The counts are those of the parts before `encode`."""
 
-    def encoded(self, mark: Mapping[str, Any] | None = None) -> Iterator[tuple[tuple[None, Part], Encoded]]:
+    def read_encoded(self, mark: Mapping[str, Any] | None = None) -> Iterator[tuple[tuple[None, Part], Encoded]]:
         """Yields what `workers.encode` yields for the batches of the documents, from `mark` on."""
         since = 0
         for number, source in self._begin(mark):

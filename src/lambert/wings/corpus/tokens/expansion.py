@@ -20,7 +20,7 @@ from lambert.wings.corpus.documents import Documents, file_sources
 from lambert.wings.corpus.reading import files
 from lambert.wings.corpus.reading.files import check_beginnings
 from lambert.wings.corpus.tokens.additions import addition, units
-from lambert.wings.corpus.tokens.vocabulary import sampled
+from lambert.wings.corpus.tokens.vocabulary import sample_documents
 
 _SPACED = re.compile(" ?[^ ]+")
 
@@ -98,7 +98,7 @@ class Division:
         ids = (token.id for token in self._tokenizer.model.tokenize(piece))
         return Word(piece, self._addition.text(piece), count, tuple(ids))
 
-    def ranked(self, counts: Mapping[str, int], min_count: int, without: Collection[str] = ()) -> list[Word]:
+    def rank_words(self, counts: Mapping[str, int], min_count: int, without: Collection[str] = ()) -> list[Word]:
         """Returns the words with a letter that occur at least `min_count` times and that the tokenizer divides, except
         those in `without` and added tokens: those that save most tokens first, then in alphabetical order. `counts` are
         those of `word_counts`."""
@@ -107,9 +107,9 @@ class Division:
         divided = (word for word in found if word.saves and any(map(str.isalpha, word.text)))
         return sorted(divided, key=lambda word: (-word.saves, word.text))
 
-    def extended(self, words: Sequence[Word]) -> Any:
+    def extend(self, words: Sequence[Word]) -> Any:
         """Returns a copy of the tokenizer with these words as pieces, which have the ids `numbers`, in this order."""
-        return self._addition.extended([word.piece for word in words])
+        return self._addition.extend([word.piece for word in words])
 
     def numbers(self, count: int) -> list[int]:
         """Returns the ids of this many new words: those of [unused] pieces, then those after the largest id."""
@@ -157,7 +157,7 @@ def read(config: PrepareConfig, heldout: float, tell: Callable[[int, int], None]
     counts: Counter[str] = Counter()
     held: Counter[str] = Counter()
     draws, nearest, words_of_nearest = set(), 1.0, list[str]()
-    for batch in sampled(documents, rate, config.seed, config.language, config.lines):
+    for batch in sample_documents(documents, rate, config.seed, config.language, config.lines):
         for sentences, draw in batch:
             words = _SPACED.findall(" ".join(sentences))
             (held if draw < heldout else counts).update(words)
@@ -177,7 +177,7 @@ def read(config: PrepareConfig, heldout: float, tell: Callable[[int, int], None]
     return Texts(counts, held, len(draws), below)
 
 
-def listed(path: Path) -> list[str]:
+def read_word_list(path: Path) -> list[str]:
     """Returns the lines of a list of words without blank ones, each up to a tab.
 
     Raises DataError if the file cannot be read.

@@ -27,7 +27,7 @@ documents; and dropped documents by reason."""
 _REPEAT = 0x9E3779B97F4A7C15  # distinguishes the hashes of repeated documents
 
 
-def used(seed: int, hashes_D: npt.NDArray[np.uint64], share: float) -> npt.NDArray[np.bool_]:
+def select_share(seed: int, hashes_D: npt.NDArray[np.uint64], share: float) -> npt.NDArray[np.bool_]:
     """Returns which documents with these hashes [D] belong to a share of the documents. A smaller share is part of
     every larger one."""
     if share >= 1:
@@ -71,15 +71,15 @@ class Sink:
             saved = state or {_SEEN: None, _FILES: None}
             columns = {_SEEN: 1, _FILES: 1 + len(COUNTS)}
             self._journals = {name: Journal(keep / name, columns[name], saved[name]) for name in columns}
-            self._seen.add(self._journals[_SEEN].restored().ravel())
-            rows = self._journals[_FILES].restored().view("<i8")
+            self._seen.add(self._journals[_SEEN].take_restored().ravel())
+            rows = self._journals[_FILES].take_restored().view("<i8")
             np.add.at(self._by_file, rows[:, 0], rows[:, 1:])
         self._writers: list[SplitWriter] = []
         try:
             for name in SPLITS:
                 entry = state["splits"][name] if state else None
                 self._writers.append(SplitWriter(folder / name, vocabulary, state=entry))
-            self._counts = [_counted(folder / name, vocabulary) for name in SPLITS]
+            self._counts = [_count_tokens(folder / name, vocabulary) for name in SPLITS]
         except BaseException:
             self.abandon()
             raise
@@ -116,7 +116,7 @@ class Sink:
         new_D[kept_D] = self._seen.add(hashes_D[kept_D])
         if self._journals:
             self._journals[_SEEN].add(hashes_D[new_D])
-        used_D = new_D & used(self._seed, encoded.hashes_D, part.share)
+        used_D = new_D & select_share(self._seed, encoded.hashes_D, part.share)
         if not part.repeat:
             dropped = {"empty": empty_D, "short": short_D, "duplicate": kept_D & ~new_D}
             if part.share < 1:
@@ -145,7 +145,7 @@ class Sink:
 
     def _add_long(self, encoded: Encoded, part: Part) -> None:
         if part.first:
-            used_D = used(self._seed, encoded.hashes_D, part.share)
+            used_D = select_share(self._seed, encoded.hashes_D, part.share)
             split = int(self._split(encoded.hashes_D, used_D)[0])
             self._long_split = split if used_D[0] and not (split and part.repeat) else -1
             self._long_begun = False
@@ -247,7 +247,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     return dict(state)
 
 
-def _counted(folder: Path, vocabulary: int) -> npt.NDArray[np.int64]:
+def _count_tokens(folder: Path, vocabulary: int) -> npt.NDArray[np.int64]:
     """Returns how often each token occurs in the shards of a folder."""
     counts_V = np.zeros(vocabulary, dtype=np.int64)
     for path in sorted(folder.glob("*.bin")):
@@ -315,7 +315,7 @@ class Journal:
                 raise DataError(f"{path} is damaged.")
             self._restored = np.frombuffer(data, dtype="<u8").reshape(-1, columns)
 
-    def restored(self) -> npt.NDArray[np.uint64]:
+    def take_restored(self) -> npt.NDArray[np.uint64]:
         """Returns, once, the records of the state with which this object began [n, columns], unsigned."""
         found, self._restored = self._restored, self._restored[:0].copy()
         return found

@@ -136,7 +136,7 @@ class Unfinished:
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
 
     @contextmanager
-    def published(self, out: Path) -> Iterator[Path]:
+    def publish(self, out: Path) -> Iterator[Path]:
         """Yields the folder of the corpus, which is renamed to `out` if the block succeeds and kept if it fails. The
         state that a corpus of more parts needs to continue is kept too.
 

@@ -26,7 +26,7 @@ from lambert.text.tokenizers.encoding import document_hash
 from lambert.text.tokenizers.tokenizer import CONTINUATION, SPECIAL_PIECES, build
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.documents import Documents
-from lambert.wings.corpus.tokens.splits import used
+from lambert.wings.corpus.tokens.splits import select_share
 from lambert.wings.corpus.workers import read_ahead
 
 ACCENTED = 0.005
@@ -48,7 +48,7 @@ class Characters:
         counts = np.bincount(points)
         self.counts[: len(counts)] += counts
 
-    def accented(self) -> float:
+    def measure_accents(self) -> float:
         """Returns the share of letters and marks that stripping accents changes: it decomposes each character (NFD) and
         removes the marks (Mn). Hangul becomes letters, the kana `が` becomes `か`, and vowels of Hindi are lost."""
         letters = changed = 0
@@ -202,7 +202,7 @@ def _with_template(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def sampled(
+def sample_documents(
     documents: Documents, rate: float, seed: int, language: str = "en", lines: str = "auto"
 ) -> Iterator[list[tuple[list[str], float]]]:
     """Yields, for each batch, the sentences of a share `rate` of the documents (pieces of long documents), each with
@@ -215,7 +215,7 @@ def sampled(
         if part.long and not part.first:
             draws_D = np.array([draw])
         draw = float(draws_D[-1]) if len(draws_D) else draw
-        chosen_D = (unit(key(seed, Stream.SPLIT, hashes, 1)) < rate) & used(seed, hashes, part.share)
+        chosen_D = (unit(key(seed, Stream.SPLIT, hashes, 1)) < rate) & select_share(seed, hashes, part.share)
         yield [(found[d], float(draws_D[d])) for d in np.flatnonzero(chosen_D)]
 
 
@@ -231,7 +231,7 @@ def learn(
     rate = min(1.0, config.sample_megabytes * 1e6 / max(documents.text_bytes, 1))
     characters = Characters()
     with spool.open("w", encoding="utf-8", newline="\n") as out:
-        for batch in sampled(documents, rate, config.seed, config.language, config.lines):
+        for batch in sample_documents(documents, rate, config.seed, config.language, config.lines):
             for own in (own for own, draw in batch if draw >= threshold):
                 joined = "\n".join(own)
                 characters.add(joined)
@@ -247,7 +247,7 @@ def learn(
             learnt = train_unigram(lines, vocabulary=size, lowercase=lowers)
         else:
             strips = config.strip_accents
-            if strips is None and lowers and characters.accented() > ACCENTED:
+            if strips is None and lowers and characters.measure_accents() > ACCENTED:
                 strips = False
             learnt = train(
                 lines, characters, vocabulary=size, lowercase=lowers, strip_accents=strips, min_frequency=least

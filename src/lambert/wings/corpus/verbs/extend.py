@@ -49,7 +49,7 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     for warning in report.warnings():
         say(warning)
     extra, files = kept(folder, shape)
-    listed = _listed(division, config.word_list, tokenizer.get_vocab(), say) if config.word_list else []
+    listed = _choose_listed(division, config.word_list, tokenizer.get_vocab(), say) if config.word_list else []
     texts = _read(config, say)
     counts, held = division.word_counts(division.counts(texts.counts)), division.counts(texts.heldout)
     chosen = [division.word(piece, counts[piece]) for piece in listed]
@@ -79,14 +79,14 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     return Result(config.out, scores if before.words else {})
 
 
-def _listed(division: Division, path: Path, pieces: Collection[str], say: Say) -> list[str]:
+def _choose_listed(division: Division, path: Path, pieces: Collection[str], say: Say) -> list[str]:
     """Returns the words of a list that are not among the `pieces`, as pieces, in the order of the list.
 
     Raises DataError if there is none.
     """
     found: dict[str, None] = {}
     known, other = dict[str, None](), dict[str, None]()
-    for text in expansion.listed(path):
+    for text in expansion.read_word_list(path):
         if not (piece := division.piece(text)):
             other[text] = None
         else:
@@ -103,7 +103,7 @@ def _listed(division: Division, path: Path, pieces: Collection[str], say: Say) -
 def _read(config: ExtendConfig, say: Say) -> Texts:
     with progress(None, "reading", unit="MB", quiet=say is silent, summary=False) as bar:
         return expansion.read(
-            config.reading(), config.heldout, lambda done, total: bar.update("reading", done / 1e6, total / 1e6)
+            config.as_prepare(), config.heldout, lambda done, total: bar.update("reading", done / 1e6, total / 1e6)
         )
 
 
@@ -111,7 +111,7 @@ def _most_saving(
     config: ExtendConfig, division: Division, counts: Mapping[str, int], without: Collection[str], source: str
 ) -> list[Word]:
     """Returns the words of the text to add, except the pieces in `without`."""
-    ranked = division.ranked(counts, config.min_count, without) if config.words else []
+    ranked = division.rank_words(counts, config.min_count, without) if config.words else []
     often = f"that occurs at least {config.min_count} times"
     if config.words and not ranked:
         raise DataError(f"No word of the text {often} is divided by {source}. Give more text, or lower --min-count.")
@@ -130,7 +130,7 @@ def _whole(division: Division, chosen: list[Word], source: str, say: Say) -> tup
 
     Raises DataError if there is none.
     """
-    larger = division.extended(chosen)
+    larger = division.extend(chosen)
     encoded = larger.encode_batch([f" {word.text}" for word in chosen], add_special_tokens=False)
     numbered = zip(division.numbers(len(chosen)), chosen, encoded, strict=True)
     divided = [word.text for number, word, found in numbered if found.ids != [number]]

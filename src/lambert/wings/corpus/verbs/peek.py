@@ -14,7 +14,7 @@ from lambert.text.streams import Stream, unpacked
 from lambert.text.tokenizers import roles, tokenizer
 from lambert.text.tokenizers.trial import library_errors
 from lambert.wings.corpus.config import PeekConfig, PrepareConfig
-from lambert.wings.corpus.filtering import Chain, Ledger, chain, filtered
+from lambert.wings.corpus.filtering import Chain, Ledger, apply_filters, chain
 from lambert.wings.corpus.reading import files
 from lambert.wings.corpus.reading.readers import Layout, Piece, kind_of, open_file, separator
 from lambert.wings.corpus.reading.slices import END, WHOLE, Slice, SliceReader, divide
@@ -69,18 +69,18 @@ class Peeked:
 def run(config: PeekConfig, say: Say = silent) -> list[Peeked]:
     """Shows ten documents of the inputs. Writes nothing."""
     documents = peek(config)
-    for line in shown(documents, width=shutil.get_terminal_size((100, 24)).columns):
+    for line in format_documents(documents, width=shutil.get_terminal_size((100, 24)).columns):
         say(line)
     return documents
 
 
-def shown(documents: Sequence[Peeked], width: int) -> Iterator[str]:
+def format_documents(documents: Sequence[Peeked], width: int) -> Iterator[str]:
     """Yields the lines about the documents, none wider than `width` columns."""
     for number, document in enumerate(documents, 1):
         if number > 1:
             yield ""
         for label, text in _lines(document):
-            yield _fitted(f"{label:<{LABEL}}{_plain(text)}", width)
+            yield _fit(f"{label:<{LABEL}}{_plain(text)}", width)
 
 
 def peek(config: PrepareConfig, count: int = DOCUMENTS) -> list[Peeked]:
@@ -152,7 +152,7 @@ def _after_steps(path: Path, piece: Piece, filters: Chain, config: PrepareConfig
     now = Piece(piece.text, piece.place)
     for step in filters:
         ledger, before = Ledger(), now
-        after = next(filtered([before], [step], ledger), None)
+        after = next(apply_filters([before], [step], ledger), None)
         if after is None:
             done.append(Filtered(step[0], next(iter(ledger.dropped)), before.text, changed=False))
             return Peeked(str(path), piece.place, piece.text, piece.last, filters=done)
@@ -192,7 +192,7 @@ def _lines(document: Peeked) -> Iterator[tuple[str, str]]:
         if step.dropped is not None:
             yield step.name, f"dropped{step.dropped.removeprefix(step.name)}"
         elif step.changed:
-            yield from _changed(step, before)
+            yield from _show_change(step, before)
         else:
             same.append(step.name)
         before = step.text
@@ -210,7 +210,7 @@ def _lines(document: Peeked) -> Iterator[tuple[str, str]]:
         yield "tokens", f"{document.tokens:,}: {' '.join(document.pieces)}"
 
 
-def _changed(step: Filtered, before: str) -> Iterator[tuple[str, str]]:
+def _show_change(step: Filtered, before: str) -> Iterator[tuple[str, str]]:
     """Yields the first change that a filter made, with some characters before it."""
     yield step.name, f"changed: {len(before):,} to {len(step.text):,} characters"
     at = next(
@@ -218,11 +218,11 @@ def _changed(step: Filtered, before: str) -> Iterator[tuple[str, str]]:
         min(len(before), len(step.text)),
     )
     start = max(0, at - 20)
-    yield "  before", f"{'...' if start else ''}{_marked(before[start : start + 400])}"
-    yield "  after", f"{'...' if start else ''}{_marked(step.text[start : start + 400])}"
+    yield "  before", f"{'...' if start else ''}{_escape(before[start : start + 400])}"
+    yield "  after", f"{'...' if start else ''}{_escape(step.text[start : start + 400])}"
 
 
-def _marked(text: str) -> str:
+def _escape(text: str) -> str:
     """Returns a text with visible line breaks, and with codes in place of other invisible characters."""
     return "".join(
         c if c == " " or c.isprintable() else {"\n": "\\n", "\t": "\\t"}.get(c, f"\\u{ord(c):04x}") for c in text
@@ -234,7 +234,7 @@ def _plain(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:2000])
 
 
-def _fitted(line: str, width: int) -> str:
+def _fit(line: str, width: int) -> str:
     """Returns a line, shortened to the width of a terminal, in which some characters take two columns."""
     from rich.cells import cell_len, set_cell_size
 

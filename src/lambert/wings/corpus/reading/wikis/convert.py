@@ -63,7 +63,7 @@ class Unit:
     power: str = ""
     """The word for a power of ten before the unit, such as million."""
 
-    def shown(
+    def format(
         self, number: str, full: bool = False, single: bool = False, american: bool = False, adjective: bool = False
     ) -> str:
         """Returns a number with this unit.
@@ -158,7 +158,7 @@ def _decimals(number: str) -> int:
 
 def convert(call: Call, wiki: Wiki) -> str:
     """Returns what the template shows, or "" if it has no quantity."""
-    given = [clean(value) for value in call.given()]
+    given = [clean(value) for value in call.list_positional()]
     if not given:
         return ""
     pieces = _SPLIT.split(given[0])
@@ -173,7 +173,7 @@ def convert(call: Call, wiki: Wiki) -> str:
     unit = unit_of(code.removesuffix("(-)"))
     known = [quantity for quantity in quantities if quantity]
     if len(known) != len(quantities) or not unit:
-        return f"{given[0]}{''.join(_joined(b, q) for b, q in zip(between, known[1:], strict=False))} {code}".strip()
+        return f"{given[0]}{''.join(_join(b, q) for b, q in zip(between, known[1:], strict=False))} {code}".strip()
     rest = given[at + 1 :]
     second, part = (_quantity(rest[0], wiki), unit_of(rest[1])) if len(rest) > 1 and not between else (None, None)
     if second and part and (unit.code, part.code) in _PAIRS:
@@ -181,7 +181,7 @@ def convert(call: Call, wiki: Wiki) -> str:
     return _simple(call, wiki, known, between, unit, rest)
 
 
-def _joined(between: str, quantity: _Quantity) -> str:
+def _join(between: str, quantity: _Quantity) -> str:
     return f"{RANGES[between]}{quantity.text}"
 
 
@@ -208,11 +208,11 @@ def _simple(
     shown = quantities[0].text
     for sign, quantity in zip(between, quantities[1:], strict=True):
         joint = " × " if repeated else RANGES[sign]
-        shown = f"{unit.shown(shown)}{joint}" if repeated else shown + joint
+        shown = f"{unit.format(shown)}{joint}" if repeated else shown + joint
         shown += quantity.text
     if adjective and len(quantities) > 1:
         shown = shown.replace(" ", "-")
-    source = unit.shown(shown, full, single, american, adjective)
+    source = unit.format(shown, full, single, american, adjective)
     if adjective and call["adj"] == "mid" and (middle := rest.pop(0) if rest and not unit_of(rest[0]) else ""):
         source += middle if middle.startswith(("-", " ")) else f" {middle}"
     targets, rounding = _targets(rest, unit)
@@ -223,7 +223,7 @@ def _simple(
             continue
         found = unit_of(target)
         if found and found.dimension == unit.dimension:
-            outputs.append(_converted(call, wiki, quantities, between, unit, found, rounding, full_out, american))
+            outputs.append(_convert_to(call, wiki, quantities, between, unit, found, rounding, full_out, american))
     return _together(call, source, outputs)
 
 
@@ -255,24 +255,24 @@ def _value(value: float, source: Unit, target: Unit) -> float:
     return base / target.scale
 
 
-def _converted(
+def _convert_to(
     call: Call, wiki: Wiki, quantities: list[_Quantity], between: list[str], source: Unit, target: Unit, rounding: str,
     full: bool, american: bool,
 ) -> str:  # fmt: skip
     values = [_value(quantity.value, source, target) for quantity in quantities]
     texts = [
-        _rounded(value, _precision(call, quantity, value, source, target, rounding), call["round"], wiki)
+        _round(value, _precision(call, quantity, value, source, target, rounding), call["round"], wiki)
         for quantity, value in zip(quantities, values, strict=True)
     ]
     shown = texts[0]
     for sign, text in zip(between, texts[1:], strict=True):
         if not full and sign in ("x", "×", "xx", "*"):
-            shown = f"{target.shown(shown)} × {text}"
+            shown = f"{target.format(shown)} × {text}"
         else:
             shown += ("–" if sign.endswith("(-)") else RANGES[sign]) + text
     if call["disp"] in _ALONE[2:]:
         return shown
-    return target.shown(shown, full, len(texts) == 1 and texts[0] == "1", american)
+    return target.format(shown, full, len(texts) == 1 and texts[0] == "1", american)
 
 
 def _precision(
@@ -293,7 +293,7 @@ def _precision(
     return max(math.floor(quantity.decimals + ratio), 1 - math.floor(math.log10(size) + 1e-14))
 
 
-def _rounded(value: float, decimals: int, step: str, wiki: Wiki) -> str:
+def _round(value: float, decimals: int, step: str, wiki: Wiki) -> str:
     if step in ("5", "10", "25", "50", "0.5"):
         unit = Decimal(step)
         steps = _EXACT.divide(Decimal(repr(value)), unit).quantize(Decimal(1), context=_EXACT)
@@ -313,7 +313,7 @@ def _pair(base: float, codes: tuple[str, str], wiki: Wiki) -> str:
     each = round(large.scale / small.scale)
     whole, rest = divmod(abs(parts), each)
     sign = "−" if parts < 0 else ""
-    first, second = large.shown(wiki.number(str(whole))), small.shown(str(rest))
+    first, second = large.format(wiki.number(str(whole))), small.format(str(rest))
     return f"{sign}{first} {second}"
 
 
@@ -323,7 +323,7 @@ def _compound(
     full, full_out, american = _style(call, wiki)
     adjective = call["adj"] == "on" and full
     shown = [
-        unit.shown(quantity.text, full, adjective or quantity.value == 1, american, adjective)
+        unit.format(quantity.text, full, adjective or quantity.value == 1, american, adjective)
         for quantity, unit in (first, second)
     ]
     base = sum(quantity.value * unit.scale for quantity, unit in (first, second))
@@ -342,7 +342,7 @@ def _compound(
             decimals = max(math.floor(total.decimals + math.log10(found.scale) + 2), 1 - math.floor(math.log10(size)))
         else:
             decimals = _precision(call, total, size, second[1], found, "")
-        outputs.append(found.shown(_rounded(size, decimals, call["round"], wiki), full_out, False, american))
+        outputs.append(found.format(_round(size, decimals, call["round"], wiki), full_out, False, american))
     return _together(call, " ".join(shown), outputs)
 
 
