@@ -24,7 +24,7 @@ SETTINGS_HEAD = """# Settings
 
 Every setting of every verb, with its default and unit, from the docstrings (`make reference`). `lambert VERB --help`
 shows the same. A setting `optim.lr` is `lr` in the table `[optim]` of a recipe, and the flag `--optim.lr`;
-[recipes.md](recipes.md) has the rules. Tables that several verbs have are at the end.
+[recipes.md](recipes.md) has the rules. What several verbs share is listed at the first of them.
 """
 
 
@@ -82,26 +82,25 @@ def signature(function: Any) -> str:
 
 
 def settings() -> str:
-    """The page of the settings of all verbs. A table of settings that several verbs share has one section."""
-    kinds = {name: settings_of(verb) for name, verb in all_verbs().items() if verb.settings}
-    found = {name: tables(kind, "", None) for name, kind in kinds.items()}
-    users: dict[tuple[str, str], list[str]] = {}
-    for verb, parts in found.items():
-        for title, rows in parts.items():
-            users.setdefault((title, rows), []).append(verb)
+    """The page of the settings of all verbs. A setting that several verbs share is listed at the first of them."""
     lines = [SETTINGS_HEAD]
-    for verb, parts in found.items():
-        lines += [f"## {verb}\n", f"{all_verbs()[verb].summary} How to use it: [{page_of(verb)}]({page_of(verb)}).\n"]
-        shared = [title for title, rows in parts.items() if len(users[title, rows]) > 1 and title]
-        for title, rows in parts.items():
-            if title not in shared:
-                lines += [f"### {verb} [{title}]\n"] * bool(title) + [HEADER + rows]
-        if shared:
-            links = (f"[`[{title}]`](#{anchor(title, users[title, parts[title]])})" for title in shared)
-            lines += [f"Also the tables {', '.join(links)}.\n"]
-    for (title, rows), verbs in users.items():
-        if len(verbs) > 1 and title:
-            lines += [f"## [{title}] of {', '.join(verbs)}\n", HEADER + rows]
+    places: dict[tuple[str, str], str] = {}
+    for verb, record in ((name, record) for name, record in all_verbs().items() if record.settings):
+        lines += [f"## {verb}\n", f"{record.summary} How to use it: [{page_of(verb)}]({page_of(verb)}).\n"]
+        whole = []
+        for title, rows in tables(settings_of(record), "", None).items():
+            heading = f"{verb} [{title}]" if title else verb
+            at = {row: places.setdefault((title, row), heading) for row in rows}
+            others = [place for place in dict.fromkeys(at.values()) if place != heading]
+            if title and list(at.values()) == others[:1] * len(rows):
+                whole.append(f"[`[{title}]`](#{anchor(others[0])})")
+                continue
+            lines += [f"### {heading}\n"] * bool(title)
+            lines += [HEADER + own] if (own := "".join(row for row in rows if at[row] == heading)) else []
+            for other in others:
+                names = ", ".join(row.split(" | ")[0].removeprefix("| ") for row in rows if at[row] == other)
+                lines += [f"As in [{other}](#{anchor(other)}): {names}.\n"]
+        lines += [f"Also the tables {', '.join(whole)}.\n"] if whole else []
     return "\n".join(lines)
 
 
@@ -114,15 +113,16 @@ def page_of(verb: str) -> str:
     return f"{pages.get(verb, verb)}.md"
 
 
-def anchor(title: str, verbs: list[str]) -> str:
-    """The anchor of the section of a shared table, as browsers of repositories make it."""
-    return re.sub(r"[^\w -]", "", f"[{title}] of {', '.join(verbs)}".lower()).replace(" ", "-")
+def anchor(heading: str) -> str:
+    """The anchor of a heading, as browsers of repositories make it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
-def tables(kind: Any, title: str, defaults: Any) -> dict[str, str]:
+def tables(kind: Any, title: str, defaults: Any) -> dict[str, list[str]]:
     """The rows of a settings class and of the tables in it, by their dotted names. `defaults` is an instance, if the
     class has one."""
-    rows, inner = "", {}
+    rows: list[str] = []
+    inner: dict[str, list[str]] = {}
     hints, texts = get_type_hints(kind), documented(kind)
     for field in dataclasses.fields(kind):
         hint, value = hints[field.name], default(field, defaults)
@@ -132,7 +132,7 @@ def tables(kind: Any, title: str, defaults: Any) -> dict[str, str]:
             inner |= tables(part, name, value if dataclasses.is_dataclass(value) else None)
         else:
             text = linked(texts.get(field.name, "")).replace("|", "\\|").replace("*", "\\*").replace("<", "\\<")
-            rows += f"| `{name}` | {values(hint)} | {shown(value)} | {text} |\n"
+            rows.append(f"| `{name}` | {values(hint)} | {shown(value)} | {text} |\n")
     return {title: rows, **inner}
 
 

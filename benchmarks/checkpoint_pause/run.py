@@ -74,15 +74,14 @@ def main() -> None:
         for _ in range(args.saves):
             number += 1
             begun = time.perf_counter()
-            pause = saver.save(number, model=model, optimizer=optimizer, precision=precision)
+            pauses.append(saver.save(number, model=model, optimizer=optimizer, precision=precision))
             if saver.flush():
                 sys.exit(f"{args.out} could not be written")
             written = time.perf_counter()
             snapshot.take(tensors)
-            pauses.append(pause.seconds)
             copies.append(time.perf_counter() - written)
             show(
-                what="save", number=number, bytes=size, pause_seconds=pauses[-1], copy_seconds=pause.copy_seconds,
+                what="save", number=number, bytes=size, pause_seconds=pauses[-1],
                 bare_copy_seconds=copies[-1], until_on_disk_seconds=written - begun,
             )  # fmt: skip
         median_pause, median_copy = statistics.median(pauses[1:]), statistics.median(copies)

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from lambert.text.pieces import Piece
 from lambert.wings.corpus.config import DeduplicateConfig
 from lambert.wings.corpus.duplicates.deduplication import deduplicate
 from lambert.wings.corpus.duplicates.shingles import text_hash
 from lambert.wings.corpus.parts import write_part
+from lambert.wings.corpus.reading.pieces import Piece
 from lambert.wings.corpus.reading.readers import Layout, read
 
 EDITS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)

@@ -77,7 +77,7 @@ def updates(args: argparse.Namespace, world: World, aggregate: int) -> Iterator[
     pool = []
     for number in range(POOL):
         seeds = [(number * world.size + world.rank) * aggregate + i for i in range(aggregate)]
-        share = [(seed, drawn.drawn_batch(encoder, lengths_S, seed)) for seed in seeds]
+        share = [(seed, drawn.draw_batch(encoder, lengths_S, seed)) for seed in seeds]
         counts = {name: float(aggregate * n) for name, n in drawn.counts(share[0][1]).items()}
         loads = [aggregate * int(lengths_S.sum())] * world.size
         pool.append(GlobalBatch([share], counts, loads, world.size * aggregate * args.sequences, 0.0))

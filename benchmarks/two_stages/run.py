@@ -82,11 +82,11 @@ def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
 def operations(model: Path, length: int, sequences: int) -> float:
     """The floating-point operations of training a model on so many sequences."""
     from lambert.model.folder import encoder_config, model_folder, read_config
-    from lambert.planning.operations import training
+    from lambert.planning.operations import count_training
 
     folder = model_folder(model)
     config = encoder_config(read_config(folder), folder)
-    return sequences * training(config, [length], {"mlm": round(MASKED * length)}, {}, 0)
+    return sequences * count_training(config, [length], {"mlm": round(MASKED * length)}, {}, 0)
 
 
 def stage(

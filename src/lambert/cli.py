@@ -23,7 +23,7 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
-from lambert.cli_errors import missing, no_recipe, other_verb, place_of, stray
+from lambert.cli_errors import explain_missing, explain_no_recipe, explain_other_verb, explain_stray, place_of
 from lambert.core import launcher, signals
 from lambert.core.errors import EXPLAINED, UsageError, printable_line
 from lambert.core.files import path_of, remedy
@@ -63,7 +63,7 @@ HELP_FLAGS = {"--help", "-h"}
 WRONG_PATH = (
     errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS,
 )  # fmt: skip
-"""Errors of the operating system that are no bugs, and against which only another path helps."""
+"""Errors of the operating system that another path avoids: they are usage errors, not bugs."""
 
 HELP = """Pre-train and fine-tune BERT-family encoders, from raw text to an answer.
 
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         launcher.follow()
     debug = "--debug" in tokens
-    if tokens[:1] != ["launch"]:  # launch passes --debug to its ranks
+    if not _starts_ranks(tokens):  # which get --debug from it
         tokens = [token for token in tokens if token != "--debug"]
     verb = find(tokens)
     advice = verb.less_memory if verb else LESS_MEMORY
@@ -145,7 +145,7 @@ def call(
     try:
         return app(line.tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        if (better := line.explained(error, source)) is error:
+        if (better := line.explain(error, source)) is error:
             raise
         raise better from error
 
@@ -157,7 +157,7 @@ class _Line:
         verb: Its verb, or None if it has none that exists.
         kind: The settings dataclass of the verb.
         tokens: The tokens that the parser reads.
-        beside: Settings that are not parsed.
+        unparsed: Settings that the parser does not read.
         given: Dotted names of the settings that the recipe and the values of the call give.
     """
 
@@ -171,15 +171,15 @@ class _Line:
         if self.verb and tokens[0] != self.verb.name:  # two words, which are one command to the parser
             tokens = [self.verb.name, *tokens[2:]]
         self.tokens = self._all = with_names(self.kind, tokens) if self.trains else tokens
-        self.beside: dict[str, Any] = {}
+        self.unparsed: dict[str, Any] = {}
         self.given: set[str] = set()
         self._sources: list[Dict] = []
 
     def take_values(self, values: Mapping[str, Any], source: str) -> Mapping[str, Any]:
         """Takes the settings of a call, and returns those that the parser reads."""
-        if self.takes == "sweep":
+        if self.takes == "table":
             own = ("space", "base")
-            self.beside |= {name: values[name] for name in own if values.get(name) is not None}
+            self.unparsed |= {name: values[name] for name in own if values.get(name) is not None}
             values = {name: value for name, value in values.items() if name not in own}
         if self.trains:
             values = with_tables(self.kind, self._without_expectation(values, source))
@@ -190,16 +190,16 @@ class _Line:
 
     def take_recipe(self, overrides: Mapping[str, Any]) -> None:
         """Takes the settings of the recipe that follows the verb, if one does, without those that `overrides` has."""
-        if self.takes not in ("recipe", "sweep") or len(self.tokens) < 2 or self.tokens[1].startswith("-"):
+        if self.takes not in ("recipe", "table") or len(self.tokens) < 2 or self.tokens[1].startswith("-"):
             return
         assert self.verb is not None
         recipe = Path(self.tokens[1])
         if recipe.suffix != ".toml" or not recipe.is_file():
-            raise no_recipe(recipe, self.kind)
+            raise explain_no_recipe(recipe, self.kind)
         found = read(recipe)
-        if self.takes == "sweep":
+        if self.takes == "table":
             found, parts = load(self.verb.split)(found, str(recipe))
-            self.beside = parts | self.beside
+            self.unparsed = parts | self.unparsed
         if self.trains:
             found = with_tables(self.kind, self._without_expectation(found, str(recipe)))
         check_numbers(self.kind, found)
@@ -209,9 +209,9 @@ class _Line:
         """Raises UsageError for flags in a wrong form, and sets aside those that the parser does not read."""
         if self.verb:
             check_flags(self.kind, self.tokens)
-        if self.verb and self.verb.split and self.takes != "sweep":
+        if self.verb and self.verb.split and self.takes != "table":
             self.tokens, parts = load(self.verb.split)(self.tokens)
-            self.beside |= parts
+            self.unparsed |= parts
 
     def app(self, run: Callable[..., Any] | None) -> App:
         """Returns the parser. It knows the settings of the verb, and of other verbs the line that explains each."""
@@ -220,13 +220,13 @@ class _Line:
             suppress_keyboard_interrupt=False, config=tuple(self._sources),
         )  # fmt: skip
         app.default_parameter = Parameter(
-            negative_iterable=(), consume_multiple=True, json_list=False, show_default=_shown_default
+            negative_iterable=(), consume_multiple=True, json_list=False, show_default=_format_default
         )
         for place, other in enumerate(all_verbs().values()):
             if other is not self.verb:
                 app.command(App(name=other.name, help=other.summary, sort_key=place))
                 continue
-            app.command(_command(other, self._all, run, self.beside), name=other.name, sort_key=place)
+            app.command(_command(other, self._all, run, self.unparsed), name=other.name, sort_key=place)
             common = getattr(sys.modules[self.kind.__module__], "COMMON", ())
             if common and HELP_FLAGS & set(self.tokens):  # imports rich
                 from lambert.help_panels import ByTable
@@ -234,10 +234,10 @@ class _Line:
                 app[other.name].help_formatter = ByTable(common)
         return app
 
-    def explained(self, error: CycloptsError, source: str) -> CycloptsError | UsageError:
+    def explain(self, error: CycloptsError, source: str) -> CycloptsError | UsageError:
         """Returns an error of the parser, or one that says more."""
         if isinstance(error, MissingArgumentError) and self.verb:
-            return missing(error, self.verb, self.kind, self.given | self._flags())
+            return explain_missing(error, self.verb, self.kind, self.given | self._flags())
         if isinstance(error, UnknownOptionError):
             known = [name[2:].replace("-", "_") for argument in error.argument_collection for name in argument.names]
             if error.token.source == "cli":
@@ -250,11 +250,11 @@ class _Line:
                 hint = f"Unknown option: {flag}. Did you mean --{ours.replace('_', '-')}?" if ours else ""
                 return UsageError(hint) if hint else error
             where, setting = place_of(error.token, self.tokens, source)
-            return other_verb(where, self.given) or unknown_name(where, setting, known)
+            return explain_other_verb(where, self.given) or unknown_name(where, setting, known)
         if isinstance(error, CoercionError) and error.token is not None and error.target_type is not None:
             return wrong_type(*place_of(error.token, self.tokens, source), error.token.value, error.target_type)
         if isinstance(error, UnusedCliTokensError):
-            return stray(self.tokens, (error.unused_tokens or self.tokens[-1:])[0], self.verb)
+            return explain_stray(self.tokens, (error.unused_tokens or self.tokens[-1:])[0], self.verb)
         return error
 
     def _add(self, given: Mapping[str, Any], read_by_parser: Mapping[str, Any], source: str) -> None:
@@ -265,9 +265,9 @@ class _Line:
         return {token[2:].partition("=")[0].replace("-", "_") for token in self.tokens if token.startswith("--")}
 
     def _without_expectation(self, values: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """Returns the settings of a run without its table [expect], which is put into `beside` unless that has one."""
-        if TABLE in values and TABLE not in self.beside:
-            self.beside[TABLE] = None if values[TABLE] is None else expectation(values[TABLE], source)
+        """Returns the settings of a run without its table [expect], which goes to `unparsed` unless that has one."""
+        if TABLE in values and TABLE not in self.unparsed:
+            self.unparsed[TABLE] = None if values[TABLE] is None else expectation(values[TABLE], source)
         return {name: value for name, value in values.items() if name != TABLE}
 
 
@@ -279,7 +279,7 @@ def _refuse_name(name: str) -> None:
         raise UsageError(f"There is no verb {name} yet. {NOT_YET[name]}")
 
 
-def _shown_default(value: Any) -> str | None:
+def _format_default(value: Any) -> str | None:
     """Returns a default for the help, or None if it stands for a setting that is not set."""
     return None if value in (None, "", (), Path()) else str(value)
 
@@ -292,9 +292,9 @@ def settings(tokens: list[str], values: Mapping[str, Any] | None = None, source:
 
 
 def _command(
-    verb: Verb, tokens: list[str], run: Callable[..., Any] | None, beside: Mapping[str, Any]
+    verb: Verb, tokens: list[str], run: Callable[..., Any] | None, unparsed: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """Returns the function of a verb's command. `beside` has settings that are not parsed."""
+    """Returns the function of a verb's command. `unparsed` has settings that the parser does not read."""
     kind = settings_of(verb)
 
     def run_verb(*given: Any, **named: Any) -> Any:
@@ -303,12 +303,12 @@ def _command(
 
     def with_recipe(recipe: Recipe = None, /, *, config: Any) -> Any:
         if recipe is not None and Path(tokens[1]) != recipe:
-            raise stray(tokens, next(token for token in reversed(tokens) if Path(token) == recipe), verb)
+            raise explain_stray(tokens, next(token for token in reversed(tokens) if Path(token) == recipe), verb)
         chosen = config or kind()
-        return run_verb(dataclasses.replace(chosen, **beside) if beside else chosen, say=_say)
+        return run_verb(dataclasses.replace(chosen, **unparsed) if unparsed else chosen, say=_say)
 
-    def with_sweep(recipe: Recipe = None, /, *, config: Any) -> Any:
-        return run_verb(dataclasses.replace(config, **beside), settings, say=_say)
+    def with_table(recipe: Recipe = None, /, *, config: Any) -> Any:
+        return run_verb(dataclasses.replace(config, **unparsed), settings, say=_say)
 
     def with_runs(runs: Runs, /, *, config: Any) -> Any:
         return run_verb(dataclasses.replace(config or kind(), runs=tuple(runs)), say=_say)
@@ -318,8 +318,8 @@ def _command(
 
     def with_run_recipe(recipe: RunRecipe, /, *, config: Any) -> Any:
         if recipe.suffix != ".toml" or not recipe.is_file():
-            raise no_recipe(recipe, None)
-        return run_verb(dataclasses.replace(config or kind(), recipe=recipe, **beside), settings, say=_say)
+            raise explain_no_recipe(recipe, None)
+        return run_verb(dataclasses.replace(config or kind(), recipe=recipe, **unparsed), settings, say=_say)
 
     def with_verb(verb: Inner, /, *, config: Any) -> Any:
         return run_verb(config or kind(), tokens, settings, say=_say)
@@ -331,7 +331,7 @@ def _command(
         return run_verb(config or kind(), say=_say)
 
     commands = {
-        "recipe": with_recipe, "sweep": with_sweep, "runs": with_runs, "folder": with_folder, "verb": with_verb,
+        "recipe": with_recipe, "table": with_table, "runs": with_runs, "folder": with_folder, "verb": with_verb,
         "recipe of a run": with_run_recipe, "calls": with_calls, "flags": flags_only,
     }  # fmt: skip
     command: Any = commands[verb.takes]
@@ -359,11 +359,16 @@ def _exit(code: int) -> NoReturn:
     torch's threads may hang or abort when the interpreter shuts down after other ranks have left."""
     distributed = sys.modules.get("torch.distributed")
     in_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    if in_group or sys.argv[1:2] == ["launch"]:
+    if in_group or _starts_ranks(sys.argv[1:]):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _starts_ranks(tokens: list[str]) -> bool:
+    verb = find(tokens)
+    return verb is not None and verb.takes == "verb"
 
 
 def _crash(tokens: list[str]) -> NoReturn:

@@ -22,10 +22,10 @@ def place_of(token: Any, tokens: list[str], source: str) -> tuple[str, str]:
     return place, (token.keyword or token.value).strip("[]").replace("][", ".")
 
 
-def other_verb(place: str, given: Collection[str]) -> UsageError | None:
+def explain_other_verb(place: str, given: Collection[str]) -> UsageError | None:
     """Returns the error for a recipe of another verb: one that has all settings that are `given` in the recipe."""
     tables = {name.partition(".")[0] for name in given}
-    fitting = [one.name for one in all_verbs().values() if one.takes == "sweep" and one.name in tables]
+    fitting = [one.name for one in all_verbs().values() if one.takes == "table" and one.name in tables]
     fitting += [
         one.name for one in all_verbs().values()
         if one.takes == "recipe" and {*given} <= {*dotted_names(settings_of(one))}
@@ -35,7 +35,7 @@ def other_verb(place: str, given: Collection[str]) -> UsageError | None:
     return UsageError(f"{place} is a recipe of {fitting[0]}: lambert {fitting[0]} {place}")
 
 
-def no_recipe(recipe: Path, settings: Any) -> UsageError:
+def explain_no_recipe(recipe: Path, settings: Any) -> UsageError:
     """Returns the error for a path that is not a recipe. `settings` are those that the recipe would set; None: it
     would be another verb's."""
     near = difflib.get_close_matches(
@@ -50,7 +50,7 @@ def no_recipe(recipe: Path, settings: Any) -> UsageError:
     return UsageError(f"No such recipe: {recipe}.{hint}")
 
 
-def missing(error: MissingArgumentError, verb: Verb, settings: type, given: Collection[str]) -> UsageError:
+def explain_missing(error: MissingArgumentError, verb: Verb, settings: type, given: Collection[str]) -> UsageError:
     """Returns the error for a flag without its value, or for all required settings that are missing."""
     if error.keyword is not None:
         return UsageError(f"{error.keyword} requires a value, and none follows it.")
@@ -62,14 +62,14 @@ def missing(error: MissingArgumentError, verb: Verb, settings: type, given: Coll
         if not any(name.startswith(names) for name in given):
             lacking.append("(" + " or ".join(f"--{name}{'*' * name.endswith('.')}" for name in names) + ")")
     listed = " and ".join([", ".join(lacking[:-1]), lacking[-1]] if lacking[1:] else lacking)
-    where = {"recipe": " as flags or in a recipe", "sweep": f" as flags or in [{verb.name}] of a recipe"}
+    where = {"recipe": " as flags or in a recipe", "table": f" as flags or in [{verb.name}] of a recipe"}
     return UsageError(
         f"{verb.name} requires {listed}. Give what is missing{where.get(verb.takes, '')}; `lambert {verb.name} --help` "
         "explains it."
     )
 
 
-def stray(tokens: list[str], word: str, verb: Verb | None) -> UsageError:
+def explain_stray(tokens: list[str], word: str, verb: Verb | None) -> UsageError:
     """Returns the error for a word that belongs to no flag."""
     at = len(tokens) - 1 - tokens[::-1].index(word)
     flag = next((place for place in range(at, 0, -1) if tokens[place].startswith("--")), 0)

@@ -25,13 +25,14 @@ from lambert.engine.device import keep_current_gpu
 from lambert.engine.progress import aside, in_notebook
 from lambert.runs.result import Say, silent
 from lambert.text.memory import data_file, is_path, is_rows
-from lambert.verb import Verb, all_verbs, settings_of, training
+from lambert.verb import Verb, all_verbs, list_training, name_of, settings_of
+from lambert.verbs.settings.training import find_verb
 
 
 @contextmanager
-def running() -> Iterator[None]:
-    """A context in which the current GPU of torch is kept, and a signal that ends the work is said on stderr: a script
-    that ends by SavedAndStopped says nothing itself."""
+def report_stops() -> Iterator[None]:
+    """A context that keeps torch's current GPU, and that prints the message of SavedAndStopped to stderr, because a
+    script that it ends does not."""
     try:
         with keep_current_gpu():
             yield
@@ -41,18 +42,17 @@ def running() -> Iterator[None]:
 
 
 def lines(console: bool | None = None) -> Say:
-    """Returns what receives the lines of a verb: in a notebook they are printed, unless `console` (log.console) is
-    False."""
+    """Returns the function that receives the messages of a verb. In a notebook it prints them, unless `console`
+    (log.console) is False."""
     if not in_notebook() or console is False:
         return silent
     return lambda line: print(printable_line(line), flush=True)
 
 
-def training_verb(recipe: object, settings: Mapping[str, Any], caller: str) -> str:
-    """Returns the verb that trains with these settings. An error is in the name of the `caller`."""
-    for verb, kind in training().items():
-        if isinstance(recipe, kind):
-            return verb
+def find_training_verb(recipe: object, settings: Mapping[str, Any], caller: str) -> str:
+    """Returns the verb that trains with these settings. Errors name the `caller`."""
+    if isinstance(recipe, tuple(list_training().values())):
+        return name_of(type(recipe))
     is_file = isinstance(recipe, str | Path) and Path(recipe).is_file()
     values = {**(tables.read(Path(str(recipe))) if is_file else {}), **settings}
     named = {name for name, value in values.items() if value is not None}
@@ -60,30 +60,28 @@ def training_verb(recipe: object, settings: Mapping[str, Any], caller: str) -> s
         raise UsageError(
             f"{caller}: give corpus for pre-training or data for fine-tuning, in the recipe or in the call."
         )
-    own = "corpus" if "corpus" in named else "data"
-    return next(verb for verb, kind in training().items() if own in {field.name for field in dataclasses.fields(kind)})
+    return find_verb(named & {"corpus", "data"})
 
 
 def call_settings(verb: str, recipe: object, given: Mapping[str, Any]) -> Any:
     """Returns the settings of a verb. Raises UsageError with the message of the command line."""
-    tokens, values = [verb], _nested(_with_files(all_verbs()[verb], recipe, given))
+    tokens, values = [verb], _nest(_with_files(all_verbs()[verb], recipe, given))
     if dataclasses.is_dataclass(recipe):
         kind = settings_of(all_verbs()[verb])
         if not isinstance(recipe, kind):
             raise UsageError(f"{verb} takes a {kind.__name__}, not a {type(recipe).__name__}.")
         if not values:
             return recipe
-        values = _merged(tables.as_dict(recipe), values)
+        values = tables.merge(tables.as_dict(recipe), values)
     elif recipe is not None:
-        path = str(recipe)
-        tokens.append(f"./{path}" if path.startswith("-") else path)  # so that it is not parsed as a flag
+        tokens.append(tables.as_word(recipe))
     try:
         return cli.settings(tokens, values)
     except CycloptsError as error:
         raise UsageError(" ".join(str(error).split())) from error
 
 
-def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
+def _nest(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns keywords as nested tables of plain values: `optim__lr` is `lr` in the table `optim`."""
     tables_found: dict[str, Any] = {}
     for name, value in given.items():
@@ -92,28 +90,19 @@ def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
             value = {rest: value}  # noqa: PLW2901
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = tables.as_dict(value)  # noqa: PLW2901
-        value = _nested(value) if isinstance(value, Mapping) else tables.plain(value)  # noqa: PLW2901
-        tables_found = _merged(tables_found, {first: value})
+        value = _nest(value) if isinstance(value, Mapping) else tables.plain(value)  # noqa: PLW2901
+        tables_found = tables.merge(tables_found, {first: value})
     return tables_found
-
-
-def _merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested tables merged; a value of `over` takes precedence."""
-    found = dict(values)
-    for name, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
-        found[name] = _merged(found[name], value) if both else value
-    return found
 
 
 def _with_files(verb: Verb, recipe: object, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns keywords with the paths of files, which are written beside the run folder, instead of rows."""
-    base = given.get("base") if verb.takes == "sweep" else None
+    base = given.get("base") if verb.takes == "table" else None
     nested = {f"base__{name}": value for name, value in base.items()} if isinstance(base, Mapping) else {}
     found = {name: value for name, value in given.items() if not nested or name != "base"} | nested
     for name in verb.rows:
         if is_rows(found.get(name)):
-            found[name] = _written(found[name], name.rpartition("__")[2], _out(verb, recipe, given))
+            found[name] = _write_rows(found[name], name.rpartition("__")[2], _out(verb, recipe, given))
     return found
 
 
@@ -122,11 +111,11 @@ def _out(verb: Verb, recipe: object, given: Mapping[str, Any]) -> Path | None:
     out = given.get("out", getattr(recipe, "out", None))
     if out is None and isinstance(recipe, str | Path) and Path(recipe).is_file():
         table = tables.read(Path(recipe))
-        out = (table.get(verb.name, {}) if verb.takes == "sweep" else table).get("out")
+        out = (table.get(verb.name, {}) if verb.takes == "table" else table).get("out")
     return Path(out) if is_path(out) else None
 
 
-def _written(rows: Any, name: str, out: Path | None) -> Path:
+def _write_rows(rows: Any, name: str, out: Path | None) -> Path:
     """Writes rows to a file beside the run folder and returns its path."""
     if out is None:
         raise UsageError(f"{name} is in memory, and is written beside the run folder: also give out.")

@@ -12,8 +12,8 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Literal
 
-Takes = Literal["recipe", "sweep", "runs", "recipe of a run", "folder", "verb", "calls", "flags", "arguments"]
-"""What follows the name of a verb. recipe: an optional TOML file; sweep: one with a table of the verb's name, which has
+Takes = Literal["recipe", "table", "runs", "recipe of a run", "folder", "verb", "calls", "flags", "arguments"]
+"""What follows the name of a verb. recipe: an optional TOML file; table: one with a table of the verb's name, which has
 its settings; runs: run folders; recipe of a run: that of a verb that trains; folder: the folder that `first` names;
 verb: after the flags, another verb; calls: flags, and the verb calls other verbs; flags: flags only; arguments:
 arguments that another program defined."""
@@ -40,17 +40,17 @@ class Verb:
     first: str = ""
     """The setting that the folder before the flags is."""
     example: str = ""
-    """What may follow its name, for the error of a verb that requires something before its flags."""
+    """What may follow its name, for the error about something missing before the flags."""
     less_memory: str = LESS_MEMORY
     """What to do when memory runs out."""
     continues: bool = False
-    """Whether the same command continues work that was stopped; otherwise it starts over."""
+    """Whether the same command continues stopped work; otherwise it starts over."""
     computes: bool = False
     """Whether it runs a model, which needs torch."""
     replaces: bool = False
     """Whether its process is replaced by one with the variables that make models fast (`engine.process`)."""
     reloads: bool = False
-    """Whether SIGHUP has a meaning for it, and must not end it while it starts."""
+    """Whether it handles SIGHUP, which therefore must not end it while it starts."""
     ranks: bool = False
     """Whether several processes can share its work."""
     updates: str = ""
@@ -61,7 +61,7 @@ class Verb:
     """Settings that the library also takes as rows in memory."""
     split: str = ""
     """A function that separates what the command line does not parse: of the table of a recipe and its path if the verb
-    takes "sweep", otherwise of the tokens. It returns what is parsed, and other settings."""
+    takes "table", otherwise of the tokens. It returns what is parsed, and other settings."""
 
 
 @cache
@@ -86,7 +86,7 @@ def all_verbs() -> Mapping[str, Verb]:
     return {one.name: one for one in sorted(found, key=lambda one: one.place)}
 
 
-def provided(name: str) -> Any:
+def load_provided(name: str) -> Any:
     """Returns what a wing provides to the house under this name (`PROVIDES`)."""
     return load(next(places[name] for places in collect("PROVIDES") if name in places))
 
@@ -108,6 +108,12 @@ def settings_of(verb: Verb) -> Any:
     return load(verb.settings)
 
 
-def training() -> Mapping[str, Any]:
+def name_of(kind: type) -> str:
+    """Returns the name of the verb with this settings dataclass."""
+    place = f"{kind.__module__.removeprefix('lambert.')}:{kind.__name__}"
+    return next(one.name for one in all_verbs().values() if one.settings == place)
+
+
+def list_training() -> Mapping[str, Any]:
     """Returns the settings dataclasses of the verbs that train, by verb."""
     return {one.name: settings_of(one) for one in all_verbs().values() if one.updates}

@@ -41,11 +41,11 @@ from lambert.core import signals
 from lambert.engine import process
 
 found = []
-signals.block_hangups()
+signals.block_signals(signals.HANGUPS)
 os.kill(os.getpid(), signal.SIGHUP)  # would end this process
 signal.signal(signal.SIGHUP, lambda number, frame: found.append(number))
 assert found == []
-signals.unblock_hangups()
+signals.unblock_signals(signals.HANGUPS)
 assert found == [signal.SIGHUP]
 """
 

@@ -103,8 +103,8 @@ def test_what_earlier_processes_of_the_run_measured(
     if rows is not None:
         lines = [json.dumps(row) for row in rows]
         (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"ceiling_gflops": 5']))
-    assert ceiling.known(tmp_path, HERE) == wanted
-    assert ceiling.known(tmp_path / "none", HERE) == 0
+    assert ceiling.read_ceiling(tmp_path, HERE) == wanted
+    assert ceiling.read_ceiling(tmp_path / "none", HERE) == 0
 
 
 def test_a_product_is_timed_and_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

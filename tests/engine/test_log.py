@@ -111,8 +111,8 @@ def test_a_row_says_what_the_design_promises(tmp_path: Path) -> None:
 def test_pauses_count_for_the_row_after(tmp_path: Path) -> None:
     with RunLog(tmp_path, steps=3, every=1, quiet=True) as log:
         log.step(step(1, 2.0))
-        log.paused(0.25)
-        log.paused(0.5)
+        log.add_pause(0.25)
+        log.add_pause(0.5)
         log.step(step(2, 2.0))
         log.step(step(3, 2.0))
     assert [row["checkpoint_pause_seconds"] for row in rows(tmp_path)] == [0.0, 0.75, 0.0]
@@ -279,7 +279,7 @@ def test_the_last_rows_are_on_the_disk_when_it_ends(tmp_path: Path, monkeypatch:
 def test_what_holds_up_the_next_update_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunLog(tmp_path, steps=1, every=1, seconds=0) as log:
         log.step(step(1))
-        with log.doing("saving"):
+        with log.show_activity("saving"):
             pass
     *_, saving, ended = capsys.readouterr().err.splitlines()
     assert ", saving" in saving

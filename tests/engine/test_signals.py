@@ -13,7 +13,7 @@ from patience import HANGS
 
 from lambert.core.errors import SavedAndStopped
 from lambert.core.world import World
-from lambert.engine.compiler import compiled
+from lambert.engine.compiler import compile_or_fall_back
 from lambert.engine.signals import Interrupted, StopRequest, graceful_stop
 
 CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]
@@ -29,7 +29,7 @@ def politely(work: Callable[[StopRequest], object]) -> None:
 
 
 def deferring(work: Callable[[StopRequest], object]) -> None:
-    with graceful_stop() as request, request.deferred():
+    with graceful_stop() as request, request.defer():
         work(request)
 
 
@@ -39,11 +39,11 @@ def test_a_signal_is_a_request(number: signal.Signals, code: int, capfd: pytest.
 
     def work(request: StopRequest) -> None:
         assert not request
-        assert not request.agreed(World())
+        assert not request.agree(World())
         ask(number)
         assert request
-        assert request.agreed(World())
-        raise request.stopped("step 7 is saved", "lambert pretrain r.toml")
+        assert request.agree(World())
+        raise request.build_error("step 7 is saved", "lambert pretrain r.toml")
 
     with pytest.raises(SavedAndStopped) as caught:
         deferring(work)
@@ -121,7 +121,7 @@ def test_patience_ends_with_what_came_meanwhile() -> None:
     reached = []
 
     def work(request: StopRequest) -> None:
-        with request.deferred():
+        with request.defer():
             ask()
             reached.append("within")
         reached.append("behind")
@@ -135,7 +135,7 @@ def test_a_request_that_a_library_swallowed_is_remembered() -> None:
     def work(request: StopRequest) -> None:
         with contextlib.suppress(Interrupted):
             ask()
-        with request.deferred():
+        with request.defer():
             raise AssertionError
 
     with pytest.raises(SavedAndStopped):
@@ -163,7 +163,7 @@ def test_an_error_in_patience_stays_that_error() -> None:
 
 def test_stopping_during_the_trial_is_not_a_failure_to_compile() -> None:
     def work(request: StopRequest) -> None:
-        with compiled([], ask, World()):
+        with compile_or_fall_back([], ask, World()):
             raise AssertionError
 
     with pytest.raises(SavedAndStopped):
@@ -176,10 +176,10 @@ def test_a_request_of_another_rank_leaves_the_own_first_signal_a_first() -> None
             return int(signal.SIGUSR1)
 
     def work(request: StopRequest) -> None:
-        assert request.agreed(Two())
+        assert request.agree(Two())
         ask()
         time.sleep(0.1)
-        raise request.stopped("saved")
+        raise request.build_error("saved")
 
     with pytest.raises(SavedAndStopped, match="SIGUSR1; saved"):
         deferring(work)
@@ -195,8 +195,8 @@ def test_a_signal_while_the_ranks_agree_waits_for_the_next_time() -> None:
     seen: list[bool] = []
 
     def work(request: StopRequest) -> None:
-        seen.extend(request.agreed(world) for world in (Meeting(), World(), World()))
-        raise request.stopped("saved")
+        seen.extend(request.agree(world) for world in (Meeting(), World(), World()))
+        raise request.build_error("saved")
 
     with pytest.raises(SavedAndStopped, match="SIGTERM; saved"):
         deferring(work)
@@ -258,7 +258,7 @@ def test_code_that_is_deaf_is_left_after_a_grace(
 def test_the_second_leaves_even_deaf_code_at_once(
     number: signal.Signals, ended: Callable[[str], subprocess.CompletedProcess[str]]
 ) -> None:
-    left = ended(f"with request.deferred(): after(0.1, {int(number)}); after(0.4, {int(number)}); deaf()")
+    left = ended(f"with request.defer(): after(0.1, {int(number)}); after(0.4, {int(number)}); deaf()")
     assert left.returncode == 128 + number
     assert "exiting at once" in left.stderr
 

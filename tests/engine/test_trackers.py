@@ -18,7 +18,7 @@ from patience import HANGS
 from lambert.core.errors import UsageError
 from lambert.engine import trackers
 from lambert.engine.log import RunLog
-from lambert.engine.trackers import TRACKERS, check_trackers, started
+from lambert.engine.trackers import TRACKERS, check_trackers, start_trackers
 from lambert.runs.config import LogConfig
 
 Lambert = Callable[..., Any]
@@ -29,7 +29,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def tracked(name: str, run: Path, rows: list[dict[str, Any]], start: int = 0) -> None:
-    tracker = started([name], run, start)[name]
+    tracker = start_trackers([name], run, start)[name]
     for row in rows:
         tracker.row(row)
     tracker.close()

@@ -18,7 +18,7 @@ from lambert.core.errors import DataError
 from lambert.inference.input_files import InputFiles
 from lambert.tasks import Columns, TaskConfig
 from lambert.tasks.reading.table import labelled_rows, plain_label
-from lambert.text.pieces import with_newlines
+from lambert.wings.corpus.reading.pieces import with_newlines
 from lambert.wings.corpus.reading.readers import Layout, read
 
 RIGHT = ("text", "label")

@@ -121,11 +121,11 @@ def scoring(folder: Path) -> None:
             yield batch_of([number, number + 5])
             done += 1
 
-    with graceful_stop() as request, request.deferred():
+    with graceful_stop() as request, request.defer():
         scores = evaluate(net, batches(strike=False), precision, world, request)
         (folder / f"scored-{world.rank}").write_text(f"{done} of 3, {len(scores) // 2} objectives")
         done = 0
         scores = evaluate(net, batches(strike=True), precision, world, request)
         (folder / f"broken-{world.rank}").write_text(f"{done} of 3, {len(scores) or 'none'}")
-        if request.agreed(world):
-            raise request.stopped("saved")
+        if request.agree(world):
+            raise request.build_error("saved")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lambert.core.compute import Compute
 from lambert.engine import precision as engine
 from lambert.engine.precision import Precision
-from lambert.measure.batches import drawn_batch
+from lambert.measure.batches import draw_batch
 from lambert.model import float8, weights
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import linear, project
@@ -134,7 +134,7 @@ def test_blocks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(float8, "linear", counted)
     config = EncoderConfig(vocabulary=1120, layers=2, hidden=32, heads=2, intermediate=64, positions=64, dropout=0.0)
     model = weights.fresh(config, {"mlm": 0, "nsp": 0}).eval()
-    batch = drawn_batch(config, np.array([20, 9]), seed=1)
+    batch = draw_batch(config, np.array([20, 9]), seed=1)
     grads, losses = [], []
     for name in ("float32", "float8"):
         model.zero_grad()

@@ -19,7 +19,7 @@ from lambert.model.config import EncoderConfig
 from lambert.model.folder import read_config
 from lambert.model.heads import Model, built
 from lambert.model.publish import publish
-from lambert.runs.card import card
+from lambert.runs.publish import card
 from lambert.tasks.card import PIPELINES, Origin, card_of_converted
 from lambert.tasks.config import TaskConfig
 from lambert.text.tokenizers import tokenizer as tokenizers

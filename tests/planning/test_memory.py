@@ -12,7 +12,7 @@ from lambert.engine.precision import PRECISIONS
 from lambert.model.config import SIZES, EncoderConfig, ModernConfig
 from lambert.model.costs import compiled
 from lambert.model.families import FAMILIES, build_encoder
-from lambert.planning.memory import checkpoint_state, kept_per_token, kept_per_weight, training_state, weight_count
+from lambert.planning.memory import bytes_per_token, bytes_per_weight, checkpoint_state, training_state, weight_count
 
 MEASURED = """
 import json, sys
@@ -64,14 +64,14 @@ def test_the_estimate_is_near_the_measured_peak(
     assert done.returncode == 0, done.stderr
     config, cpu = EncoderConfig(**settings), torch.device("cpu")
     dtype = PRECISIONS[precision]
-    estimate = kept_per_token(config, dtype, cpu, longest=length, predicted=share, native=compiled(dtype, cpu))
+    estimate = bytes_per_token(config, dtype, cpu, longest=length, predicted=share, native=compiled(dtype, cpu))
     assert 0.85 * float(done.stdout) < estimate < 2 * float(done.stdout)
 
 
 def test_only_a_cpu_without_the_kernels_keeps_the_probabilities_of_attention() -> None:
     def estimate(device: str, longest: int, *, native: bool = False) -> int:
         config = EncoderConfig(**SIZES["base"], vocabulary=30_522)
-        return kept_per_token(
+        return bytes_per_token(
             config, torch.bfloat16, torch.device(device), longest=longest, predicted=0.15, native=native
         )
 
@@ -81,7 +81,7 @@ def test_only_a_cpu_without_the_kernels_keeps_the_probabilities_of_attention() -
 
 
 def test_a_weight_has_a_gradient_two_moments_and_where_it_is_rounded_a_copy() -> None:
-    assert [kept_per_weight(dtype) for dtype in PRECISIONS.values()] == [12, 18, 18, 18]
+    assert [bytes_per_weight(dtype) for dtype in PRECISIONS.values()] == [12, 18, 18, 18]
 
 
 @pytest.mark.parametrize("family", [*FAMILIES])
@@ -101,4 +101,4 @@ def test_what_a_run_holds_and_saves_for_its_weights_is_float32() -> None:
     assert training_state(100, shards=4) == 4 * (100 + 100 + 50)
     assert training_state(100, moments=0) == 4 * 200
     assert checkpoint_state(100) == 4 * 300
-    assert training_state(1) == kept_per_weight(torch.float32) + 4
+    assert training_state(1) == bytes_per_weight(torch.float32) + 4

@@ -79,4 +79,4 @@ def test_operations_are_those_that_torch_counts(family: str, heads: dict[str, in
         forward = counter.get_total_flops()
         sums_K.sum().backward()
     assert forward == flops.encoder_forward(config, lengths) + flops.heads_forward(config, lengths, counts, heads)
-    assert counter.get_total_flops() == flops.training(config, lengths, counts, heads)
+    assert counter.get_total_flops() == flops.count_training(config, lengths, counts, heads)

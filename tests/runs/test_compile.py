@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from torch import Tensor
 from lambert.core.batch import Batch
 from lambert.core.world import World
 from lambert.distributed.detection import detect
-from lambert.engine.compiler import cause, compile_blocks, compiled, wanted
+from lambert.engine.compiler import compile_blocks, compile_or_fall_back, describe_cause, should_compile
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
-from lambert.measure.batches import drawn_batch
+from lambert.measure.batches import draw_batch
 from lambert.model import attention, weights
 from lambert.model.bert.block import BertBlock
 from lambert.model.config import EncoderConfig, ModernConfig
@@ -36,7 +37,7 @@ needs_a_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("
 
 
 def batch(lengths: list[int]) -> Batch:
-    return drawn_batch(ENCODER, np.array(lengths), seed=len(lengths))
+    return draw_batch(ENCODER, np.array(lengths), seed=len(lengths))
 
 
 def update(model: Model, of: Batch) -> tuple[Tensor, Tensor]:
@@ -57,7 +58,8 @@ def test_compiled_blocks_give_what_eager_ones_give_with_graphs_of_one_shape() ->
     eager = [update(model, batch(lengths)) for lengths in shapes]
     names = [*model.state_dict()]
     counters.clear()
-    with compiled(model.encoder.blocks, lambda: update(model, batch([8, 11, 8, 4])), World()) as compilation:
+    trial = partial(update, model, batch([8, 11, 8, 4]))
+    with compile_or_fall_back(model.encoder.blocks, trial, World()) as compilation:
         assert compilation.active, compilation.problem
         assert compilation.seconds > 0
         graphs = counters["stats"]["unique_graphs"]
@@ -152,7 +154,7 @@ def test_one_rank_that_cannot_compile_makes_all_of_them_eager() -> None:
             return max(number, 1)  # the other rank failed
 
     block = torch.nn.Linear(4, 4)
-    with compiled([block], lambda: None, Two()) as compilation:
+    with compile_or_fall_back([block], lambda: None, Two()) as compilation:
         assert not compilation.active
         assert compilation.problem == "another rank could not"
         assert block._compiled_call_impl is None
@@ -161,8 +163,8 @@ def test_one_rank_that_cannot_compile_makes_all_of_them_eager() -> None:
 def test_the_cause_of_a_failure_is_one_line() -> None:
     outer = RuntimeError("backend='inductor' raised:\n a page")
     outer.__cause__ = FileNotFoundError("\n  triton.h is missing\nmore\n")
-    assert cause(outer) == "FileNotFoundError: triton.h is missing"
-    assert cause(KeyError()) == "KeyError"
+    assert describe_cause(outer) == "FileNotFoundError: triton.h is missing"
+    assert describe_cause(KeyError()) == "KeyError"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_the_cause_of_a_failure_is_one_line() -> None:
     [("auto", "cuda", True), ("auto", "cpu", False), ("on", "cpu", True), ("off", "cuda", False)],
 )
 def test_what_is_compiled_by_default(setting: str, device: str, expected: bool) -> None:
-    assert wanted(setting, torch.device(device)) is expected
+    assert should_compile(setting, torch.device(device)) is expected
 
 
 # --- GPUs ---

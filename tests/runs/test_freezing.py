@@ -89,7 +89,7 @@ def test_gradients_are_those_of_the_whole_model(what: Any) -> None:
 
 def test_operations_of_frozen_blocks() -> None:
     """A frozen block has a forward pass only, a third of the operations."""
-    none, some, every = (operations.training(SHAPE, [7, 5], {}, frozen=frozen) for frozen in (0, 1, 3))
+    none, some, every = (operations.count_training(SHAPE, [7, 5], {}, frozen=frozen) for frozen in (0, 1, 3))
     assert none == 3 * every
     assert some == none - 2 * every // 3
 

@@ -25,7 +25,7 @@ from lambert.engine.loop import OutOfMemory
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
-from lambert.planning.memory import kept_per_token, kept_per_weight, weight_count
+from lambert.planning.memory import bytes_per_token, bytes_per_weight, weight_count
 from lambert.planning.micro_batches import LEAST
 from lambert.runs import microbatch, updates
 from lambert.runs.microbatch import MicrobatchSize, Sample, check_model, shared
@@ -67,7 +67,7 @@ class Beside(World):
 
 
 CONFIG = EncoderConfig(vocabulary=500)
-EACH = kept_per_token(CONFIG, torch.float32, torch.device("cpu"), longest=60, predicted=0.25)
+EACH = bytes_per_token(CONFIG, torch.float32, torch.device("cpu"), longest=60, predicted=0.25)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def find(model: Model, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
 def room_for(model: Model, tokens: float) -> int:
     """Free memory in which `tokens` fit beside gradients, moments, and a copy of weights and moments to be saved."""
-    held = (kept_per_weight(torch.float32) + 12) * sum(parameter.numel() for parameter in model.parameters())
+    held = (bytes_per_weight(torch.float32) + 12) * sum(parameter.numel() for parameter in model.parameters())
     return round(tokens * EACH) + held + 1
 
 

@@ -9,7 +9,7 @@ from markdown_it.token import Token
 
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
-from lambert.runs.card import LabelledFile, Trained, card
+from lambert.runs.publish import LabelledFile, Trained, card
 from lambert.tasks.card import card_of_converted
 from lambert.tasks.config import Columns, TaskConfig
 from lambert.verbs.settings.finetune import FinetuneConfig

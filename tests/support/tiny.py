@@ -170,7 +170,7 @@ def run(folder: Path, *, stop: int = 20, save_every: int = 5, hook: Callable[[St
     optimizer, precision = adamw(net), Precision("float32")
     with (
         signals.graceful_stop() as request,
-        request.deferred(),
+        request.defer(),
         lock_run(folder, world),
         closing(checkpoint.Saver(folder, world=world)) as saver,
     ):
@@ -194,11 +194,11 @@ def run(folder: Path, *, stop: int = 20, save_every: int = 5, hook: Callable[[St
                 saver.report()
                 if hook is not None:
                     hook(step)
-                leaving = request.agreed(world)
+                leaving = request.agree(world)
                 if step.due(save_every) or leaving or step.index == stop:
                     save(step, final=leaving or step.index == stop)
                 if leaving:
-                    raise request.stopped(f"step {step.index} is saved in {folder}", "the same command")
+                    raise request.build_error(f"step {step.index} is saved in {folder}", "the same command")
     return net
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lambert.text.arrow import ArrowFile, NotArrow
+from lambert.text.arrow import ArrowFile, UnreadableTable
 
 pa = pytest.importorskip("pyarrow")
 from pyarrow import ipc  # noqa: E402
@@ -50,12 +50,12 @@ def test_damaged_columns_are_refused(kind: str) -> None:
     else:
         assert old in data
         data = data.replace(old, new)
-    with pytest.raises(NotArrow, match="is damaged or not Arrow"):
+    with pytest.raises(UnreadableTable, match="is damaged or not Arrow"):
         list(ArrowFile(io.BytesIO(data)).rows())
 
 
 def test_decimals_of_impossible_length_are_refused() -> None:
-    with pytest.raises(NotArrow, match="digits behind the point"):
+    with pytest.raises(UnreadableTable, match="digits behind the point"):
         ArrowFile(written(pa.array([None], pa.decimal128(10, -(2**20)))))
 
 
@@ -87,7 +87,7 @@ LARGE = {
 
 @pytest.mark.parametrize("kind", LARGE)
 def test_rows_much_larger_than_the_file_are_refused(kind: str) -> None:
-    with pytest.raises(NotArrow, match="has a record batch of"):
+    with pytest.raises(UnreadableTable, match="has a record batch of"):
         list(ArrowFile(written(LARGE[kind]())).rows())
 
 

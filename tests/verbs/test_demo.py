@@ -17,7 +17,10 @@ from lambert.verbs.demo import results
 Lambert = Callable[..., Any]
 
 
-COMPARED = {"comparisons": [{"scores": {"f1": {"first": 0.25, "second": 0.5, "low": 0.2, "high": 0.3}}}]}
+COMPARED = {
+    "systems": [{"seeds": 3}],
+    "comparisons": [{"scores": {"f1": {"first": 0.25, "second": 0.5, "low": 0.2, "high": 0.3}}}],
+}
 
 
 def started(out: Path, *, short: bool = False, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
@@ -87,7 +90,7 @@ def test_the_table_says_what_pretraining_adds(
     ]
     assert summary["examples"][0]["rows"] == [["[b]", "[b]"]]
     assert "does not show" not in capsys.readouterr().out
-    results.Results(tmp_path, 2.0, 3.0, results.Gain(0.1, 0.0, -0.1, 0.3)).show(1.0)
+    results.Results(tmp_path, 2.0, 3.0, results.Gain(0.1, 0.0, -0.1, 0.3, 3)).show(1.0)
     said = capsys.readouterr().out
     assert "does not show that pre-training helped" in said
     assert "none is found" in said

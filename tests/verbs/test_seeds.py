@@ -11,7 +11,7 @@ from commands import one_line
 
 import lambert as library
 from lambert.core.errors import UsageError
-from lambert.verbs.seeds import over_seeds
+from lambert.verbs.finetune import summarise_seeds
 
 Lambert = Callable[..., Any]
 
@@ -67,11 +67,11 @@ def test_what_is_refused(flags: dict[str, object], tmp_path: Path, lambert: Lamb
         next(library.updates(**{**flags, "out": tmp_path, "seeds": [1, 2]}))
 
 
-def test_the_numbers_over_seeds() -> None:
+def test_the_numbers_summarise_seeds() -> None:
     scores = [{"f1": 0.5, "f1_se": 0.03}, {"f1": 0.7, "f1_se": 0.04}, {"f1": 0.9, "f1_se": 0.0}]
-    (found,) = over_seeds(scores).values()
+    (found,) = summarise_seeds(scores).values()
     assert found["values"] == [0.5, 0.7, 0.9]
     expected = {"mean": 0.7, "deviation": 0.2, "mean_se": 0.2 / math.sqrt(3), "examples_se": 0.05 / math.sqrt(3)}
     assert {name: found[name] for name in expected} == pytest.approx(expected)
-    assert over_seeds(scores[:1]) == {"f1": {"mean": 0.5, "values": [0.5], "examples_se": 0.03}}
-    assert over_seeds([{}, {}]) == {}
+    assert summarise_seeds(scores[:1]) == {"f1": {"mean": 0.5, "values": [0.5], "examples_se": 0.03}}
+    assert summarise_seeds([{}, {}]) == {}

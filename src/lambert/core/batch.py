@@ -9,8 +9,8 @@ Shape legend, used as suffixes of names in the whole project:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from torch import Tensor
 from lambert.core.compute import PLAIN, Compute
 
 Ints = npt.NDArray[np.int64]
+Record = TypeVar("Record", bound="Target | Batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,17 @@ class Target:
         # No product of vectors, which autocast would compute in bfloat16 or float16.
         return losses_N.sum() if self.weights_N is None else (losses_N * self.weights_N).sum()
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Target":
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Returns the targets with `function` applied to each of their tensors."""
-        weights_N = None if self.weights_N is None else function(self.weights_N)
-        return replace(self, at_N=function(self.at_N), labels_N=function(self.labels_N), weights_N=weights_N)
+        return _map_tensors(self, function)
+
+
+def _map_tensors(record: Record, function: Callable[[Tensor], Tensor], **others: Any) -> Record:
+    """Returns a dataclass with `function` applied to its fields that are tensors, and `others` replaced."""
+    for field in fields(record):
+        if isinstance(value := getattr(record, field.name), Tensor):
+            others[field.name] = function(value)
+    return replace(record, **others)
 
 
 def exact_weights(weights: npt.ArrayLike) -> Tensor:
@@ -77,13 +85,6 @@ class SoftTarget(Target):
         Source: Hinton et al., "Distilling the knowledge in a neural network", 2015, section 2.
         """
         return self.share * self.temperature**2 * soft + (1 - self.share) * hard
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> "SoftTarget":
-        """Returns the targets with `function` applied to each of their tensors."""
-        moved = Target.map(self, function)
-        return replace(
-            self, at_N=moved.at_N, labels_N=moved.labels_N, weights_N=moved.weights_N, soft_NL=function(self.soft_NL)
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,15 +143,8 @@ class Batch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Returns the batch with `function` applied to each of its tensors."""
-        return replace(
-            self,
-            ids_T=function(self.ids_T),
-            types_T=function(self.types_T),
-            positions_T=function(self.positions_T),
-            bounds_S1=function(self.bounds_S1),
-            targets={name: target.map(function) for name, target in self.targets.items()},
-            pooled_from_S=None if self.pooled_from_S is None else function(self.pooled_from_S),
-        )
+        targets = {name: target.map(function) for name, target in self.targets.items()}
+        return _map_tensors(self, function, targets=targets)
 
     def with_targets(self, targets: Mapping[str, Target]) -> "Batch":
         """Returns the same batch with the given `targets`."""

@@ -26,6 +26,8 @@ SAMPLE_BLOCKS = 64
 _TOLD_BYTES = 8 * 2**20
 _DIGITS = 8  # hexadecimal digits of the SHA-256 that are kept for each block
 SUMS = "SHA256SUMS"
+REMEDY = "Restore it from a copy, or remove the corpus and prepare it again."
+"""Advice about a damaged file of a corpus."""
 _MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".onnx", ".data", ".xml", ".pt2")
 
 
@@ -165,7 +167,4 @@ def _short(data: bytes) -> str:
 
 
 def _changed(path: Path, how: str) -> DataError:
-    return DataError(
-        f"{path} was changed since `lambert prepare` wrote it: {how}. Restore it from a copy, or remove the corpus and "
-        "prepare it again."
-    )
+    return DataError(f"{path} was changed since `lambert prepare` wrote it: {how}. {REMEDY}")

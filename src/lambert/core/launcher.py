@@ -29,7 +29,6 @@ GRACE_SECONDS = 4.0
 CRASH_FILE = "crash.txt"
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
-_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,12 @@ class End:
     """Time of the end, in seconds since 1970."""
 
 
-def _signal_at_parent_death(number: int) -> None:
-    """Makes the kernel send the signal `number` to this process when its parent dies. Linux only; elsewhere this does
-    nothing. Makes one system call, so it may run between fork and exec."""
-    if _prctl is not None:
-        _prctl(_DEATH_SIGNAL, number)
+class Ended(LambertError):
+    """A process that this command started failed, with its line and its exit code."""
+
+    def __init__(self, line: str, code: int) -> None:
+        super().__init__(line)
+        self.exit_code = code
 
 
 def follow() -> None:
@@ -61,9 +61,10 @@ def follow() -> None:
     launcher = _launcher()
     if not launcher:
         return
-    # A stopped process must wake up to leave. Not SIGTERM: the kernel sends the signal once for each thread of the
-    # launcher, and a second SIGTERM would end the process before it has saved.
-    _signal_at_parent_death(signal.SIGCONT)
+    if sys.platform == "linux":
+        # The kernel sends SIGCONT when the launcher dies: a stopped process must wake up to leave. Not SIGTERM: it is
+        # sent once for each thread of the launcher, and the second one would end the process before it has saved.
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGCONT)
     threading.Thread(target=_follow, args=(launcher,), name="lambert-launcher", daemon=True).start()
 
 
@@ -110,8 +111,8 @@ def _is_first_to_end() -> bool:
         Path(os.environ[ENDS], "reported").touch(exist_ok=False)
     except FileExistsError:
         return False
-    except OSError:  # the folder is gone, too
-        return True
+    except OSError:
+        pass  # the folder is gone, too
     return True
 
 

@@ -79,7 +79,7 @@ def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "", *, as_t
     hints = typing.get_type_hints(kind)
     for name, value in values.items():
         hint = hints.get(name.replace("-", "_"))
-        kinds = set(typing.get_args(hint) or (hint,)) - {types.NoneType, Ellipsis}
+        kinds = _kinds(hint)
         nested = next(filter(dataclasses.is_dataclass, kinds), None)
         if isinstance(value, Mapping):
             if nested:
@@ -120,6 +120,11 @@ def _is_named(kind: Any, setting: str) -> bool:
     return dataclasses.is_dataclass(hint) and _first([hint]) == "name"
 
 
+def as_word(path: object) -> str:
+    """Returns a path as a word of a command that is not parsed as a flag."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
+
+
 def check_flags(kind: Any, tokens: Sequence[str]) -> None:
     """Raises UsageError if a flag has a fraction where a whole number is needed, which the parser would round, names a
     table, whose first setting the parser would set, has an empty path, which the parser takes for the current folder,
@@ -128,7 +133,7 @@ def check_flags(kind: Any, tokens: Sequence[str]) -> None:
         name, equals, value = token.partition("=")
         given = value if equals else following
         hint = _hint(kind, name[2:].replace("-", "_").split(".")) if name.startswith("--") else None
-        kinds = set(typing.get_args(hint) or (hint,)) - {types.NoneType, Ellipsis}
+        kinds = _kinds(hint)
         several = typing.get_origin(hint) is tuple
         if several and not equals and (given is None or re.match(r"--?[A-Za-z]", given)):
             raise UsageError(f"{name} requires one value or more, and none follows it.")
@@ -147,8 +152,12 @@ def _hint(kind: Any, names: Sequence[str]) -> Any:
     hint = typing.get_type_hints(kind).get(names[0])
     if len(names) == 1 or hint is None:
         return hint
-    tables = (part for part in typing.get_args(hint) or (hint,) if dataclasses.is_dataclass(part))
-    return next(filter(None, (_hint(table, names[1:]) for table in tables)), None)
+    return next(filter(None, (_hint(table, names[1:]) for table in _tables(hint))), None)
+
+
+def _tables(hint: Any) -> list[Any]:
+    """Returns the dataclasses in a hint."""
+    return [part for part in typing.get_args(hint) or (hint,) if dataclasses.is_dataclass(part)]
 
 
 def dotted_names(kind: Any, prefix: str = "") -> Iterator[str]:
@@ -158,17 +167,20 @@ def dotted_names(kind: Any, prefix: str = "") -> Iterator[str]:
     for name, hint in typing.get_type_hints(kind).items():
         if not all(getattr(extra, "parse", True) for extra in getattr(annotated[name], "__metadata__", ())):
             continue
-        tables = [part for part in typing.get_args(hint) or (hint,) if dataclasses.is_dataclass(part)]
-        for table in tables:
+        for table in _tables(hint):
             yield from dotted_names(table, f"{prefix}{name}.")
-        if not tables:
+        if not _tables(hint):
             yield prefix + name
 
 
 def kinds_of(kind: Any, name: str) -> set[Any]:
     """Returns the types that the setting with this dotted name of a dataclass may have, without None."""
-    hint = _hint(kind, name.split("."))
-    return set(typing.get_args(hint) or (hint,)) - {types.NoneType}
+    return _kinds(_hint(kind, name.split(".")))
+
+
+def _kinds(hint: Any) -> set[Any]:
+    """Returns the types in a hint, without None."""
+    return set(typing.get_args(hint) or (hint,)) - {types.NoneType, Ellipsis}
 
 
 def _first(kinds: Iterable[Any]) -> str:
@@ -216,8 +228,7 @@ def required(kind: Any, given: Collection[str], table: str = "") -> Iterator[str
         if typing.get_origin(hint) is typing.Annotated:
             names = [name for extra in hint.__metadata__ for name in getattr(extra, "name", None) or ()]
             flag, hint = (names[0].removeprefix("--") if names else flag), hint.__origin__
-        inner = hint.__args__ if isinstance(hint, types.UnionType) else (hint,)
-        tables = [part for part in inner if dataclasses.is_dataclass(part)]
+        tables = _tables(hint)
         if tables and any(name.startswith(f"{flag}.") for name in given):
             yield from required(tables[0], given, f"{flag}.")
         elif field.default is field.default_factory and flag not in given:
@@ -226,14 +237,8 @@ def required(kind: Any, given: Collection[str], table: str = "") -> Iterator[str
 
 def as_dict(config: Any) -> dict[str, Any]:
     """Returns a settings dataclass as nested plain values, without those that are None, which TOML cannot represent."""
-    out: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            out[field.name] = as_dict(value)
-        elif value is not None:
-            out[field.name] = plain(value)
-    return out
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {name: plain(value) for name, value in values.items() if value is not None}
 
 
 def defaults(config: Any) -> dict[str, Any]:
@@ -318,6 +323,15 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
     return flat
+
+
+def merge(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested tables merged; a value of `over` takes precedence."""
+    merged = dict(values)
+    for name, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = merge(merged[name], value) if both else value
+    return merged
 
 
 def without(values: Mapping[str, Any], unset: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lambert.core.contents import HashedFile, check, digests, misfit
+from lambert.core.contents import REMEDY, HashedFile, check, digests, misfit
 from lambert.core.errors import DataError
 from lambert.core.files import check_regular, open_regular, parse_json, read_file
 from lambert.core.unsupported import is_work_folder
@@ -37,17 +37,13 @@ FORMAT_VERSION = 1
 SPLITS = ("train", "heldout")
 _MANIFEST_HASH, RECORD_HASH = "manifest_sha256", "record_sha256"
 _SHARD = {"file": str, "tokens": int, "bytes": int, "sha256": str, "blocks?": str}
-_COUNTS = {
-    "documents": int,
-    "sentences": int,
-    "tokens": int,
-    "unigram_entropy?": float,
-    "unigram_cross_entropy?": float,
-}
-_SPLIT = {**_COUNTS, "shards": [_SHARD], "index_sha256": str, "index_blocks?": str}
+_COUNTS = ("documents", "sentences", "tokens")
+_SPLIT = {
+    **dict.fromkeys(_COUNTS, int), "unigram_entropy?": float, "unigram_cross_entropy?": float,
+    "shards": [_SHARD], "index_sha256": str, "index_blocks?": str,
+}  # fmt: skip
 _MANIFEST = {"vocabulary": int, "tokenizer_sha256": str, "splits": dict.fromkeys(SPLITS, _SPLIT)}
 """What every reader of a corpus may rely on."""
-_REMEDY = "Restore it from a copy, or remove the corpus and prepare it again."
 _WATCH_SECONDS = 1.0  # minimum interval between two checks of the mapped files
 _HEADER, _ROW = 128, 16  # bytes of the header of the index, for any number of rows, and of a row
 SHARD_BYTES = 128 * 2**20  # small enough for a single request to remote storage
@@ -72,8 +68,8 @@ class SplitWriter:
         object continues. Raises DataError if they are shorter."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.dtype, self.shard_bytes = folder, token_type(vocabulary), shard_bytes
-        state = state or {"documents": 0, "sentences": 0, "tokens": 0, "shards": [], "bytes": 0}
-        self.documents, self.sentences, self.tokens = (state[name] for name in ("documents", "sentences", "tokens"))
+        state = state or {**dict.fromkeys(_COUNTS, 0), "shards": [], "bytes": 0}
+        self.documents, self.sentences, self.tokens = (state[name] for name in _COUNTS)
         self.shards: list[dict[str, Any]] = list(state["shards"])
         self._bytes = int(state["bytes"])
         known = {entry["file"]: entry["bytes"] for entry in self.shards}
@@ -137,8 +133,10 @@ class SplitWriter:
         for file in (self._shard, self._index):
             if file is not None:
                 _flush(file)
-        counts = {"documents": self.documents, "sentences": self.sentences, "tokens": self.tokens}
-        return {**counts, "shards": list(self.shards), "bytes": self._bytes}
+        return {**self._counts(), "shards": list(self.shards), "bytes": self._bytes}
+
+    def _counts(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in _COUNTS}
 
     def abandon(self) -> None:
         """Closes the files after a failed write, without completing the split."""
@@ -158,10 +156,8 @@ class SplitWriter:
         assert self._index.tell() == _HEADER
         _flush(self._index)
         self._index.close()
-        index = self.folder / "index.npy"
-        counts = {"documents": self.documents, "sentences": self.sentences, "tokens": self.tokens}
-        whole, blocks = digests(index)
-        return {**counts, "shards": self.shards, "index_sha256": whole, "index_blocks": blocks}
+        whole, blocks = digests(self.folder / "index.npy")
+        return {**self._counts(), "shards": self.shards, "index_sha256": whole, "index_blocks": blocks}
 
 
 def _continued(path: Path, size: int) -> Any:
@@ -207,17 +203,17 @@ class Split:
         *shards, index_file = self._files
         self._maps: list[npt.NDArray[Any]] = []
         for file, shard in zip(shards, entry["shards"], strict=True):
-            if not file.path.is_file() or file.path.stat().st_size != shard["bytes"]:
-                size = shard["bytes"]
-                raise DataError(f"{file.path} is missing or not {size} bytes long. {_REMEDY}")
+            size = shard["bytes"]
+            if not file.path.is_file() or file.path.stat().st_size != size:
+                raise DataError(f"{file.path} is missing or not {size} bytes long. {REMEDY}")
             self._maps.append(np.memmap(check_regular(file.path), dtype=dtype, mode="r"))
         self._starts = np.cumsum([0, *(shard["tokens"] for shard in entry["shards"])])
         try:
             index = np.load(check_regular(index_file.path), mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{index_file.path} cannot be read ({error}). {_REMEDY}") from error
+            raise DataError(f"{index_file.path} cannot be read ({error}). {REMEDY}") from error
         if index.shape != (entry["sentences"], 2) or index.dtype != "<i8" or np.isfortran(index):
-            raise DataError(f"{index_file.path} does not match the manifest. {_REMEDY}")
+            raise DataError(f"{index_file.path} does not match the manifest. {REMEDY}")
         self.ends: npt.NDArray[np.int64] = index[:, 0]
         self.documents: npt.NDArray[np.int64] = index[:, 1]
         self.tokens = int(self._starts[-1])
@@ -245,8 +241,7 @@ class Split:
                 at = int(np.argmax(ids >= self.vocabulary))
                 raise DataError(
                     f"{self._files[shard].path} is damaged: token {max(start - first, 0) + at:,} of it has the id "
-                    f"{ids[at]}, beyond the vocabulary of {self.vocabulary} pieces. Restore the file from a copy, or "
-                    "remove the corpus and prepare it again."
+                    f"{ids[at]}, beyond the vocabulary of {self.vocabulary} pieces. {REMEDY}"
                 )
 
     def watch(self) -> None:
@@ -279,18 +274,15 @@ def check_corpus(corpus: Path, *, whole: bool = False) -> None:
     check([file for name, entry in splits.items() for file in _files(corpus, name, entry)], whole=whole)
     tokenizer = corpus / "tokenizer.json"
     if not tokenizer.is_file():
-        raise DataError(f"{tokenizer} is missing. Restore it from a copy, or remove the corpus and prepare it again.")
+        raise DataError(f"{tokenizer} is missing. {REMEDY}")
     HashedFile(tokenizer, manifest["tokenizer_sha256"]).check()
 
 
 def content_hash(manifest: Mapping[str, Any]) -> str:
     """Returns a hash of the tokens and sentences of a corpus, independent of its path and its inputs."""
-    return _digest(
-        {
-            name: [[shard["sha256"] for shard in entry["shards"]], entry["index_sha256"]]
-            for name, entry in manifest["splits"].items()
-        }
-    )
+    splits = manifest["splits"].items()
+    hashes = {name: [[shard["sha256"] for shard in entry["shards"]], entry["index_sha256"]] for name, entry in splits}
+    return _digest(hashes)
 
 
 def with_hash(values: Mapping[str, Any], key: str = _MANIFEST_HASH) -> dict[str, Any]:
@@ -326,27 +318,26 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = parse_json(read_file(path), surrogates=True)
     except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}. {_REMEDY}") from error
+        raise DataError(f"{path} is not JSON: {error}. {REMEDY}") from error
     found = manifest.get("format_version") if isinstance(manifest, dict) else None
     if found != FORMAT_VERSION:
-        raise DataError(f"{path} is of format {found}, this version reads {FORMAT_VERSION}. {_REMEDY}")
-    rest = {name: value for name, value in manifest.items() if name != _MANIFEST_HASH}
-    if manifest.get(_MANIFEST_HASH, _digest(rest)) != _digest(rest):
+        raise DataError(f"{path} is of format {found}, this version reads {FORMAT_VERSION}. {REMEDY}")
+    if _MANIFEST_HASH in manifest and not has_hash(manifest):
         raise DataError(
-            f"{path} was changed since `lambert prepare` wrote it: its {_MANIFEST_HASH} does not match. {_REMEDY}"
+            f"{path} was changed since `lambert prepare` wrote it: its {_MANIFEST_HASH} does not match. {REMEDY}"
         )
     check_shape(path, manifest, _MANIFEST)
     width = token_type(manifest["vocabulary"]).itemsize
     for split in manifest["splits"].values():
         for shard in split["shards"]:
             if Path(shard["file"]).name != shard["file"] or shard["bytes"] != shard["tokens"] * width:
-                raise DataError(f"{path}: {shard['file']!r} is not a shard of {shard['tokens']} tokens. {_REMEDY}")
+                raise DataError(f"{path}: {shard['file']!r} is not a shard of {shard['tokens']} tokens. {REMEDY}")
         if sum(shard["tokens"] for shard in split["shards"]) != split["tokens"]:
-            raise DataError(f"{path}: its shards have not {split['tokens']} tokens together. {_REMEDY}")
+            raise DataError(f"{path}: its shards have not {split['tokens']} tokens together. {REMEDY}")
     return manifest
 
 
 def check_shape(path: Path | str, manifest: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
     """Raises DataError with the first place of a manifest that does not have the shape, as `misfit` knows shapes."""
     if place := misfit(manifest, shape):
-        raise DataError(f"{path}: {place} is missing or not what `lambert prepare` writes. {_REMEDY}")
+        raise DataError(f"{path}: {place} is missing or not what `lambert prepare` writes. {REMEDY}")

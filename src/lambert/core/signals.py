@@ -12,10 +12,9 @@ from typing import NoReturn
 
 LAUNCHED = "LAMBERT_LAUNCHER"
 """Environment variable with the process id of the launcher, set in the processes that it starts."""
-_CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
-if hasattr(signal, "SIGUSR1"):
-    _CODES[signal.SIGUSR1] = 75
-_HANGUPS = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
+_CODES = {signal.SIGTERM: 75, signal.SIGINT: 130, signal.SIGUSR1: 75}
+HANGUPS = (signal.SIGHUP,)
+"""SIGHUP makes a service load its models again, and would end a process that has no handler yet."""
 _next_step = "To start again: the same command."
 
 
@@ -38,7 +37,7 @@ def exit_on_signals() -> None:
         for number in _CODES:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, leave)
-    _mask("SIG_UNBLOCK")
+    unblock_signals()
 
 
 def say_that_it_continues() -> None:
@@ -53,30 +52,14 @@ def restore_keyboard_interrupt() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def block_signals() -> None:
+def block_signals(numbers: Collection[signal.Signals] = tuple(_CODES)) -> None:
     """Blocks the signals until `unblock_signals` or `exit_on_signals` is called, even across an exec."""
-    _mask("SIG_BLOCK")
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
 
-def unblock_signals() -> None:
+def unblock_signals(numbers: Collection[signal.Signals] = tuple(_CODES)) -> None:
     """Unblocks the signals; those that arrived meanwhile are delivered now."""
-    _mask("SIG_UNBLOCK")
-
-
-def block_hangups() -> None:
-    """Blocks SIGHUP until `unblock_hangups` is called, even across an exec: it makes a service load its models again,
-    and would end a process that has no handler yet."""
-    _mask("SIG_BLOCK", _HANGUPS)
-
-
-def unblock_hangups() -> None:
-    """Unblocks SIGHUP; one that arrived meanwhile is delivered now."""
-    _mask("SIG_UNBLOCK", _HANGUPS)
-
-
-def _mask(how: str, numbers: Collection[signal.Signals] = tuple(_CODES)) -> None:
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(getattr(signal, how), numbers)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def _leave(number: int) -> NoReturn:

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from codecs import BOM_UTF8
 from pathlib import Path
 
 from lambert.core.errors import DataError
@@ -63,7 +64,6 @@ LABELLED = {
     ".csv": "a table (CSV)",
     ".tsv": "a table (TSV)",
 }
-_BOM = b"\xef\xbb\xbf"
 _SEPARATORS = {",": ".csv", "\t": ".tsv", ";": ".csv", "|": ".csv"}
 _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
 _TABLE_BYTES = 1 << 16
@@ -88,7 +88,7 @@ def _table(beginning: bytes) -> str:
     The first line of a table has different column names, each a single word. Prose has spaces after its separators, and
     its lines do not all have the same number of them.
     """
-    text = beginning[:_TABLE_BYTES].removeprefix(_BOM).decode("utf-8", "replace")
+    text = beginning[:_TABLE_BYTES].removeprefix(BOM_UTF8).decode("utf-8", "replace")
     header = text.partition("\n")[0].rstrip("\r")
     for separator, suffix in _SEPARATORS.items():
         names = [cell.strip('"' if separator == "," else ' "') for cell in header.split(separator)]
@@ -110,16 +110,11 @@ def _rows(text: str, separator: str) -> list[list[str]]:
         return [[]]
 
 
-_MARKUP = {
-    b"<!doctype html": "is an HTML page, and its markup would be learnt as text. Name it .html",
-    b"<html": "is an HTML page, and its markup would be learnt as text. Name it .html",
-}
-
-
 def markup(beginning: bytes) -> str:
-    """Returns, as the end of a sentence, which markup a file with this beginning contains and what to do with it; ""
-    for other files."""
-    text = beginning.removeprefix(_BOM).lstrip().lower()
+    """Returns, as the end of a sentence, that a file with this beginning is an HTML page and what to do with it; "" for
+    other files."""
+    text = beginning.removeprefix(BOM_UTF8).lstrip().lower()
     if text.startswith(b"<?xml"):
         text = text.partition(b"?>")[2].lstrip()
-    return next((words for tag, words in _MARKUP.items() if text.startswith(tag)), "")
+    page = text.startswith((b"<!doctype html", b"<html"))
+    return "is an HTML page, and its markup would be learnt as text. Name it .html" if page else ""

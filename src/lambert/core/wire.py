@@ -25,15 +25,14 @@ def payload_bytes(blocks: int, block_bytes: int) -> int:
     return blocks * (_STEP_BYTES + block_bytes)
 
 
-def quantized_bytes(elements: int, bits: int, ranks: int, block: int | None = None) -> int:
+def quantized_bytes(elements: int, bits: int, ranks: int) -> int:
     """Returns the bytes that one rank sends when quantized elements are summed: two ranks swap whole payloads; more of
     them reduce one share each and gather the shares.
 
     Args:
         bits: Bits per element, 8 or 4.
-        block: Elements that share a step (default: BLOCKS).
     """
-    block = block or BLOCKS[bits]
+    block = BLOCKS[bits]
     blocks = -(-elements // block)
     if ranks <= 2:
         return (ranks - 1) * payload_bytes(blocks, block * bits // 8)

@@ -1,16 +1,18 @@
 """The World of a process: its rank, the world size, and the collectives. This module implements a world of one process,
 so other code needs no branch for it; `distributed.group.Group` has the same interface for several processes."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from lambert.core.batch import Batch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,11 @@ class World:
         """Returns rank 0's `text` on every rank. The text is sent as bytes, never as a pickle. `seconds` is how long
         the other ranks wait for it, if that may exceed the time-out of a collective."""
         return text
+
+    def run_on_first(self, work: Callable[[], T], seconds: float | None = None) -> T:
+        """Returns on all ranks what `work()` returns on rank 0, a value that JSON represents. If it raises a
+        LambertError there, all ranks raise that error. `seconds` is that of `broadcast_text`."""
+        return work()
 
     def gather_text(self, text: str) -> list[str]:
         """Returns the texts of all ranks, in the order of ranks, on every rank."""

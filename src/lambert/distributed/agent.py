@@ -25,6 +25,7 @@ from lambert.core.launcher import FINAL, End, read_ends
 from lambert.distributed.failure_detector import report, within_deadline
 from lambert.distributed.rendezvous import connect
 from lambert.engine import archive
+from lambert.engine.signals import END, listen_to_signals
 
 BROKEN_SECONDS = 5
 """How long the other workers may take to leave after a crash, before SIGKILL. torch's default is 30."""
@@ -68,33 +69,20 @@ class Agent(LocalElasticAgent):
         self._lock = threading.Lock()
 
     @contextmanager
-    def forwarding_signals(self) -> Iterator[None]:
-        """Returns a context manager in which the first signal is forwarded to the workers and the second kills them and
-        ends this process.
-
-        A thread handles the signals, because Python's handlers do not run while the main thread is in torch.
-        """
+    def forward_signals(self) -> Iterator[None]:
+        """A context in which the first signal is forwarded to the workers and the second kills them and ends this
+        process."""
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # torch itself handles no other
-        read_fd, write_fd = os.pipe()
-        os.set_blocking(write_fd, False)
         # nohup ignores SIGHUP. A shell ignores SIGINT for a job in the background, but the verbs handle it there too.
         handled = [
             number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN
         ]
-        before = {number: signal.signal(number, lambda *_: None) for number in handled}
-        wakes = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        threading.Thread(target=self._listen, args=(read_fd,), name="lambert-signals", daemon=True).start()
-        try:
+        with listen_to_signals(handled, lambda number, frame: None, self._listen):
             yield
-        finally:
-            signal.set_wakeup_fd(wakes)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            os.close(write_fd)
 
     def _listen(self, read_fd: int) -> None:
-        while number := os.read(read_fd, 1):
-            self._forward(signal.SIGTERM if number[0] == signal.SIGHUP else number[0])
+        while (number := os.read(read_fd, 1)[0]) != END:
+            self._forward(signal.SIGTERM if number == signal.SIGHUP else number)
 
     def _forward(self, number: int) -> None:
         with self._lock:
@@ -151,22 +139,22 @@ class Agent(LocalElasticAgent):
             say("a machine joins or leaves: all ranks save, and the group starts again")
         super()._restart_workers(worker_group)
 
-    def _waited(self) -> float:
+    def _measure_wait(self) -> float:
         return 0.0 if self._ended is None else time.monotonic() - self._ended
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
-        end = self._final(worker_group) or self._published(worker_group)
+        end = self._final(worker_group) or self._read_outcome(worker_group)
         if result.state == WorkerState.HEALTHY:
             self._ended = None if end is None else self._ended or time.monotonic()
-            if end is None or self._waited() < _SAVING_SECONDS.get(end.code, _ENDING_SECONDS):
+            if end is None or self._measure_wait() < _SAVING_SECONDS.get(end.code, _ENDING_SECONDS):
                 return result
             self._stop_workers(worker_group)
         elif end is None and result.state == WorkerState.FAILED:
             end = self._crash(worker_group)
             if self._remaining_restarts and not self.signalled:
                 restart = worker_group.spec.max_restarts - self._remaining_restarts + 1
-                say(f"{_described(end)}; restart {restart} of {worker_group.spec.max_restarts}{self._position()}")
+                say(f"{_describe(end)}; restart {restart} of {worker_group.spec.max_restarts}{self._position()}")
                 return result
             if self.signalled:
                 line = f"Stopped by {signal.Signals(self.signalled).name}. To continue: the same command again."
@@ -174,7 +162,7 @@ class Agent(LocalElasticAgent):
             else:
                 tries = worker_group.spec.max_restarts
                 gave_up = f"gave up after {tries} restart{'s' if tries > 1 else ''}: first failure: " if tries else ""
-                end = replace(end, line=f"{gave_up}{_described(end)}{self._advice(end)}")
+                end = replace(end, line=f"{gave_up}{_describe(end)}{self._advice(end)}")
         if end is None:
             return result
         if end.code in STOPPED and not self.signalled and self._elastic and _stores(worker_group):
@@ -253,7 +241,7 @@ class Agent(LocalElasticAgent):
                 store.set(_OUTCOME, json.dumps(asdict(end)))
                 barrier(store, group.group_world_size or 1, "lambert/left", BROKEN_SECONDS)
 
-    def _published(self, group: WorkerGroup) -> End | None:
+    def _read_outcome(self, group: WorkerGroup) -> End | None:
         """Returns the end of the group that the agent of another node has reported."""
         for store in _stores(group):
             with suppress(RuntimeError):
@@ -272,6 +260,6 @@ def say(line: str) -> None:
     print(f"lambert launch: {printable_line(line)}", file=sys.stderr, flush=True)
 
 
-def _described(end: End) -> str:
+def _describe(end: End) -> str:
     killed = end.line.startswith(("was killed by", "left with"))
     return (f"rank {end.rank} (pid {end.pid}) {end.line}" if killed else f"rank {end.rank}: {end.line}").rstrip(".")

@@ -15,6 +15,8 @@ from contextlib import suppress
 
 from torch._C._distributed_c10d import Store
 
+from lambert.distributed.rendezvous import wait_for
+
 Answers = dict[int, tuple[str, int]]
 """For each rank that answered: the reason why it left and its exit code, or "" and 0 if it is alive."""
 
@@ -23,6 +25,8 @@ _SECONDS = 2.0
 _PAUSE_SECONDS = 0.5
 """Interval between two polls of the store by one rank: a thousand ranks make 2,000 small requests a second."""
 _ALARM, _VERDICT = "lambert/alarm", "lambert/verdict on leaving"
+_LEFT, _ALIVE, _READ = "lambert/left/{}", "lambert/alive/{}", "lambert/read/{}"
+"""Keys of a rank that left, of one that answered the alarm, and of one that has read the verdict."""
 
 
 class FailureDetector:
@@ -74,18 +78,18 @@ class FailureDetector:
                 self._wake.wait(_PAUSE_SECONDS)
                 if self._stopped:
                     return
-            self._store.set(_alive(self._rank), "")
+            self._store.set(_ALIVE.format(self._rank), "")
             self._verdict = self._collect_verdict() if self._rank == 0 else self._await_verdict()
-            self._store.set(_has_read(self._rank), "")
+            self._store.set(_READ.format(self._rank), "")
         self._verdict_known.set()
 
     def _answers(self) -> Answers:
         found: Answers = {}
         for rank in range(self._size):
-            if self._store.check([_left(rank)]):
-                why, code = json.loads(self._store.get(_left(rank)))
+            if self._store.check([_LEFT.format(rank)]):
+                why, code = json.loads(self._store.get(_LEFT.format(rank)))
                 found[rank] = why, code
-            elif self._store.check([_alive(rank)]):
+            elif self._store.check([_ALIVE.format(rank)]):
                 found[rank] = "", 0
         return found
 
@@ -99,25 +103,21 @@ class FailureDetector:
     def _await_verdict(self) -> Answers:
         """Returns rank 0's verdict. If rank 0 gives none and the launcher hosts the store, returns the answers that
         this rank finds in the store."""
-        until = time.monotonic() + 1.5 * _SECONDS
-        while not self._store.check([_VERDICT]):
-            if time.monotonic() > until:
-                return self._answers()
-            time.sleep(0.02)
+        if not wait_for(self._store, [_VERDICT], 1.5 * _SECONDS):
+            return self._answers()
         answers = json.loads(self._store.get(_VERDICT))
         return {int(rank): (why, code) for rank, (why, code) in answers.items()}
 
     def _await_readers(self) -> None:
         """Waits until all living ranks have read the verdict."""
-        living = [_has_read(rank) for rank in range(self._size) if self._store.check([_alive(rank)])]
-        while living and not self._store.check(living):
-            time.sleep(0.02)
+        living = [rank for rank in range(self._size) if self._store.check([_ALIVE.format(rank)])]
+        wait_for(self._store, map(_READ.format, living), _SECONDS)
 
 
 def report(store: Store, rank: int, why: str, code: int) -> None:
     """Writes to the `store` why `rank` left and its exit code. The agent calls it for a worker that ended without a
     report of its own."""
-    store.set(_left(rank), json.dumps([why, code]))
+    store.set(_LEFT.format(rank), json.dumps([why, code]))
 
 
 def within_deadline(work: Callable[[], None]) -> bool:
@@ -134,15 +134,3 @@ def within_deadline(work: Callable[[], None]) -> bool:
     thread.start()
     thread.join(_SECONDS)
     return bool(done)
-
-
-def _left(rank: int) -> str:
-    return f"lambert/left/{rank}"
-
-
-def _alive(rank: int) -> str:
-    return f"lambert/alive/{rank}"
-
-
-def _has_read(rank: int) -> str:
-    return f"lambert/read/{rank}"

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -27,7 +27,7 @@ from lambert.core.errors import (
     SavedAndStopped,
     UsageError,
 )
-from lambert.core.world import World
+from lambert.core.world import T, World
 from lambert.distributed.config import TIMEOUT_SECONDS
 from lambert.distributed.failure_detector import FailureDetector, within_deadline
 from lambert.distributed.launch_environment import ProcessInfo
@@ -101,6 +101,20 @@ class Group(World):
         group = torch.distributed.group.WORLD
         assert group is not None
         group.broadcast([tensor], options).wait(options.timeout)
+
+    def run_on_first(self, work: Callable[[], T], seconds: float | None = None) -> T:
+        text = ""
+        if self.is_first:
+            try:
+                text = json.dumps([work(), "", 0])
+            except EXPLAINED as error:
+                self.broadcast_text(json.dumps([None, str(error), error.exit_code]), seconds)
+                raise
+        value, problem, code = json.loads(self.broadcast_text(text, seconds))
+        if code:
+            raise _error_of_peer(problem, code)
+        found: T = value
+        return found
 
     def gather_text(self, text: str) -> list[str]:
         content = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)

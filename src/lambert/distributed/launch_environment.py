@@ -54,7 +54,7 @@ def process_info() -> ProcessInfo:
     for source in (_by_variables, _by_mpi, _by_slurm, _by_kubernetes):
         found = source()
         if found is not None:
-            return _checked(found)
+            return _check(found)
     if integer("WORLD_SIZE", 1) > 1:
         raise UsageError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']}, but nothing says which rank this is: set RANK too, or start the "
@@ -176,7 +176,7 @@ def _numbers(text: str) -> list[str]:
     return found
 
 
-def _checked(found: ProcessInfo) -> ProcessInfo:
+def _check(found: ProcessInfo) -> ProcessInfo:
     if not 0 <= found.rank < found.size:
         raise UsageError(f"{found.reason}: rank {found.rank} is not below size {found.size}.")
     if not found.local_rank < found.local_size <= found.size:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import Future
 from datetime import timedelta
 
@@ -21,6 +22,8 @@ _REPLY_SECONDS = 2.0
 """Added to torch's time-out for reaching the store, so that torch's own error arrives first."""
 _NAMED = 8
 """Largest number of ranks that one error message names."""
+_VERDICT, _HERE, _READ = "lambert/verdict", "lambert/here/{}", "lambert/read verdict/{}"
+"""Keys of the verdict, of a rank that has arrived, and of a rank that has read the verdict."""
 
 _meetings: Counter[tuple[str, int]] = Counter()
 """How often this process has called `meet`, by the address of the store."""
@@ -100,20 +103,17 @@ def roll_call(
     Raises MachineError if rank 0 is lost before all ranks have arrived.
     """
     state = [str(problem), problem.exit_code] if problem else ["", 0]
-    store.set(_here(here.rank), json.dumps([*state, here.size, device, card]))
-    until = time.monotonic() + seconds
+    store.set(_HERE.format(here.rank), json.dumps([*state, here.size, device, card]))
     try:
         if here.rank > 0:
             verdict = _read_verdict(here, store, seconds)
         else:
-            while (missing := _missing(here, store)) and time.monotonic() < until:
-                time.sleep(0.02)
+            wait_for(store, map(_HERE.format, range(here.size)), seconds)
+            missing = _find_missing(here, store)
             verdict = _verdict(here, store, missing, seconds)
             store.set(_VERDICT, json.dumps(verdict))
-            came = [_verdict_read(rank) for rank in range(1, here.size) if rank not in missing]
-            until = time.monotonic() + (_LINGER_SECONDS if verdict[0] else 0)
-            while time.monotonic() < until and not (not came or store.check(came)):
-                time.sleep(0.02)
+            came = [_READ.format(rank) for rank in range(1, here.size) if rank not in missing]
+            wait_for(store, came, _LINGER_SECONDS if verdict[0] else 0)
     except RuntimeError as error:
         raise MachineError(
             f"Rank {here.rank} of {here.size} lost rank 0 at {_at(here)} before all ranks had met: did it end, and why?"
@@ -121,37 +121,33 @@ def roll_call(
     return verdict
 
 
-_VERDICT = "lambert/verdict"
-
-
-def _here(rank: int) -> str:
-    return f"lambert/here/{rank}"
-
-
-def _verdict_read(rank: int) -> str:
-    return f"lambert/read verdict/{rank}"
+def wait_for(store: Store, keys: Iterable[str], seconds: float) -> bool:
+    """Waits for at most `seconds` until the store has all `keys`, and returns whether it has them."""
+    wanted, until = [*keys], time.monotonic() + seconds
+    while wanted and not store.check(wanted):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _read_verdict(here: ProcessInfo, store: Store, seconds: float) -> tuple[str, int]:
     """Returns rank 0's verdict; if none arrives within `seconds`, an error that names the missing ranks."""
-    until = time.monotonic() + seconds
-    while not store.check([_VERDICT]):
-        if time.monotonic() > until:
-            return _absent(here, _missing(here, store), seconds), MachineError.exit_code
-        time.sleep(0.02)
+    if not wait_for(store, [_VERDICT], seconds):
+        return _absent(here, _find_missing(here, store), seconds), MachineError.exit_code
     text, code = json.loads(store.get(_VERDICT))
-    store.set(_verdict_read(here.rank), "")
+    store.set(_READ.format(here.rank), "")
     return text, code
 
 
-def _missing(here: ProcessInfo, store: Store) -> list[int]:
-    return [rank for rank in range(here.size) if not store.check([_here(rank)])]
+def _find_missing(here: ProcessInfo, store: Store) -> list[int]:
+    return [rank for rank in range(here.size) if not store.check([_HERE.format(rank)])]
 
 
 def _verdict(here: ProcessInfo, store: Store, missing: list[int], seconds: float) -> tuple[str, int]:
     if missing:
         return _absent(here, missing, seconds), MachineError.exit_code
-    answers = [json.loads(store.get(_here(rank))) for rank in range(here.size)]
+    answers = [json.loads(store.get(_HERE.format(rank))) for rank in range(here.size)]
     for rank, (text, code, *_) in enumerate(answers):
         if text:
             return f"Rank {rank} cannot start: {text}", code

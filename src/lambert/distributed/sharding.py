@@ -115,7 +115,7 @@ class Sharded(EagerOptimizer):
                         torch._foreach_copy_(owned, places)
         return loss
 
-    def gathered(self) -> dict[Tensor, dict[str, Any]]:
+    def gather_state(self) -> dict[Tensor, dict[str, Any]]:
         """Returns the optimizer state by parameter: on rank 0 of all parameters, on other ranks of this rank's shard.
         On rank 0 the state that other ranks own is in host memory. All ranks must call this method."""
         mine = {

@@ -1,6 +1,6 @@
 """Detects ranks that are slower than their peers, and ranks that have no work."""
 
-from collections.abc import Sequence
+from statistics import median_low
 
 from lambert.engine.step import Step
 
@@ -40,7 +40,7 @@ class Stragglers:
         self._paces = [mean + (pace - mean) / _PATIENCE for mean, pace in zip(self._paces, paces, strict=True)]
         if self._seen < _PATIENCE:
             return ""
-        usual, slowest = _median(self._paces), max(self._paces)
+        usual, slowest = median_low(self._paces), max(self._paces)
         rank = self._paces.index(slowest)
         if slowest < _SLOW * usual or self._seen < self._named.get(rank, 0):
             return ""
@@ -49,8 +49,3 @@ class Stragglers:
             f"rank {rank} is slow: {1e6 * slowest:,.1f} µs a token, the median is {1e6 * usual:,.1f}; "
             "its peers wait for it"
         )
-
-
-def _median(values: Sequence[float]) -> float:
-    """Returns the median; of an even number of values, the lower of the two in the middle."""
-    return sorted(values)[(len(values) - 1) // 2]

@@ -1,5 +1,6 @@
 """Measures the highest speed that a device reaches, with which the utilisation of a run is compared."""
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +12,7 @@ import torch
 
 from lambert.core.files import parse_json, read_file
 from lambert.engine.device import Stopwatch
-from lambert.engine.metrics_file import METRICS, read_row
+from lambert.engine.metrics_file import METRICS, read_rows
 
 Shape = tuple[int, int, int]
 """Rows, inner width and columns of a matrix product."""
@@ -72,7 +73,7 @@ class Ceiling:
     because a machine that is busy when a run begins may be idle later.
 
     Args:
-        known: The best rate of an earlier process of the run, see `known`.
+        known: The best rate of an earlier process of the run, see `read_ceiling`.
         clock: Returns seconds.
         measure: Returns the rate of a product now.
     """
@@ -114,22 +115,18 @@ class Ceiling:
         return self.best
 
 
-def known(run: Path, machine: dict[str, Any]) -> float:
+def read_ceiling(run: Path, machine: dict[str, Any]) -> float:
     """Returns the best rate in metrics.jsonl of a run, if its environment.json has the entries `machine`; otherwise
     0."""
     try:
         before = parse_json(read_file(run / "environment.json"))
-        rows = read_file(run / METRICS).splitlines()
+        rows = read_rows(run / METRICS)
     except (OSError, ValueError):
         return 0.0
     if not isinstance(before, dict) or any(before.get(name) != value for name, value in machine.items()):
         return 0.0
-    return 1e9 * max(map(_recorded, rows), default=0.0)
-
-
-def _recorded(line: bytes) -> float:
-    found = (read_row(line) or {}).get(CEILING)
-    return float(found) if isinstance(found, int | float) and 0 < found < float("inf") else 0.0
+    rates = (row.get(CEILING) for row in rows)
+    return 1e9 * max((rate for rate in rates if isinstance(rate, int | float) and 0 < rate < math.inf), default=0.0)
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:

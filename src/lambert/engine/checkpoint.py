@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lambert.core.errors import DataError, LambertError, MachineError, UsageError
+from lambert.core.errors import LambertError, MachineError, UsageError
 from lambert.core.files import identity, removed_message
 from lambert.core.world import World
 from lambert.engine import archive, state
@@ -26,7 +26,7 @@ from lambert.engine.archive import FOLDER, clean
 from lambert.engine.device import ran_out
 from lambert.engine.precision import Precision
 
-__all__ = ["FOLDER", "Checkpoint", "Pause", "Saver", "check_disk_space", "clean", "latest"]
+__all__ = ["FOLDER", "Checkpoint", "Saver", "check_disk_space", "clean", "latest"]
 
 _POLL_SECONDS = 1.0
 """Interval at which rank 0 tells waiting ranks that its write continues: far below the time-out of a collective."""
@@ -83,17 +83,6 @@ class Checkpoint:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """How long a save delayed training, in seconds."""
-
-    seconds: float
-    """The whole delay. It exceeds `copy_seconds` if the previous checkpoint was still being written, or if the save
-    waited for its own write."""
-    copy_seconds: float
-    """Time of the copy to host memory."""
-
-
 class Saver:
     """Writes the checkpoints of the run in the folder `run`, one at a time, and keeps the newest `keep`.
 
@@ -119,8 +108,9 @@ class Saver:
         exchange: Mapping[str, Tensor] | None = None,
         extra: Mapping[str, Any] | None = None,
         final: bool = False,
-    ) -> Pause:
-        """Copies the state after update `step` to host memory and starts to write the checkpoint.
+    ) -> float:
+        """Copies the state after update `step` to host memory and starts to write the checkpoint. Returns for how many
+        seconds this delayed training.
 
         If the disk is full or refuses the write, a later call of any method logs a warning; earlier checkpoints stay
         intact, and training can continue.
@@ -137,21 +127,16 @@ class Saver:
         """
         begun = time.perf_counter()
         self.flush()
-        reason = self._world.broadcast_text(self._reason_to_stop() if self._world.is_first else "")
-        if reason:
-            raise MachineError(reason)
+        self._world.run_on_first(self._check_disk)
         moments, described = state.moments(optimizer, model)
         tensors = {archive.MODEL: state.tensors(model), archive.OPTIMIZER: moments, archive.EXCHANGE: exchange or {}}
         values = {"format": archive.FORMAT, "step": step, "optimizer": described, "precision": precision.state()}
         text = json.dumps(values | {"extra": dict(extra or {})}, indent=1)
-        copying = time.perf_counter()
         if self._world.is_first:
             self._in_flight = self._begin(step, tensors, text)
-        copied = time.perf_counter()
-        failure = self._outcome() if final else ""
-        if failure:
+        if final and (failure := self._outcome()):
             raise MachineError(failure)
-        return Pause(time.perf_counter() - begun, copied - copying)
+        return time.perf_counter() - begun
 
     def flush(self) -> str:
         """Waits for the write in flight. Returns on all ranks why it failed; "" if it succeeded."""
@@ -204,17 +189,17 @@ class Saver:
             return str(error)
         return ""
 
-    def _reason_to_stop(self) -> str:
-        """Returns why the run must stop instead of saving again, or ""."""
+    def _check_disk(self) -> None:
+        """Raises MachineError if the run must stop instead of saving again."""
         if self._failures >= MAX_FAILURES:
-            return (
+            raise MachineError(
                 f"{self._failures} checkpoints in a row could not be written. {self._failure} The run stops. The "
                 "newest checkpoint is intact, and the same command continues from it."
             )
         now = identity(self._run)
-        if self._identity is None:
-            self._identity = now
-        return "" if now == self._identity else removed_message(self._run)
+        self._identity = self._identity or now
+        if now != self._identity:
+            raise MachineError(removed_message(self._run))
 
     def _outcome(self) -> str:
         """Returns on all ranks why the write in flight failed, or "". While the write continues, rank 0 sends a message
@@ -251,22 +236,14 @@ def latest(run: Path, *, at_most: int | None = None, world: World | None = None)
         UsageError: A checkpoint has another format.
     """
     world = world or World()
-    answer: dict[str, Any] = {}
-    if world.is_first:
-        try:
-            answer = {"step": archive.newest(run, at_most)}
-        except (DataError, UsageError) as error:
-            answer = {"error": str(error), "usage": isinstance(error, UsageError)}
-    answer = json.loads(world.broadcast_text(json.dumps(answer), _CHECKING_SECONDS))
-    if "error" in answer:
-        raise (UsageError if answer["usage"] else DataError)(answer["error"])
-    if answer["step"] is None:
+    step = world.run_on_first(lambda: archive.newest(run, at_most), _CHECKING_SECONDS)
+    if step is None:
         return None
-    folder = archive.folder_of(run, answer["step"])
+    folder = archive.folder_of(run, step)
     with world.together("reading the checkpoint"):
         if not folder.is_dir():
             raise MachineError(f"{folder} is missing here. The run folder must be on a disk that all nodes share.")
-        found = Checkpoint(folder, answer["step"], archive.read_state(folder))
+        found = Checkpoint(folder, step, archive.read_state(folder))
     return found
 
 

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ class Compilation:
     """Why compilation failed, in one line; empty if it succeeded or was not requested."""
 
 
-def wanted(setting: str, device: torch.device) -> bool:
+def should_compile(setting: str, device: torch.device) -> bool:
     """Returns whether `setting` asks for compilation on this device. auto: only on GPUs, because on a CPU the explicit
     products of `model/linear.py` and `model/attention.py` are faster."""
     return setting == "on" or (setting == "auto" and device.type == "cuda")
@@ -41,31 +41,39 @@ def compile_blocks(blocks: Iterable[nn.Module]) -> None:
 
 
 @contextmanager
-def compiled(blocks: Iterable[nn.Module], trial: Callable[[], object], world: World) -> Iterator[Compilation]:
+def compile_or_fall_back(
+    blocks: Iterable[nn.Module], trial: Callable[[], object], world: World
+) -> Iterator[Compilation]:
     """A context in which the blocks are compiled on all ranks, if `trial`, a forward and backward pass through them,
     succeeds on all ranks; otherwise the blocks run eagerly on all ranks."""
     blocks = [*blocks]
-    began, problem = time.perf_counter(), ""
     try:
         compile_blocks(blocks)
         with warnings.catch_warnings():
             # torch warns about the states between two blocks, whose gradients are not used.
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # compilers print pages of advice
-                    trial()
-            except Exception as error:  # a backend, a C compiler or a driver may raise anything
-                problem = cause(error)
-            if world.largest(int(bool(problem))):
+            found = try_compiling(trial)
+            if world.largest(int(bool(found.problem))):
                 _eager(blocks)
-                problem = problem or "another rank could not"
-            yield Compilation(not problem, time.perf_counter() - began, problem)
+                found = replace(found, active=False, problem=found.problem or "another rank could not")
+            yield found
     finally:
         _eager(blocks)
 
 
-def cause(error: BaseException) -> str:
+def try_compiling(trial: Callable[[], object]) -> Compilation:
+    """Runs `trial`, the first call of what is to be compiled, and returns whether it succeeded."""
+    began, problem = time.perf_counter(), ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # compilers print pages of advice
+        try:
+            trial()
+        except Exception as error:  # a backend, a C compiler or a driver may raise anything
+            problem = describe_cause(error)
+    return Compilation(not problem, time.perf_counter() - began, problem)
+
+
+def describe_cause(error: BaseException) -> str:
     """Returns one line for `error`: the type and the first non-empty line of the innermost error that caused it."""
     while error.__cause__ is not None:
         error = error.__cause__

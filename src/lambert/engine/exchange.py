@@ -75,7 +75,7 @@ class Exchange:
         ranks_2W = torch.stack([losses_SK.new_zeros(1), losses_SK.new_full((1,), seconds)])
         return losses_SK.sum(0), ranks_2W, flags
 
-    def reported_norms(self, norms_P: Tensor) -> Tensor:
+    def average_norms(self, norms_P: Tensor) -> Tensor:
         """Returns the gradient norms to report, the same on all ranks; local SGD averages them over the ranks."""
         return norms_P
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from lambert.engine.step import Step
 
 Answer = Literal["go on", "roll back"]
+Incident = Literal["skipped", "spike", "rolled back", "diverged"]
+"""What happened at an update: it was skipped, or applied despite its high loss ("spike"), or the guard rolled the run
+back or stopped it."""
 
 INCIDENTS = "incidents.jsonl"
 MAX_ROWS, MAX_BYTES = 1000, 1 << 25
@@ -61,23 +64,6 @@ class GuardConfig:
         check(self, "guard.", factor=count, patience=count, window=count, skips=count, lr_factor="(0, 1]")
 
 
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """A record of an update with a non-finite gradient or a loss that is too high; the same on all ranks."""
-
-    step: int
-    """Number of the update, from 1."""
-    what: Literal["skipped", "spike", "rolled back", "diverged"]
-    """What happened: the update was skipped, or it was applied despite its high loss ("spike"), or the guard rolled the
-    run back or stopped it at this update."""
-    loss: float
-    grad_norm: float
-    parameter: str | None
-    """Name of the first parameter whose gradient is not finite."""
-    ranks: tuple[int, ...]
-    """The ranks whose own gradient was not finite before the gradients were summed."""
-
-
 class Guard:
     """A state machine that receives every Step in order. It judges each step when the next one arrives, so the host
     does not wait for the device.
@@ -86,14 +72,14 @@ class Guard:
 
     Args:
         scale: Returns the loss scale; called only after a skipped update.
-        record: Receives every Incident.
+        record: Receives every update with an Incident; the same on all ranks.
     """
 
     def __init__(
         self,
         config: GuardConfig,
         scale: Callable[[], float] = lambda: 1.0,
-        record: Callable[[Incident], None] = lambda incident: None,
+        record: Callable[["Step", Incident], None] = lambda step, what: None,
     ) -> None:
         self._config = config
         self._scale, self.record = scale, record
@@ -129,19 +115,13 @@ class Guard:
         """Restores what `state` returned."""
         self.lr_scale, self._roll_backs = state["lr_scale"], state["roll_backs"]
         self._mean, self.healthy = state["mean"], state["healthy"]
-        self._forget()
-
-    def rolled_back(self, state: Mapping[str, Any]) -> None:
-        """Called after a roll back with the guard's `state` in the checkpoint: counts the roll back and lowers the
-        learning rate."""
-        self._mean, self.healthy = state["mean"], state["healthy"]
-        self._roll_backs += 1
-        self.lr_scale *= self._config.lr_factor
-        self._forget()
-
-    def _forget(self) -> None:
         self._high = self._skipped = 0
         self._unjudged = self._before = None
+
+    def roll_back(self, state: Mapping[str, Any]) -> None:
+        """Called after a roll back with the guard's `state` in the checkpoint: counts the roll back and lowers the
+        learning rate."""
+        self.load({**state, "lr_scale": self.lr_scale * self._config.lr_factor, "roll_backs": self._roll_backs + 1})
 
     def _judge(self, step: "Step") -> Answer:
         config = self._config
@@ -161,7 +141,7 @@ class Guard:
                 f"{self._high} updates in a row",
             )
         elif bad or high:
-            self._record(step, "skipped" if step.skipped else "spike")
+            self.record(step, "skipped" if step.skipped else "spike")
         else:
             self.healthy = step.index
             pace = 1 / config.window
@@ -172,9 +152,9 @@ class Guard:
     def _act(self, step: "Step", why: str) -> Answer:
         config, before = self._config, self._before
         if config.action == "roll back" and self._roll_backs < config.roll_backs:
-            self._record(step, "rolled back")
+            self.record(step, "rolled back")
             return "roll back"
-        self._record(step, "diverged")
+        self.record(step, "diverged")
         where = f" First parameter with a non-finite gradient: {step.non_finite}" if step.non_finite else ""
         if where:
             where += f" (rank {', '.join(map(str, step.faults))})." if step.faults and len(step.loads) > 1 else "."
@@ -186,13 +166,10 @@ class Guard:
             f"{self.healthy}. {REMEDIES}"
         )
 
-    def _record(self, step: "Step", what: Literal["skipped", "spike", "rolled back", "diverged"]) -> None:
-        self.record(Incident(step.index, what, step.loss, step.grad_norm, step.non_finite, (*step.faults,)))
-
 
 class Incidents:
-    """Appends a row for each Incident to incidents.jsonl in the folder `run`, up to MAX_ROWS rows and about
-    MAX_BYTES. Rows remain when a run is resumed or rolled back. Only rank 0 writes.
+    """Appends a row for each update with an Incident to incidents.jsonl in the folder `run`, up to MAX_ROWS rows and
+    about MAX_BYTES. Rows remain when a run is resumed or rolled back. Only rank 0 writes.
 
     A row has the keys step, time (seconds since 1970), what, loss and grad_norm (null if not finite), parameter and
     ranks (those with a non-finite gradient), sequences ([first, last], numbered over the whole run from 0) and samples
@@ -206,16 +183,16 @@ class Incidents:
         self._path, self._samples = run / INCIDENTS, samples
         self._world, self._open, self._rows = world, world.is_first, -1
 
-    def add(self, incident: Incident) -> None:
+    def add(self, step: "Step", what: Incident) -> None:
         """Writes the row, and logs a skipped update. If the disk refuses, a warning is logged once and no further row
         is written."""
         if not self._open:
             return
-        if incident.what == "skipped":
-            where = f", first in {incident.parameter}" if incident.parameter else ""
-            if incident.ranks and self._world.size > 1:
-                where += f", on rank {', '.join(map(str, incident.ranks))}"
-            _log.info("update %d skipped: its gradient is not finite%s", incident.step, where)
+        if what == "skipped":
+            where = f", first in {step.non_finite}" if step.non_finite else ""
+            if step.faults and self._world.size > 1:
+                where += f", on rank {', '.join(map(str, step.faults))}"
+            _log.info("update %d skipped: its gradient is not finite%s", step.index, where)
         try:
             with open_regular(self._path, "a+b") as file:
                 if self._rows < 0:
@@ -224,24 +201,24 @@ class Incidents:
                     self._open = False
                     _log.warning("%s is full: further incidents are not written.", self._path)
                     return
-                file.write(json.dumps(self._row(incident)).encode() + b"\n")
+                file.write(json.dumps(self._row(step, what)).encode() + b"\n")
                 self._rows += 1
         except OSError as error:
             self._open = False
             _log.warning("%s cannot be written: %s. The run continues without it.", self._path, error.strerror)
 
-    def _row(self, incident: Incident) -> dict[str, Any]:
-        epochs_S, indices_S = (places_S.tolist() for places_S in self._samples(incident.step - 1))
+    def _row(self, step: "Step", what: Incident) -> dict[str, Any]:
+        epochs_S, indices_S = (places_S.tolist() for places_S in self._samples(step.index - 1))
         pairs = groupby(zip(epochs_S, indices_S, strict=True), key=lambda pair: pair[0])
-        first = (incident.step - 1) * len(indices_S)
+        first = (step.index - 1) * len(indices_S)
         return {
-            "step": incident.step,
+            "step": step.index,
             "time": round(time.time(), 3),
-            "what": incident.what,
-            "loss": incident.loss if math.isfinite(incident.loss) else None,
-            "grad_norm": incident.grad_norm if math.isfinite(incident.grad_norm) else None,
-            "parameter": incident.parameter,
-            "ranks": [*incident.ranks],
+            "what": what,
+            "loss": step.loss if math.isfinite(step.loss) else None,
+            "grad_norm": step.grad_norm if math.isfinite(step.grad_norm) else None,
+            "parameter": step.non_finite,
+            "ranks": [*step.faults],
             "sequences": [first, first + len(indices_S) - 1],
             "samples": [[epoch, [index for _, index in group]] for epoch, group in pairs],
         }

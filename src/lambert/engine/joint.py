@@ -59,7 +59,7 @@ def with_joint_losses(
     for name in sorted(joint):
         loss = next(t.loss for _, b in own if isinstance(t := b.targets.get(name), JointTarget))
         known |= _gradients(name, rows, loss, world.device)
-    return [[(index, _completed(index, batch, known)) for index, batch in share] for share in shares]
+    return [[(index, _add_losses(index, batch, known)) for index, batch in share] for share in shares]
 
 
 def _outputs(
@@ -89,7 +89,7 @@ def _gradients(name: str, rows: Mapping[str, Tensor], loss: Any, device: torch.d
     return {(name, index): (value, grad) for index, value, grad in zip(indices, sums, grads, strict=True)}
 
 
-def _completed(index: int, batch: Batch, known: Known) -> Batch:
+def _add_losses(index: int, batch: Batch, known: Known) -> Batch:
     targets = {
         name: replace(target, known=known[name, index]) if isinstance(target, JointTarget) else target
         for name, target in batch.targets.items()

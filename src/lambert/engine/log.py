@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from lambert.engine.device import peak_megabytes
 from lambert.engine.metrics_file import METRICS, AppendOnlyFile, last_number, truncate
 from lambert.engine.progress import PLAIN_SECONDS, progress, score_text
 from lambert.engine.step import Step
-from lambert.engine.trackers import Tracker, started
+from lambert.engine.trackers import Tracker, start_trackers
 
 LOG = "log.txt"
 SCORED = "scored"
@@ -84,7 +85,7 @@ class RunLog:
         self._ended = start >= steps
         self._facts = dict(facts or {})
         self._load({"sequences": 0, "tokens": 0, "skipped": 0, SCORED: 0} | dict(state or {}))
-        self._interval = _Interval()
+        self._interval: defaultdict[str, float] = defaultdict(float)
         self._pending: Step | None = None
         self._details, self._warned = "", False
         self._identity: tuple[int, int] | None = None
@@ -93,7 +94,7 @@ class RunLog:
             steps, description, unit="updates", quiet=quiet or not self._writes, seconds=seconds, done=start,
             measured=_MEASURED,
         )  # fmt: skip
-        self._trackers = started(trackers, run, start) if self._writes else {}
+        self._trackers = start_trackers(trackers, run, start) if self._writes else {}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._totals = {name: state[name] for name in ("sequences", "tokens", "skipped")}
@@ -101,24 +102,22 @@ class RunLog:
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
-        if self._writes:
-            self._open()
-        return self
-
-    def _open(self) -> None:
+        if not self._writes:
+            return self
         self._metrics = AppendOnlyFile(self._run / METRICS, self._warn_once)
         self._text = AppendOnlyFile(self._run / LOG, self._warn_once)
         self._handler = _Records(self)
         logging.getLogger("lambert").addHandler(self._handler)
         self._level = logging.getLogger("lambert").level
         logging.getLogger("lambert").setLevel(logging.INFO)
-        with self._tolerating_disk_errors():
+        with self._tolerate_disk_errors():
             self._run.mkdir(parents=True, exist_ok=True)
             self._identity = identity(self._run)
             self._paid = last_number(self._run / METRICS, "cost")  # of rows that are removed too: it has been paid
             truncate(self._run / METRICS, self._start, ended=self._ended)
             described = json.dumps(environment.describe(self._world) | self._facts, indent=1)
             replace_files({self._run / "environment.json": (described + "\n").encode()})
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -136,14 +135,14 @@ class RunLog:
             self._text.close()
         self._bar.__exit__(kind, error, trace)
 
-    def step(self, step: Step, flops: float | None = None) -> None:
+    def step(self, step: Step, flops: float = 0.0) -> None:
         """Counts an update that took `flops` floating-point operations, and writes a row if one is due."""
         self._totals["sequences"] += step.sequences
         self._totals["tokens"] += step.tokens
         # The values read are those of the step before, because the device has just begun to compute this one.
         self._flush()
         self._pending = step
-        self._interval.flops = None if flops is None or self._interval.flops is None else self._interval.flops + flops
+        self._interval["flops"] += flops
         if step.due(self._every):
             self._flush()
             row = self._row(step)
@@ -152,13 +151,13 @@ class RunLog:
             if self._writes:
                 self._write(row | ({"plateau": 1} if finding else {}))
             self.note(finding)
-            self._interval = _Interval()
+            self._interval.clear()
         measured = "" if step.due(self._every) else f"at {step.index - step.index % self._every:,}: "
         self._bar.advance(1, self._details and f"{measured}{self._details}")
 
-    def paused(self, seconds: float) -> None:
+    def add_pause(self, seconds: float) -> None:
         """Adds the time that a save delayed training."""
-        self._interval.pause_seconds += seconds
+        self._interval["pause_seconds"] += seconds
 
     def scores(self, step: int, scores: Mapping[str, float], best: int = 0) -> None:
         """Writes a row of held-out scores after update `step`, and shows them. Does nothing without scores. `best` is
@@ -171,7 +170,7 @@ class RunLog:
             self.note(f"held out after {step:,} updates: {', '.join(shown)}")
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
+    def show_activity(self, what: str) -> Iterator[None]:
         """A context in which the progress shows what delays the next update, such as "saving"."""
         before = self._bar.details
         self._bar.show(f"{before}, {what}" if before else what)
@@ -195,23 +194,29 @@ class RunLog:
     def rewind(self, start: int, state: Mapping[str, Any]) -> None:
         """Called after a roll back to the checkpoint of update `start`, which has this `state`: removes later rows."""
         self._load(self._totals | {SCORED: self._scored} | dict(state))
-        self._pending, self._interval = None, _Interval()
+        self._pending = None
+        self._interval.clear()
         self._bar.done, self._bar.details, self._details = start, "", ""
         if self._writes:
             self._metrics.close()
-            with self._tolerating_disk_errors():
+            with self._tolerate_disk_errors():
                 truncate(self._run / METRICS, start)
 
     def _flush(self) -> None:
-        if self._pending is not None:
-            self._totals["skipped"] += self._pending.skipped
-            self._interval.add(self._pending)
-            self._pending = None
+        step, self._pending = self._pending, None
+        if step is None:
+            return
+        self._totals["skipped"] += step.skipped
+        self._interval["updates"] += 1
+        self._interval["exchange_seconds"] += step.exchange_seconds[0]
+        self._interval["exchange_wait_seconds"] += step.exchange_seconds[1]
+        for name in ("imbalance", "sequences", "tokens", "seconds", "wait_seconds"):
+            self._interval[name] += getattr(step, name)
 
     def _row(self, step: Step) -> dict[str, Any]:
-        interval = self._interval
-        seconds = max(interval.seconds, 1e-9)
-        flops, peak = interval.flops, self.peak_flops
+        sums, peak = self._interval, self.peak_flops
+        seconds = max(sums["seconds"], 1e-9)
+        between = ("imbalance", "exchange_seconds", "exchange_wait_seconds") if self._world.size > 1 else ()
         return {
             "step": step.index,
             "time": round(time.time(), 3),
@@ -220,14 +225,14 @@ class RunLog:
             **{f"loss/{name}": value for name, value in step.losses.items()},
             "lr": step.lr,
             "grad_norm": step.grad_norm,
-            "sequences_per_second": interval.sequences / seconds,
-            "tokens_per_second": interval.tokens / seconds,
-            "utilisation": flops / seconds / peak if flops is not None and peak else None,
+            "sequences_per_second": sums["sequences"] / seconds,
+            "tokens_per_second": sums["tokens"] / seconds,
+            "utilisation": sums["flops"] / seconds / peak if peak else None,
             CEILING: round(peak / 1e9, 1) if peak else None,
-            "wait_share": min(1.0, interval.wait_seconds / seconds),
+            "wait_share": min(1.0, sums["wait_seconds"] / seconds),
             "memory_mb": peak_megabytes(self._world.device),
-            **(interval.between_ranks() if self._world.size > 1 else {}),
-            "checkpoint_pause_seconds": round(interval.pause_seconds, 4),
+            **{name: round(sums[name] / max(1, sums["updates"]), 5) for name in between},
+            "checkpoint_pause_seconds": round(sums["pause_seconds"], 4),
             **self._measure(),
             **self._cost(),
         }
@@ -254,7 +259,7 @@ class RunLog:
                 self.note(f"warning: the tracker {name} gets no further rows: {reason}. The run continues.")
 
     @contextmanager
-    def _tolerating_disk_errors(self) -> Iterator[None]:
+    def _tolerate_disk_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -264,32 +269,6 @@ class RunLog:
         if not self._warned:
             self._warned = True
             self._bar.note(f"warning: {text}. The run continues, and its log may have gaps.")
-
-
-class _Interval:
-    """Sums over the updates since the last row."""
-
-    def __init__(self) -> None:
-        self.sequences = self.tokens = 0
-        self.seconds = self.wait_seconds = self.pause_seconds = 0.0
-        self.flops: float | None = 0.0
-        self.updates = 0
-        self.imbalance = self.exchange_seconds = self.exchange_wait_seconds = 0.0
-
-    def add(self, step: Step) -> None:
-        self.updates += 1
-        self.imbalance += step.imbalance
-        self.exchange_seconds += step.exchange_seconds[0]
-        self.exchange_wait_seconds += step.exchange_seconds[1]
-        self.sequences += step.sequences
-        self.tokens += step.tokens
-        self.seconds += step.seconds
-        self.wait_seconds += step.wait_seconds
-
-    def between_ranks(self) -> dict[str, float]:
-        """Returns the means per update of the quantities that only several ranks have."""
-        names = ("imbalance", "exchange_seconds", "exchange_wait_seconds")
-        return {name: round(getattr(self, name) / max(1, self.updates), 5) for name in names}
 
 
 class _Records(logging.Handler):

@@ -90,7 +90,7 @@ def train(
                     raise
                 failure = error
             seconds = time.perf_counter() - began
-            with _memory_explained(number, update, world):
+            with _explain_memory(number, update, world):
                 exchange.finish()  # even after an out-of-memory error: the other ranks are waiting in this collective
                 flags = failure is not None, bool(stop)
                 losses_K, ranks_2W, (failed, stop_requested) = exchange.report(
@@ -103,7 +103,7 @@ def train(
                 lr = schedule(number - precision.skipped)
                 for group in optimizer.param_groups:
                     group["lr"] = lr * group.get("lr_scale", 1.0)
-                norms_P1 = exchange.reported_norms(precision.step(optimizer, gradients, max_grad_norm))
+                norms_P1 = exchange.average_norms(precision.step(optimizer, gradients, max_grad_norm))
                 exchange.end_update(number + 1)
             present = [k for k, count in enumerate(counts) if count]
             losses = [losses_K[k : k + 1] for k in present]
@@ -212,17 +212,17 @@ def _objectives(net: nn.Module) -> tuple[str, ...]:
 def _out_of_memory(failure: BaseException | None, number: int, update: Update, world: World) -> OutOfMemory:
     """Returns the error that all ranks raise when at least one of them ran out of memory in its passes."""
     tokens, longest = (world.largest(extent if failure else 0) for extent in _extent(update))
-    return OutOfMemory(_explained(number, tokens, longest, world), number + 1, tokens, longest)
+    return OutOfMemory(_format_out_of_memory(number, tokens, longest, world), number + 1, tokens, longest)
 
 
 @contextmanager
-def _memory_explained(number: int, update: Update, world: World) -> Iterator[None]:
+def _explain_memory(number: int, update: Update, world: World) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
-        raise MachineError(_explained(number, *_extent(update), world)) from error
+        raise MachineError(_format_out_of_memory(number, *_extent(update), world)) from error
 
 
 def _extent(update: Update) -> tuple[int, int]:
@@ -231,7 +231,7 @@ def _extent(update: Update) -> tuple[int, int]:
     return max((b.tokens for b in batches), default=1), max((b.longest for b in batches), default=1)
 
 
-def _explained(number: int, tokens: int, longest: int, world: World) -> str:
+def _format_out_of_memory(number: int, tokens: int, longest: int, world: World) -> str:
     advice = "Lower train.micro_tokens: the batch size stays the same."
     if tokens <= longest:
         advice = "One sequence alone does not fit: shorten the sequences, or choose a smaller model."

@@ -1,7 +1,7 @@
 """The file metrics.jsonl of a run: appending rows, and repairing the file when a run is resumed or rolled back."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,20 +79,20 @@ def read_row(line: str | bytes) -> dict[str, Any] | None:
     return row if type(step) is int and step >= 0 else None
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the complete rows, the last one first."""
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Returns the complete rows of a file; none if there is no file."""
     lines = read_file(path).splitlines() if path.is_file() else []
-    return (row for row in map(read_row, reversed(lines)) if row is not None)
+    return [row for row in map(read_row, lines) if row is not None]
 
 
 def last_update(path: Path) -> int:
     """Returns the number of the last update that has a row; 0 if no update has one."""
-    return max((row["step"] for row in _rows(path)), default=0)
+    return max((row["step"] for row in read_rows(path)), default=0)
 
 
 def last_number(path: Path, key: str) -> float:
     """Returns the number `key` of the last row that has it; 0 if no row does."""
-    values = (row.get(key) for row in _rows(path))
+    values = (row.get(key) for row in reversed(read_rows(path)))
     return next((float(value) for value in values if isinstance(value, int | float)), 0.0)
 
 

@@ -33,7 +33,7 @@ AUTO = "auto"
 _FLOAT8_CAPABILITY = (8, 9)
 
 
-def resolved(name: str, world: World) -> str:
+def resolve_precision(name: str, world: World) -> str:
     """Returns the precision that `name` stands for: with "auto", bfloat16 if the devices of all ranks have instructions
     for its products, else float32."""
     if name != AUTO:

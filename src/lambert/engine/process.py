@@ -63,6 +63,11 @@ def variables() -> dict[str, str]:
     return allocator_variables() | thread_variables()
 
 
+def count_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def replace() -> None:
     """Replaces this process by the same command with `variables`, under the same process id: glibc and OpenMP read them
     only at the start of a process.

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -188,3 +189,13 @@ def duration(seconds: float) -> str:
 def score_text(name: str, value: float, form: str = ".4f") -> str:
     """Returns a score as text: a count as a whole number, any other score in the format `form`."""
     return f"{value:,.0f}" if name.endswith(COUNTS) else f"{value:{form}}"
+
+
+def format_scores(scores: Mapping[str, float]) -> dict[str, str]:
+    """Returns scores as text by name, each with ± its standard error, the score NAME_se, if there is one."""
+    errors = {name: f"{name}_se" for name in scores if f"{name}_se" in scores}
+    return {
+        name: score_text(name, value) + (f" ± {scores[errors[name]]:.4f}" if name in errors else "")
+        for name, value in scores.items()
+        if name not in errors.values()
+    }

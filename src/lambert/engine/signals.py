@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ if there is nothing to save. The value is our choice: a process then ends within
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 _REQUEUE = 75
 """EX_TEMPFAIL of sysexits.h: a scheduler that sent SIGTERM or SIGUSR1 should start the same command again."""
-_END = 0
+END = 0
 """Byte that ends the listening thread; no signal has this number."""
 
 
@@ -46,7 +46,7 @@ class Interrupted(BaseException):
 class StopRequest:
     """Whether this run was asked to stop, and by which signal.
 
-    A signal raises Interrupted wherever the run is, except inside the context `deferred`, where it is only recorded.
+    A signal raises Interrupted wherever the run is, except inside the context `defer`, where it is only recorded.
     """
 
     def __init__(self, status: str = "", again: str = CONTINUE) -> None:
@@ -71,7 +71,7 @@ class StopRequest:
         return signal.Signals(self.number).name if self.number else "nothing"
 
     @contextmanager
-    def deferred(self) -> Iterator[None]:
+    def defer(self) -> Iterator[None]:
         """A context in which a signal raises nothing until `check` is called or the context ends."""
         self.check()
         self._deferred = True
@@ -84,20 +84,20 @@ class StopRequest:
         if self:
             raise Interrupted(f"stopped by {self.reason}", self._code)
 
-    def agreed(self, world: "World") -> bool:
+    def agree(self, world: "World") -> bool:
         """Returns whether any rank was asked to stop. All ranks must call this method at the same step."""
         self._agreed = world.largest(self.number)
         return self._agreed > 0
 
-    def stopped(self, saved: str, command: str = "") -> SavedAndStopped:
+    def build_error(self, saved: str, command: str = "") -> SavedAndStopped:
         """Returns the error to raise after saving: it says what was `saved`, and the `command` that continues."""
-        return self._error(f"; {saved}", f"To continue: {command}" if command else CONTINUE)
+        return self._describe(f"; {saved}", f"To continue: {command}" if command else CONTINUE)
 
     @property
     def _code(self) -> int:
         return 130 if self.number == signal.SIGINT else _REQUEUE
 
-    def _error(self, status: str, again: str) -> SavedAndStopped:
+    def _describe(self, status: str, again: str) -> SavedAndStopped:
         return SavedAndStopped(f"Stopped by {self.reason}{status}. {again}", self._code, self.number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -110,21 +110,20 @@ class StopRequest:
             _write(f"\n{self.reason}: saving and stopping; a second signal exits at once.\n")
 
     def _listen(self, read_fd: int) -> None:
-        """Ends the process after a second signal, or if it continues for GRACE_SECONDS with nothing to save. A thread
-        does this because Python runs signal handlers only in the main thread, which may be inside a library."""
+        """Ends the process after a second signal, or if it continues for GRACE_SECONDS with nothing to save."""
         deadline: float | None = None
-        first = _END
+        first = END
         while True:
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([read_fd], [], [], timeout)[0]:
                 deadline = None
                 if not self._deferred:
                     self._received = first
-                    error = self._error(self.status, self._again)
+                    error = self._describe(self.status, self._again)
                     os._exit(launcher.report_end(error.exit_code, str(error)))
                 continue
             number = os.read(read_fd, 1)[0]
-            if number == _END:
+            if number == END:
                 return
             if first and number in _SIGNALS and LAUNCHED in os.environ:
                 continue  # Slurm signals both the launcher and this process, and the launcher forwards its signal
@@ -152,7 +151,7 @@ def graceful_stop(
     status: str = " before the first update; nothing new to save", again: str = CONTINUE
 ) -> Iterator[StopRequest]:
     """A context in which SIGINT, SIGTERM and SIGUSR1 interrupt the work, or only set the StopRequest while it is
-    `deferred`. A second signal ends the process at once, with exit code 128 + its number.
+    `defer`. A second signal ends the process at once, with exit code 128 + its number.
 
     An interruption raises SavedAndStopped with `status` and the sentence `again`. If the work cannot be interrupted,
     the process prints the same message and exits after GRACE_SECONDS.
@@ -161,7 +160,7 @@ def graceful_stop(
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    with _handlers(request):
+    with listen_to_signals(_SIGNALS, request._handle, request._listen):
         try:
             yield request
             request._deferred = True
@@ -171,26 +170,31 @@ def graceful_stop(
                 raise
             request._deferred = True
             traceback.clear_frames(error.__traceback__)  # closes generators, and with them their threads and processes
-            raise request._error(request.status, request._again) from None
+            raise request._describe(request.status, request._again) from None
         finally:
             request._deferred = True
 
 
 @contextmanager
-def _handlers(request: StopRequest) -> Iterator[None]:
+def listen_to_signals(
+    numbers: Sequence[int], handle: Callable[[int, FrameType | None], None], listen: Callable[[int], None]
+) -> Iterator[None]:
+    """A context in which a thread runs `listen(read_fd)`: it reads the number of each signal as a byte from the pipe,
+    and END at the end. `handle` is the Python handler of the signals `numbers`; it runs only in the main thread, which
+    may be inside a library."""
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
-    thread = threading.Thread(target=request._listen, args=(read_fd,), name="lambert-signals", daemon=True)
+    thread = threading.Thread(target=listen, args=(read_fd,), name="lambert-signals", daemon=True)
     thread.start()
     wakes = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, request._handle) for number in _SIGNALS}
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakes)
-        os.write(write_fd, bytes([_END]))
+        os.write(write_fd, bytes([END]))
         thread.join()
         os.close(write_fd)
         os.close(read_fd)

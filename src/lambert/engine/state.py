@@ -18,7 +18,7 @@ class ShardedOptimizer(Protocol):
     own: set[Tensor]
     """The parameters of this rank's shard."""
 
-    def gathered(self) -> dict[Tensor, dict[str, Any]]:
+    def gather_state(self) -> dict[Tensor, dict[str, Any]]:
         """Returns the state of all parameters on rank 0. All ranks must call this method."""
 
 
@@ -36,7 +36,7 @@ def moments(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], 
     If the state is sharded, all ranks must call this function, and only rank 0 returns the complete state.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    whole = optimizer.gathered() if isinstance(optimizer, ShardedOptimizer) else optimizer.state
+    whole = optimizer.gather_state() if isinstance(optimizer, ShardedOptimizer) else optimizer.state
     slots_by_name = {names[id(parameter)]: slots for parameter, slots in whole.items()}
     arrays: dict[str, Tensor] = {}
     scalars: dict[str, dict[str, Any]] = {}

@@ -48,7 +48,7 @@ class TensorBoard:
 
     def __init__(self, run: Path, start: int) -> None:
         if not (find_spec("tensorboard")):
-            raise _missing("tensorboard")
+            raise _explain_missing("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(run / "tensorboard"), purge_step=start + 1)
@@ -69,7 +69,7 @@ class SubprocessTracker:
 
     def __init__(self, name: str, run: Path) -> None:
         if not find_spec(name):
-            raise _missing(name)
+            raise _explain_missing(name)
         self._name, self._output = name, run / name / "tracker.txt"
         self._output.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-P", "-m", "lambert.engine.trackers", name, str(run.absolute())]
@@ -134,7 +134,7 @@ def check_trackers(names: Sequence[str]) -> None:
             raise UsageError(f"log.trackers names {name} twice.")
 
 
-def started(names: Sequence[str], run: Path, start: int) -> dict[str, Tracker]:
+def start_trackers(names: Sequence[str], run: Path, start: int) -> dict[str, Tracker]:
     """Returns the trackers of a run by name. Raises UsageError if a package is missing."""
     return {name: lookup(TRACKERS, name, "log.trackers", KIND)(run, start) for name in names}
 
@@ -144,7 +144,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {key: value for key, value in row.items() if key not in CONTROL and isinstance(value, int | float)}
 
 
-def _missing(name: str) -> UsageError:
+def _explain_missing(name: str) -> UsageError:
     return UsageError(f"log.trackers names {name}, which is not installed: pip install 'lambert-bert[{name}]'.")
 
 

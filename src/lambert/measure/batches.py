@@ -14,7 +14,7 @@ PAD, UNK, CLS, SEP, MASK, FIRST_WORD = 0, 100, 101, 102, 103, 1000
 """Ids of BERT's uncased English vocabulary; FIRST_WORD follows the unused pieces."""
 
 
-def drawn_batch(encoder: EncoderConfig, lengths_S: Ints, seed: int, heads: tuple[str, ...] = ("mlm", "nsp")) -> Batch:
+def draw_batch(encoder: EncoderConfig, lengths_S: Ints, seed: int, heads: tuple[str, ...] = ("mlm", "nsp")) -> Batch:
     """Returns random ids in two segments, unless the encoder has one type of them, with random targets for `heads`:
     mlm, nsp or span."""
     draw = np.random.default_rng(seed)

@@ -45,13 +45,13 @@ class Ceilings:
         """Measures every ceiling once more, and returns the ceilings of all calls."""
         if self._products:
             self._product = max(self._product, product_ceiling(self._device, self._dtype, repeats=1))
-            self._rates.append(sustained(self._device, self._dtype, self._shapes))
+            self._rates.append(measure_sustained(self._device, self._dtype, self._shapes))
         seconds = seconds_of(partial(self._target.copy_, self._source), self._device)
         self._copy = max(self._copy, 2 * len(self._source) / seconds)
         return Rates(self._product, statistics.median(self._rates) if self._rates else 0.0, self._copy)
 
 
-def sustained(device: torch.device, dtype: torch.dtype, shapes: tuple[Shape, ...]) -> float:
+def measure_sustained(device: torch.device, dtype: torch.dtype, shapes: tuple[Shape, ...]) -> float:
     """Returns the operations per second of repeated products in all these shapes; 0 if there are none. The state of
     torch's random generators does not change."""
     draw = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device, dtype=dtype)

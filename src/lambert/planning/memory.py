@@ -22,7 +22,7 @@ def checkpoint_state(weights: int) -> int:
     return _WIDE * (1 + _MOMENTS) * weights
 
 
-def kept_per_weight(dtype: torch.dtype) -> int:
+def bytes_per_weight(dtype: torch.dtype) -> int:
     """Returns the bytes that training holds for each weight, in addition to the weight.
 
     These are the gradient and two moments in float32 and, if `dtype` has 16 bits, up to three copies of the weight: one
@@ -50,7 +50,7 @@ def room(
     residual_bytes = _WIDE * residuals * weights
     if copied:
         free -= checkpoint_state(weights) + residual_bytes
-    return free // processes - kept_per_weight(dtype) * weights - residual_bytes + spared
+    return free // processes - bytes_per_weight(dtype) * weights - residual_bytes + spared
 
 
 def weight_count(config: EncoderConfig) -> int:
@@ -59,7 +59,7 @@ def weight_count(config: EncoderConfig) -> int:
     return family_of(config).costs.weight_count(config)
 
 
-def kept_per_token(
+def bytes_per_token(
     config: EncoderConfig, dtype: torch.dtype, device: torch.device, *, longest: int, predicted: float,
     native: bool = False,
 ) -> int:  # fmt: skip

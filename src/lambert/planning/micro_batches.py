@@ -36,7 +36,7 @@ def largest(fitting: int, fastest: int) -> int:
     return 1 << most.bit_length() - 1
 
 
-def shared(most: int, least: int, update_tokens: float, longest: int, ranks: int) -> int:
+def divide_update(most: int, least: int, update_tokens: float, longest: int, ranks: int) -> int:
     """Returns the micro-batch size, at most `most` tokens, with which an update of `update_tokens` has several
     micro-batches, and at least one for each rank. It has fewer than `least` tokens only if a rank would otherwise have
     no micro-batch. It is the same for two to four ranks if their shares have `least` tokens, because dropout masks are

@@ -75,7 +75,7 @@ def relations(config: EncoderConfig, teacher: EncoderConfig, layer: int, lengths
     return before + 2 * (projections + products)
 
 
-def training(
+def count_training(
     config: EncoderConfig,
     lengths: Iterable[int],
     targets: Mapping[str, int],

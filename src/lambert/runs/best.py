@@ -71,10 +71,7 @@ class Best:
             return
         if self._world.is_first and not done and self._folder.exists():
             delete_folder(self._folder)
-        found = json.loads(self._world.broadcast_text(json.dumps(self._read()) if self._world.is_first else ""))
-        if "error" in found:
-            raise DataError(found["error"])
-        self.step, self._scores = found["step"], found["scores"]
+        self.step, self._scores = self._world.run_on_first(self._read)
         self.load(saved)
 
     def state(self) -> dict[str, int]:
@@ -100,10 +97,10 @@ class Best:
         if not self.name or not scores:
             return
         self.check(scores)
-        scores = json.loads(self._world.broadcast_text(json.dumps(dict(scores))))  # ranks may differ by rounding
+        scores = self._world.run_on_first(lambda: dict(scores))  # ranks may differ by rounding
         before, self.scored = self.scored, step
         if better(self.name, scores[self.name], self._scores.get(self.name, math.nan)):
-            failure = self._world.broadcast_text(self._write(step, scores, model) if self._world.is_first else "")
+            failure = self._world.run_on_first(lambda: self._write(step, scores, model))
             if not failure:
                 self.step, self._scores, self._waited = step, dict(scores), 0
                 return
@@ -137,9 +134,7 @@ class Best:
         if self.step != self.scored:
             with self._world.together("reading the best weights"):
                 if self._world.is_first:
-                    found = self._read()
-                    if "error" in found:
-                        raise DataError(found["error"])
+                    self._read()  # checks the weights
                     Checkpoint(self._folder, self.step, {}).restore_model(model)
             self._world.broadcast(state.tensors(model).values())
         final = scores[self.name]
@@ -149,10 +144,10 @@ class Best:
         numbers = {"best_update": float(self.step), f"final_{self.name}": final}
         return self._scores | numbers, f"{line}: model/ has these weights"
 
-    def _read(self) -> dict[str, Any]:
-        """Returns the update and the scores of the weights on the disk, or an error."""
+    def _read(self) -> tuple[int, dict[str, float]]:
+        """Returns the update and the scores of the weights on the disk. Raises DataError if they are damaged."""
         if not self._folder.exists():
-            return {"step": 0, "scores": {}}
+            return 0, {}
         try:
             found = json.loads(read_file(self._folder / _MANIFEST).decode())
             step, scores, expected = int(found["step"]), dict(found["scores"]), found["sha256"]
@@ -161,11 +156,11 @@ class Best:
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             problem = f"{type(error).__name__}: {error}"
         if problem:
-            return {
-                "error": f"{self._folder}, the best weights so far, is damaged ({problem}). Restore it from a copy, or "
-                "delete it: the run then keeps the best weights of its later evaluations."
-            }
-        return {"step": step, "scores": scores}
+            raise DataError(
+                f"{self._folder}, the best weights so far, is damaged ({problem}). Restore it from a copy, or delete "
+                "it: the run then keeps the best weights of its later evaluations."
+            )
+        return step, scores
 
     def _write(self, step: int, scores: Mapping[str, float], model: nn.Module) -> str:
         """Replaces the weights on the disk. Returns why they could not be written, or ""."""

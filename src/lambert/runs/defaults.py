@@ -76,7 +76,7 @@ class FreshEncoderConfig(EncoderConfig):
     """Settings of blocks with rotary positions."""
 
     def __post_init__(self) -> None:
-        self._filled(EncoderConfig())
+        self._fill(EncoderConfig())
 
     def shape(self, vocabulary: int, pad: int = 0) -> EncoderConfig:
         """Returns the settings of a fresh encoder for a tokenizer of that many pieces and with that padding token.
@@ -88,7 +88,7 @@ class FreshEncoderConfig(EncoderConfig):
         usual = EncoderConfig(block=self.block or EncoderConfig().block)
         family = family_of(usual)
         defaults: dict[str, Any] = {**family.defaults}
-        given = self._filled(dataclasses.replace(usual, **defaults))
+        given = self._fill(dataclasses.replace(usual, **defaults))
         shape = family.completed(dataclasses.replace(given, vocabulary=vocabulary, pad=pad))
         for name in (one.name for one in dataclasses.fields(given)):
             value, found = getattr(given, name), getattr(shape, name)
@@ -98,9 +98,9 @@ class FreshEncoderConfig(EncoderConfig):
                 )
         return shape
 
-    def resolved(self, shape: EncoderConfig) -> Self:
+    def resolve(self, shape: EncoderConfig) -> Self:
         """Returns these settings with those of `shape` where nothing was given."""
-        usual, found = EncoderConfig(), self._filled(shape)
+        usual, found = EncoderConfig(), self._fill(shape)
         kept = {one.name: getattr(found, one.name) for one in dataclasses.fields(found)}
         kept |= {name: getattr(shape, name) for name in _OF_THE_FAMILY if kept[name] == getattr(usual, name)}
         modern = dataclasses.asdict(found.modern)
@@ -109,7 +109,7 @@ class FreshEncoderConfig(EncoderConfig):
                 modern[name] = getattr(shape.modern, name)
         return type(self)(**kept | {"modern": FreshModernConfig(**modern)})
 
-    def _filled(self, shape: EncoderConfig) -> EncoderConfig:
+    def _fill(self, shape: EncoderConfig) -> EncoderConfig:
         """Returns these settings with those of `shape` in place of unset ones."""
         own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         own |= {name: getattr(shape, name) for name, value in own.items() if value is None}
@@ -137,7 +137,7 @@ class FinetuneOptimConfig(OptimConfig):
         values["warmup_ratio"] = 0.0 if self.warmup_steps else self.warmup_ratio
         OptimConfig(**values)  # for its errors
 
-    def resolved(self, shape: EncoderConfig) -> Self:
+    def resolve(self, shape: EncoderConfig) -> Self:
         """Returns these settings with `lr` for an encoder of that shape. Raises UsageError where `end_lr` is larger."""
         return dataclasses.replace(self, lr=self.lr or finetuning_lr(shape.hidden))
 
@@ -154,7 +154,7 @@ class FinetuneTrainConfig(TrainConfig):
     """What is not trained: "embeddings", a number n for the embeddings and the n lowest blocks, or "encoder", of which
     the pooler is no part. 0: everything is trained."""
 
-    def resolved(self, sequences: int) -> Self:
+    def resolve(self, sequences: int) -> Self:
         """Returns these settings with the length of a run on this many sequences."""
         if self.steps is not None or self.epochs is not None:
             return self

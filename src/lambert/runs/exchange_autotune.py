@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from statistics import median_high
 
 import torch
 
@@ -41,7 +42,7 @@ def autotune(run: Run, batches: Batches, first: int, stop: StopRequest) -> Itera
         while True:
             exchange.use(name)
             try:
-                seconds[name] = _timed(run, batches(first), first, _SECONDS / len(candidates), stop)
+                seconds[name] = _time_update(run, batches(first), first, _SECONDS / len(candidates), stop)
                 break
             except OutOfMemory as error:
                 smaller = run.microbatch.lower(error)
@@ -55,7 +56,7 @@ def autotune(run: Run, batches: Batches, first: int, stop: StopRequest) -> Itera
         yield f"exchange {name:10s} {seconds[name]:8.3f} s an update, {seconds['float32'] / seconds[name]:5.2f}x{mark}"
 
 
-def _timed(run: Run, batches: Iterator[GlobalBatch], first: int, limit: float, stop: StopRequest) -> float:
+def _time_update(run: Run, batches: Iterator[GlobalBatch], first: int, limit: float, stop: StopRequest) -> float:
     """Returns the median time of an update (passes and exchange) in seconds, on the slowest rank."""
     config, world = run.config, run.world
     optimizer = torch.optim.SGD(run.model.parameters(), lr=0.0)
@@ -67,11 +68,10 @@ def _timed(run: Run, batches: Iterator[GlobalBatch], first: int, limit: float, s
     )  # fmt: skip
     with closing(steps):
         for step in steps:
-            if stop.agreed(world):
+            if stop.agree(world):
                 stop.check()
             found.append(world.largest(round(1e6 * step.seconds)) / 1e6)
             spent = world.largest(round(time.perf_counter() - began))
             if len(found) > _LEAST and spent >= limit:
                 break
-    late = sorted(found[1:])
-    return late[len(late) // 2]
+    return median_high(found[1:])

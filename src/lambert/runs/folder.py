@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core import settings
-from lambert.core.errors import MachineError, UsageError
+from lambert.core.errors import UsageError
 from lambert.core.files import is_temporary, parse_json, read_file, write_atomic
 from lambert.core.lock import lock_folder
 from lambert.core.world import World
@@ -69,9 +69,7 @@ def open_run(config: RunConfig, world: World, data: Mapping[str, object]) -> Ite
     """
     text = settings.text(config)  # raises for paths that it cannot hold
     agreement.compare(world, settings.dotted(settings.as_dict(config)) | dict(data) | agreement.software())
-    problem = world.broadcast_text(_foreign(config, data) if world.is_first else "")
-    if problem:
-        raise UsageError(problem)
+    world.run_on_first(lambda: _check_folder(config, data))
     with lock_run(config.out, world):
         if world.is_first:
             write_atomic(config.out / CONFIG, text)
@@ -79,24 +77,24 @@ def open_run(config: RunConfig, world: World, data: Mapping[str, object]) -> Ite
         yield
 
 
-def _foreign(config: RunConfig, data: Mapping[str, object]) -> str:
-    """Returns why the run folder does not belong to this run, or an empty string."""
+def _check_folder(config: RunConfig, data: Mapping[str, object]) -> None:
+    """Raises UsageError if the run folder does not belong to this run."""
     out, path = config.out, config.out / CONFIG
     if not out.exists():
-        return ""
+        return
     if not out.is_dir():
-        return f"{out} is a file. Choose another out."
+        raise UsageError(f"{out} is a file. Choose another out.")
     if not path.is_file():
-        empty = all(found.name == "lock.json" or is_temporary(found) for found in out.iterdir())
-        return "" if empty else f"{out} exists and is not a run folder (it has no {CONFIG}). Choose another out."
-    if not any((out / name).exists() for name in BEGUN):
-        return ""
-    changed = changes(config, path)
-    if not changed:
-        return _other_data(out, data)
-    listed = "; ".join(f"{name} {before} -> {now}" for name, before, now in changed[:5])
-    more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-    return f"{out} holds a run with other settings: {listed}{more}. Restore them, or choose another out."
+        if not all(found.name == "lock.json" or is_temporary(found) for found in out.iterdir()):
+            raise UsageError(f"{out} exists and is not a run folder (it has no {CONFIG}). Choose another out.")
+    elif any((out / name).exists() for name in BEGUN):
+        if changed := changes(config, path):
+            listed = "; ".join(f"{name} {before} -> {now}" for name, before, now in changed[:5])
+            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+            raise UsageError(
+                f"{out} holds a run with other settings: {listed}{more}. Restore them, or choose another out."
+            )
+        _check_data(out, data)
 
 
 def changes(config: RunConfig, path: Path, free: tuple[str, ...] = FREE) -> list[tuple[str, Any, Any]]:
@@ -108,24 +106,25 @@ def changes(config: RunConfig, path: Path, free: tuple[str, ...] = FREE) -> list
     return [(name, before.get(name, UNSET), now.get(name, UNSET)) for name in names]
 
 
-def _other_data(out: Path, data: Mapping[str, object]) -> str:
-    """Returns how the data of the run in `out` differs, or an empty string. Data that an older version did not record
-    is not compared."""
+def _check_data(out: Path, data: Mapping[str, object]) -> None:
+    """Raises UsageError if the run in `out` has other data. Data that an older version did not record is not
+    compared."""
     path = out / DATA
     if not path.exists():
-        return ""
+        return
     try:
         before = dict(parse_json(read_file(path)))
     except (ValueError, TypeError) as error:
-        return f"{path}, the record of the run's data, is damaged ({error}). Restore it from a copy, or remove it."
+        raise UsageError(
+            f"{path}, the record of the run's data, is damaged ({error}). Restore it from a copy, or remove it."
+        ) from error
     changed = [name for name in sorted(before.keys() & data.keys()) if before[name] != data[name]]
-    if not changed:
-        return ""
-    listed = ", ".join(f"{n} ({str(before[n])[:12]} -> {str(data[n])[:12]})" for n in changed[:5])
-    return (
-        f"{out} holds a run on other data: {listed}. {path} records what the run began with. Restore that data, or "
-        "choose another out."
-    )
+    if changed:
+        listed = ", ".join(f"{n} ({str(before[n])[:12]} -> {str(data[n])[:12]})" for n in changed[:5])
+        raise UsageError(
+            f"{out} holds a run on other data: {listed}. {path} records what the run began with. Restore that data, "
+            "or choose another out."
+        )
 
 
 @contextmanager
@@ -137,17 +136,11 @@ def lock_run(run: Path, world: World | None = None) -> Iterator[None]:
     Raises UsageError, which names the holder of the lock, or why the folder cannot be written, and MachineError if its
     disk is full or broken.
     """
-    world = world or World()
-    refusal = ""
     with ExitStack() as held:
-        if world.is_first:
-            try:
-                held.enter_context(lock_folder(run))
-                checkpoint.clean(run)
-            except (MachineError, UsageError) as error:
-                refusal = json.dumps([error.exit_code, str(error)])
-        refusal = world.broadcast_text(refusal)
-        if refusal:
-            code, text = json.loads(refusal)
-            raise (MachineError if code == MachineError.exit_code else UsageError)(text)
+
+        def lock() -> None:
+            held.enter_context(lock_folder(run))
+            checkpoint.clean(run)
+
+        (world or World()).run_on_first(lock)
         yield

@@ -15,7 +15,6 @@ from lambert.core.world import World
 from lambert.data.stream import GlobalBatch
 from lambert.engine import ceiling
 from lambert.engine.compiler import Compilation
-from lambert.engine.exchange import Exchange
 from lambert.engine.log import Monitor, RunLog
 from lambert.engine.precision import PRECISIONS
 from lambert.model import attention
@@ -58,10 +57,11 @@ def open_log(
     )  # fmt: skip
 
 
-def ranks(world: World, exchange: Exchange) -> Iterator[str]:
-    """Yields a line about a run of several ranks: their number, how it was determined, and the exchange method."""
-    if world.size > 1:
-        yield f"{world.size} ranks, {world.local_size} a machine ({world.reason}), gradients by {exchange.method}"
+def describe_ranks(world: World, method: str) -> str:
+    """Returns a line about a run of several ranks: their number, how it was determined, and the exchange method."""
+    if world.size == 1:
+        return ""
+    return f"{world.size} ranks, {world.local_size} a machine ({world.reason}), gradients by {method}"
 
 
 def model_notes(compilation: Compilation, model: Model, precision: str, world: World) -> Iterator[str]:
@@ -71,16 +71,17 @@ def model_notes(compilation: Compilation, model: Model, precision: str, world: W
         yield f"blocks compiled in {compilation.seconds:,.0f} s"
     elif compilation.problem:
         yield f"blocks are not compiled, the run is slower: {compilation.problem}"
-    if world.device.type == "cpu" and precision == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        yield "this processor has no bfloat16 instructions, and emulation is slow: set train.precision = auto"
-    if world.device.type == "cpu" and precision == "bfloat16" and native.library() is None and native.advice():
-        yield f"torch's own kernels are used, which are slower: {native.reason()}. {native.advice()}"
-    lacking = "" if model.config.custom_block else family_of(model.config).kernels_lack(model.config)
-    if world.device.type == "cpu" and precision == "bfloat16" and native.library() is not None and lacking:
-        yield f"torch's own kernels compute the blocks, which are slower: the compiled ones lack {lacking}"
+    if world.device.type == "cpu" and precision == "bfloat16":
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            yield "this processor has no bfloat16 instructions, and emulation is slow: set train.precision = auto"
+        lacking = "" if model.config.custom_block else family_of(model.config).kernels_lack(model.config)
+        if native.library() is None and native.advice():
+            yield f"torch's own kernels are used, which are slower: {native.reason()}. {native.advice()}"
+        elif native.library() is not None and lacking:
+            yield f"torch's own kernels compute the blocks, which are slower: the compiled ones lack {lacking}"
     width = model.config.hidden // model.config.heads
-    if world.device.type != "cpu" and attention.kernel(world.device, PRECISIONS[precision], width) != "flash":
-        kernel = attention.kernel(world.device, PRECISIONS[precision], width)
+    kernel = attention.kernel(world.device, PRECISIONS[precision], width)
+    if world.device.type != "cpu" and kernel != "flash":
         yield (
             f"attention uses the {kernel} kernel, which is slower. Flash attention needs bfloat16 or float16 (now "
             f"{precision}), a head width that is a multiple of 8 up to 256 (now {width}), and a GPU of compute "
@@ -111,7 +112,7 @@ def count_operations(
             lengths = [length for batch in batches for length in batch.bounds_S1.diff().tolist()]
             names = [name for name in update.counts if name in model.labels]
             targets = {name: sum(len(batch.targets[name].at_N) for batch in batches) for name in names}
-            cost = operations.training(model.config, lengths, targets, model.labels, frozen)
+            cost = operations.count_training(model.config, lengths, targets, model.labels, frozen)
             if teacher is not None:
                 cost += operations.relations(model.config, teacher.encoder.config, teacher.layer, lengths)
             costs.append(cost)

@@ -18,8 +18,8 @@ from lambert.model.config import EncoderConfig
 from lambert.model.costs import compiled
 from lambert.model.heads import Model
 from lambert.optim.optimizers import OPTIMIZERS
-from lambert.planning.memory import kept_per_token, room, training_state, weight_count
-from lambert.planning.micro_batches import LEAST, fastest, largest, shared
+from lambert.planning.memory import bytes_per_token, room, training_state, weight_count
+from lambert.planning.micro_batches import LEAST, divide_update, fastest, largest
 
 _SAMPLED, _COLLATED = 4096, 8
 """Number of sequences whose lengths are read, and of the longest of them, whose targets are counted."""
@@ -85,20 +85,20 @@ class MicrobatchSize:
             return ""
         sample = Sample.of(source)
         native = compiled(dtype, world.device)
-        each = kept_per_token(
+        each = bytes_per_token(
             model.config, dtype, world.device, longest=sample.longest, predicted=sample.predicted, native=native
         )
         free = _room(model, optimizer, dtype, world, residuals_per_weight)
         fitting = -world.largest(-(free // each))
         update_tokens, least = batch_size * sample.mean, LEAST.get(world.device.type, LEAST["cpu"])
         one = world.size == 1
-        enough = one or shared(self.tokens, least, update_tokens, sample.longest, world.size) == self.tokens
+        enough = one or divide_update(self.tokens, least, update_tokens, sample.longest, world.size) == self.tokens
         if 0 < self.tokens <= fitting and enough:
             return ""
         before = self.tokens
         self.tokens = largest(fitting, fastest(world.device.type, compiled=native))
         if not one:
-            self.tokens = shared(self.tokens, least, update_tokens, sample.longest, world.size)
+            self.tokens = divide_update(self.tokens, least, update_tokens, sample.longest, world.size)
         found = f"up to {self.tokens:,} tokens ({free / 1e9:,.1f} GB of memory free, {each / 1e3:,.0f} kB a token)"
         if not before:
             return f"micro-batches of {found}"

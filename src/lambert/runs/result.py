@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from lambert.core.errors import DataError
 from lambert.core.files import parse_json, read_file
-from lambert.engine.metrics_file import METRICS, read_row
-from lambert.engine.progress import score_text
+from lambert.engine.metrics_file import METRICS, read_rows
+from lambert.engine.progress import format_scores
 
 Say = Callable[[str], None]
 """Receives a line for the user. The command line prints the line."""
@@ -35,18 +35,9 @@ class Result:
     left out."""
 
     def __repr__(self) -> str:
-        found = self.scores
-        errors = {name: f" ± {found[f'{name}_se']:.4f}" for name in found if f"{name}_se" in found}
-        scores = [
-            f"{name} {score_text(name, value)}{errors.get(name, '')}"
-            for name, value in found.items()
-            if not name.endswith("_se")
-        ]
-        parts = [
-            repr(str(self.folder)), *([f"model {str(self.model)!r}"] if self.model.is_dir() else []),
-            *([", ".join(scores)] if scores else []), *self.notes,
-        ]  # fmt: skip
-        return f"Result({'; '.join(parts)})"
+        model = f"model {str(self.model)!r}" if self.model.is_dir() else ""
+        scores = ", ".join(f"{name} {text}" for name, text in format_scores(self.scores).items())
+        return f"Result({'; '.join(filter(None, (repr(str(self.folder)), model, scores, *self.notes)))})"
 
     @classmethod
     def of_run(cls, folder: Path) -> "Result":
@@ -69,9 +60,7 @@ class Result:
     def metrics(self) -> dict[str, npt.NDArray[np.float64]]:
         """The complete rows of metrics.jsonl as arrays [rows] by key, with NaN if a row lacks the key. Held-out scores
         have separate rows. Units: docs/contracts.md."""
-        path = self.folder / METRICS
-        lines = read_file(path).splitlines() if path.is_file() else []
-        rows = [row for row in map(read_row, lines) if row is not None]
+        rows = read_rows(self.folder / METRICS)
         keys = {key: None for row in rows for key in row}  # in order of appearance
         return {key: np.array([_number(row.get(key)) for row in rows], dtype=np.float64) for key in keys}
 

@@ -15,7 +15,7 @@ from lambert.distributed.exchange import Exchange
 from lambert.engine import checkpoint
 from lambert.engine.guard import Guard
 from lambert.engine.log import RunLog
-from lambert.engine.precision import Precision, resolved
+from lambert.engine.precision import Precision, resolve_precision
 from lambert.model.heads import Model
 from lambert.optim.optimizers import build
 from lambert.runs.best import Best
@@ -47,7 +47,8 @@ class Run:
         options = config.train
         model.to(world.device)
         world.broadcast(model.parameters())
-        precision = Precision(resolved(options.precision, world), world.device, one_layout=options.deterministic)
+        name = resolve_precision(options.precision, world)
+        precision = Precision(name, world.device, one_layout=options.deterministic)
         microbatch = MicrobatchSize(options.micro_tokens, deterministic=options.deterministic)
         saver = checkpoint.Saver(config.out, keep=options.keep_checkpoints, world=world)
         exchange = exchanges.build(model, world, config.exchange, updates=steps, deterministic=options.deterministic)
@@ -123,11 +124,11 @@ class Run:
         self.exchange.average_residuals(self.optimizer)
         states = {"log": log.state(), "guard": self.guard.state(), "budget": self.microbatch.state()}
         states["best"] = self.best.state()
-        pause = self.saver.save(
+        seconds = self.saver.save(
             done, model=self.model, optimizer=self.optimizer, precision=self.precision, exchange=self.exchange.state(),
             extra=states | {"exchange": (self.exchange.method, self.world.size, self.exchange.local)}, final=final,
         )  # fmt: skip
-        log.paused(pause.seconds)
+        log.add_pause(seconds)
 
     def roll_back(self, log: RunLog) -> int:
         """Restores the last healthy checkpoint and lowers the learning rate. Returns its number of updates."""
@@ -139,7 +140,7 @@ class Run:
                 "Try a smaller optim.lr, or a smaller train.save_every."
             )
         kept = found.restore(self.model, self.optimizer, self.precision)
-        self.guard.rolled_back(kept["guard"])
+        self.guard.roll_back(kept["guard"])
         self.best.load(kept.get("best", {}))
         self._resume_exchange(found)
         log.rewind(found.step, kept["log"])

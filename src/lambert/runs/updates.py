@@ -18,9 +18,9 @@ from lambert.data.stream import GlobalBatch, places, stream
 from lambert.distributed import agreement
 from lambert.distributed.stragglers import Stragglers
 from lambert.engine import archive, ceiling, environment
-from lambert.engine.compiler import Compilation, compiled, wanted
+from lambert.engine.compiler import Compilation, compile_or_fall_back, should_compile
 from lambert.engine.device import release
-from lambert.engine.guard import Answer, Incidents
+from lambert.engine.guard import Incidents
 from lambert.engine.log import SCORED, RunLog
 from lambert.engine.loop import OutOfMemory, train
 from lambert.engine.metrics_file import METRICS, last_update
@@ -34,7 +34,7 @@ from lambert.optim.schedule import schedule
 from lambert.runs.config import RunConfig
 from lambert.runs.distillation import WithRelations
 from lambert.runs.exchange_autotune import autotune
-from lambert.runs.log import count_operations, model_notes, open_log, plateau, ranks
+from lambert.runs.log import count_operations, describe_ranks, model_notes, open_log, plateau
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import Run
 
@@ -53,7 +53,9 @@ def run_to_end(updates: Callable[[StopRequest], Iterator[Step]], out: Path) -> R
     Raises SavedAndStopped after a signal, whenever it comes.
     """
     done = archive.last(out)
-    with graceful_stop(f"; {_left(done)}" if done else " before the first update; nothing new to save") as stop:
+    with graceful_stop(
+        f"; {_name_checkpoint(done)}" if done else " before the first update; nothing new to save"
+    ) as stop:
         for _ in updates(stop):
             pass
     return Result.of_run(out)
@@ -100,7 +102,7 @@ def run_updates(
         lost = last_update(out / METRICS) if world.is_first and not done else 0
         options.check_ranks(world.size, done)
         if done:
-            stop.status = f"; {_left(done)}"
+            stop.status = f"; {_name_checkpoint(done)}"
         elif moments_of is not None:
             run.take_moments(moments_of)
 
@@ -117,15 +119,15 @@ def run_updates(
         # What the run needs: room on the disk, a size of micro-batches, the score to keep, compiled blocks, its log.
         if world.is_first:
             run.check_disk_space(course.ends)
-        peak = _ceiling(run) if world.is_first else None
+        peak = _measure_ceiling(run) if world.is_first else None
         found = run.microbatch.find(
             source, model, run.optimizer, PRECISIONS[run.precision.name], options.batch_size, world,
             residuals_per_weight=run.exchange.residuals_per_weight,
         )  # fmt: skip
         if best.name and not done:  # a misspelt name is found before the first update
-            best.check(_scores(run, score, done, stop))
-        compilation = opened.enter_context(_compiled(run, source))
-        opened.enter_context(stop.deferred())
+            best.check(_score(run, score, done, stop))
+        compilation = opened.enter_context(_compile(run, source))
+        opened.enter_context(stop.defer())
         monitor = plateau(unigram_entropy, lr=config.optim.lr, eps=config.optim.eps, init_range=model.config.init_range)
         log = opened.enter_context(
             open_log(run, course.ends, done, logged, peak, compilation, monitor, quiet=say is silent)
@@ -137,8 +139,9 @@ def run_updates(
             log.note(f"warning: {METRICS} has {lost:,} updates, but there is no checkpoint: the run starts anew")
         models = model_notes(compilation, model, run.precision.name, world)
         methods = autotune(run, partial(_batches, run, source), course.ends, stop)
-        for text in chain([found], models, methods, ranks(world, run.exchange)):
+        for text in chain([found], models, methods):
             log.note(text)
+        log.note(describe_ranks(world, run.exchange.method))
         log.scores(done, missed, best.step)
         if compilation.active:  # evaluation is rare: compiling separate graphs for it would not pay
             score = torch.compiler.set_stance("force_eager")(score)
@@ -157,16 +160,19 @@ def run_updates(
             scoring = step.due(options.evaluate_every) and step.index < course.ends
             save_due = step.due(options.save_every)
             pausing = step.index == course.ends or save_due or scoring or step.stop_requested
-            if _judge(run, step, pausing=pausing) == "roll back":
+            answer = run.guard.watch(step)
+            if pausing and answer == "go on":
+                answer = run.guard.judge_last()
+            if answer == "roll back":
                 course.done = run.roll_back(log)
                 continue
 
             # Evaluation, a signal, and the end of a run whose score no longer improves.
             if scoring:
-                step.scores = _score_update(run, score, log, step.index)
-            if (step.stop_requested or scoring) and stop.agreed(world):
+                step.scores = _log_scores(run, score, log, step.index)
+            if (step.stop_requested or scoring) and stop.agree(world):
                 run.save(step.index, log, final=True)
-                raise stop.stopped(f"saved after update {step.index:,} of {course.ends:,}")
+                raise stop.build_error(f"saved after update {step.index:,} of {course.ends:,}")
             if best.exhausted:
                 course.ends = step.index
                 log.note(f"the run ends after update {step.index:,} of {planned:,}: {best.reason}")
@@ -175,10 +181,10 @@ def run_updates(
             step.last = step.index == course.ends
             saving = step.last or (save_due and run.guard.healthy == step.index)
             if saving:
-                with log.doing("saving"):
+                with log.show_activity("saving"):
                     run.save(step.index, log, final=step.last)
             if step.last:
-                scores = dict(step.scores) if scoring else _final_scores(run, score, log, step.index, stop)
+                scores = dict(step.scores) if scoring else _log_scores(run, score, log, step.index, stop)
                 step.scores = scores
 
             try:
@@ -190,7 +196,7 @@ def run_updates(
                 raise
 
         if scores is None:  # an earlier process was killed between the last save and these scores
-            scores = _final_scores(run, score, log, course.done, stop)
+            scores = _log_scores(run, score, log, course.done, stop)
         scores, line = best.take(scores, model)
         log.note(line)
     return scores
@@ -217,60 +223,49 @@ def _score_missed(
         return {}
     if min(logged.get(SCORED, done), best.scored if best.name else done) == done:
         return {}
-    scores = _scores(run, score, done, stop)
+    scores = _score(run, score, done, stop)
     best.offer(done, scores, run.model)
     return scores
 
 
-def _judge(run: Run, step: Step, *, pausing: bool) -> Answer:
-    """Returns what the guard says of the updates so far: that before `step` and, if the run pauses after it, `step`."""
-    answer = run.guard.watch(step)
-    return run.guard.judge_last() if pausing and answer == "go on" else answer
-
-
-def _score_update(run: Run, score: Score, log: RunLog, done: int) -> dict[str, float]:
-    """Returns the held-out scores between two updates."""
-    if run.exchange.local:  # the ranks' weights differ
+def _log_scores(run: Run, score: Score, log: RunLog, done: int, stop: StopRequest | None = None) -> dict[str, float]:
+    """Returns and logs the held-out scores after `done` updates: between two updates, or with `stop` after the last
+    one, where a signal raises SavedAndStopped."""
+    if run.exchange.local and stop is None:  # the ranks' weights differ
         run.exchange.average_residuals(run.optimizer)
-    with log.doing("scoring"):
-        scores = score(run.model, run.precision, run.microbatch.tokens)
+    with log.show_activity("scoring"):
+        scores = _score(run, score, done, stop)
     run.best.offer(done, scores, run.model)
     log.scores(done, scores, run.best.step)
     return scores
 
 
-def _ceiling(run: Run) -> ceiling.Ceiling:
+def _measure_ceiling(run: Run) -> ceiling.Ceiling:
     """Measures the device, and takes the best rate of earlier processes of the run on such a device."""
-    before = ceiling.known(run.config.out, environment.machine(run.world))
+    before = ceiling.read_ceiling(run.config.out, environment.machine(run.world))
     return ceiling.Ceiling(run.world.device, PRECISIONS[run.precision.name], before)
 
 
-def _final_scores(run: Run, score: Score, log: RunLog, done: int, stop: StopRequest) -> dict[str, float]:
-    with log.doing("scoring"):
-        scores = _scores(run, score, done, stop)
-    run.best.offer(done, scores, run.model)
-    log.scores(done, scores, run.best.step)
-    return scores
-
-
-def _scores(run: Run, score: Score, done: int, stop: StopRequest) -> dict[str, float]:
-    """Returns the held-out scores after `done` updates. Raises SavedAndStopped on all ranks after a signal to one."""
-    stop.status = f"; {_left(done)}" if done else stop.status
+def _score(run: Run, score: Score, done: int, stop: StopRequest | None) -> dict[str, float]:
+    """Returns the held-out scores after `done` updates. With `stop`, raises SavedAndStopped on all ranks after a signal
+    to one."""
+    if stop is not None and done:
+        stop.status = f"; {_name_checkpoint(done)}"
     scores = score(run.model, run.precision, run.microbatch.tokens)
-    if stop.agreed(run.world):
-        raise stop.stopped(_left(done))
+    if stop is not None and stop.agree(run.world):
+        raise stop.build_error(_name_checkpoint(done))
     return scores
 
 
-def _left(done: int) -> str:
+def _name_checkpoint(done: int) -> str:
     return f"the newest checkpoint is that of update {done:,}"
 
 
 @contextmanager
-def _compiled(run: Run, source: Source) -> Iterator[Compilation]:
+def _compile(run: Run, source: Source) -> Iterator[Compilation]:
     """Compiles the model's blocks if the settings ask for it and a pass over a few sequences succeeds."""
     options, model, world = run.config.train, run.model, run.world
-    if not wanted(options.compile, world.device):
+    if not should_compile(options.compile, world.device):
         yield Compilation()
         return
 
@@ -283,7 +278,7 @@ def _compiled(run: Run, source: Source) -> Iterator[Compilation]:
         float(total.detach())  # waits for the device
         model.zero_grad()
 
-    with compiled(model.encoder.blocks, trial, world) as compilation:
+    with compile_or_fall_back(model.encoder.blocks, trial, world) as compilation:
         yield compilation
 
 

@@ -1,16 +1,19 @@
-"""Reads data sets that `save_to_disk` of Hugging Face's datasets wrote: Arrow files in a folder, or in one a split."""
+"""Reads Arrow and Parquet files in bounded memory, and data sets that `save_to_disk` of Hugging Face's datasets wrote:
+Arrow files in a folder, or in one a split."""
 
 import importlib
 import io
 import json
+import os
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import read_file
+from lambert.text.streams import Unreadable
 
 BATCH = 1 << 30
 """Maximum bytes of a record batch (our choice)."""
@@ -18,7 +21,12 @@ _ROWS = 1 << 20
 """Number of rows that a record batch may always have (our choice); more rows need at least a bit each in some
 column."""
 _RATIO = 200
-"""Maximum factor of the bytes of a row over those of its record batch, if that is more than BATCH (our choice)."""
+"""Maximum factor of the bytes of a row over those of its record batch, if that is more than BATCH, and of those of a
+decompressed row group over those of its file, if that is more than _PARQUET_BYTES (our choice). Text has 2 to 10
+times."""
+_PARQUET_ROWS = 256
+_PARQUET_BYTES = 64 << 20
+"""Maximum bytes of the rows of one batch of Parquet, unless a single row has more."""
 _DIGITS = 76
 """Maximum number of digits of a decimal of Arrow, and here also of the digits after its point."""
 _WRITTEN = 10_000
@@ -75,13 +83,13 @@ def _names(value: Any, path: Path) -> list[str]:
     return names
 
 
-class NotArrow(Exception):
-    """A file cannot be read as Arrow. The message is the reason, in one line."""
+class UnreadableTable(Unreadable):
+    """A file cannot be read as Arrow or Parquet. The message is the reason, in one line."""
 
 
 class ArrowFile:
-    """An Arrow file or stream. The constructor and `rows` raise NotArrow if it cannot be used, and the constructor
-    UsageError if pyarrow is not installed."""
+    """An Arrow file or stream. The constructor and `rows` raise UnreadableTable if it cannot be used. The constructor
+    raises UsageError if pyarrow is not installed."""
 
     schema: Any
     """The schema, of pyarrow."""
@@ -90,30 +98,107 @@ class ArrowFile:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        with _explained(stream) as (ipc, begin):
-            if problem := _unusable(ipc, stream, begin):
-                raise NotArrow(problem)
-            stream.seek(begin)
+        with _library_errors("ipc") as ipc:
+            stream.seek(0)
+            self._begin = 8 if stream.read(8) == _FILE else 0  # the file format is a stream followed by an index
+            if problem := _unusable(ipc, stream, self._begin):
+                raise UnreadableTable(problem)
+            stream.seek(self._begin)
             self.schema = ipc.open_stream(stream).schema
             self.names = list(self.schema.names)
             if max(map(_digits, self.schema.types), default=0) > _DIGITS:
-                raise NotArrow(f"has decimals with more than {_DIGITS} digits behind the point: it is damaged")
+                raise UnreadableTable(f"has decimals with more than {_DIGITS} digits behind the point: it is damaged")
 
     def rows(self, columns: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yields the rows as dictionaries, with the existing ones of `columns`, or with all columns."""
         wanted = set(self.names if columns is None else columns)
         chosen = sorted(found for name in wanted if (found := self.schema.get_field_index(name)) >= 0)
-        with _explained(self._stream) as (ipc, begin):
-            self._stream.seek(begin)
+        with _library_errors("ipc") as ipc:
+            self._stream.seek(self._begin)
             options = ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
             for batch in ipc.open_stream(self._stream, options=options):
                 batch.validate(full=True)  # pyarrow trusts the offsets and indices of a file: it would read beyond them
                 size = batch.get_total_buffer_size()
                 if batch.num_rows > max(_ROWS, 8 * size):
-                    raise NotArrow(f"has a record batch of {batch.num_rows:,} rows without values in them")
+                    raise UnreadableTable(f"has a record batch of {batch.num_rows:,} rows without values in them")
                 if (expanded := max(map(_value_bytes, batch.columns), default=0)) > max(BATCH, _RATIO * size):
-                    raise NotArrow(f"has a record batch of {size:,} bytes whose rows may have {expanded:,}")
+                    raise UnreadableTable(f"has a record batch of {size:,} bytes whose rows may have {expanded:,}")
                 yield from _rows(batch)
+
+
+class ParquetFile:
+    """A Parquet file. The constructor and `rows` raise UnreadableTable if it cannot be used. The constructor raises
+    UsageError if pyarrow is not installed."""
+
+    schema: Any
+    """The schema, of pyarrow."""
+    names: list[str]
+    """The columns."""
+    sizes: list[int]
+    """Number of rows of each row group."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        with _library_errors("parquet") as parquet:
+            self._file = parquet.ParquetFile(stream)
+            self.schema = self._file.schema_arrow
+            self.names = list(self.schema.names)
+            self._groups = [*map(self._file.metadata.row_group, range(self._file.num_row_groups))]
+            self.sizes = [group.num_rows for group in self._groups]
+
+    def cuts(self, size: int) -> list[int]:
+        """Returns the numbers of row groups at which the file can be divided in parts of about `size` decompressed
+        bytes, 0 the first."""
+        starts, held = [0], 0
+        for number, group in enumerate(self._groups):
+            if held >= size:
+                starts.append(number)
+                held = 0
+            held += group.total_byte_size
+        return starts
+
+    def rows(
+        self, columns: Sequence[str] | None = None, groups: tuple[int, int] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the rows as dictionaries, with all columns or these; of all row groups, or of those from `groups[0]`
+        to `groups[1]` - 1.
+
+        A few kilobytes can hold gigabytes: a page of one repeated letter, or a long text in the dictionary to which
+        every row refers. The first is refused. For the second, the number of rows in a batch follows from the longest
+        text.
+        """
+        with _library_errors("parquet") as parquet:
+            file = self._file
+            self._check_sizes()
+            leaves = [file.schema.column(number) for number in range(len(file.schema))]
+            texts = [
+                leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and not leaf.max_repetition_level
+            ]
+            dictionaries = parquet.ParquetFile(self._stream, metadata=file.metadata, read_dictionary=texts)
+            chosen: dict[str, Any] = {"columns": columns, "use_threads": False}
+            for group in range(len(self._groups))[slice(*groups or (None,))]:
+                first = next(dictionaries.iter_batches(1, row_groups=[group], **chosen), None)
+                longest = max((_longest(values) for values in first.columns), default=0) if first is not None else 0
+                size = max(1, min(_PARQUET_ROWS, _PARQUET_BYTES // max(longest, 1)))
+                for batch in file.iter_batches(size, row_groups=[group], **chosen):
+                    yield from batch.to_pylist()
+
+    def _check_sizes(self) -> None:
+        bytes_of_file = self._stream.seek(0, os.SEEK_END)
+        for group in self._groups:
+            # Sizes of columns would be closer, and damaged statistics of a column end the process in pyarrow 26.
+            if (size := group.total_byte_size) > max(_PARQUET_BYTES, _RATIO * bytes_of_file):
+                raise UnreadableTable(
+                    f"has a row group of {size:,} bytes in a file of {bytes_of_file:,}: it is not read, because no "
+                    "text is so repetitive. If the file is correct, write it without compression"
+                )
+
+
+def _longest(values: Any) -> int:
+    """Returns the bytes of the longest text in the dictionary of a column; 0 if the column has no dictionary."""
+    compute = importlib.import_module("pyarrow.compute")
+    dictionary = getattr(values, "dictionary", None)
+    return compute.max(compute.binary_length(dictionary)).as_py() or 0 if dictionary is not None else 0
 
 
 def arrow_content(value: Any, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
@@ -141,17 +226,23 @@ def pyarrow(part: str, use: str) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _explained(stream: BinaryIO) -> Iterator[tuple[Any, int]]:
-    """A context with pyarrow.ipc and the byte at which the Arrow stream begins. Raises failures of pyarrow as
-    NotArrow."""
-    arrow, ipc = pyarrow("ipc", "Reading Arrow")
+def _library_errors(part: str) -> Iterator[Any]:
+    """A context with the module `part` of pyarrow, ipc or parquet. Raises its failures as UnreadableTable, except those
+    of the disk."""
+    name = {"ipc": "Arrow", "parquet": "Parquet"}[part]
+    arrow, module = pyarrow(part, f"Reading {name}")
     try:
-        stream.seek(0)
-        yield ipc, 8 if stream.read(8) == _FILE else 0  # the file format is a stream followed by an index
-    except (arrow.ArrowException, OSError, ValueError, OverflowError, LookupError) as error:  # also of dates and zones
+        yield module
+    except UnreadableTable:
+        raise
+    except (arrow.ArrowException, OSError, ValueError, OverflowError, LookupError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the disk
-        raise NotArrow(f"is damaged or not Arrow ({' '.join(str(error).split())[:300]})") from error
+            raise
+        text = " ".join(str(error).split())[:300]
+        if part == "ipc" or isinstance(error, arrow.ArrowException | OSError):
+            raise UnreadableTable(f"is damaged or not {name} ({text})") from error
+        # text that is not UTF-8, times beyond those of Python
+        raise UnreadableTable(f"has a name or value that cannot be read ({text})") from error
 
 
 def _digits(kind: Any) -> int:

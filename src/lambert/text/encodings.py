@@ -6,7 +6,7 @@ import re
 from typing import Any, BinaryIO, cast
 
 from lambert.core.errors import UsageError
-from lambert.text.streams import BLOCK, Unreadable
+from lambert.text.streams import BLOCK, Converted, Unreadable
 
 UTF8 = "utf-8"
 BOM = b"\xef\xbb\xbf"
@@ -119,48 +119,7 @@ def invalid(data: bytes, begin: int) -> str:
     )
 
 
-class _Forward(io.RawIOBase):
-    """A stream of converted bytes of another stream, with positions of its own."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream, self._position, self._rest = stream, 0, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._next(len(buffer)) if not self._rest else self._rest
-        count = min(len(buffer), len(data))
-        buffer[:count], self._rest = data[:count], data[count:]
-        self._position += count
-        return count
-
-    def _next(self, size: int) -> bytes:
-        """Returns the next bytes; none only at the end."""
-        raise NotImplementedError
-
-    def _restart(self) -> None:
-        self._stream.seek(0)
-        self._position, self._rest = 0, b""
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        offset += self._position if whence == io.SEEK_CUR else 0
-        if whence == io.SEEK_END:
-            raise io.UnsupportedOperation
-        if offset < self._position:
-            self._restart()
-        while self._position < offset and self.readinto(bytearray(min(BLOCK, offset - self._position))):
-            pass
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-
-class Decoded(_Forward):
+class Decoded(Converted):
     """A UTF-8 stream of a stream in another encoding. With `perhaps_utf8`, it is not converted if its first `BLOCK`
     bytes with a character outside ASCII are valid UTF-8, because converted files keep their header. Reading raises
     Unreadable at a byte that the encoding lacks.
@@ -195,7 +154,7 @@ class Decoded(_Forward):
             raise Unreadable(f"is not {self._encoding} text ({error})") from error
 
 
-class _CarriageReturns(_Forward):
+class _CarriageReturns(Converted):
     """A stream with LF for each CR."""
 
     def _next(self, size: int) -> bytes:

@@ -16,10 +16,9 @@ from typing import Any, BinaryIO
 from lambert.core.errors import DataError
 from lambert.core.files import not_read, open_regular
 from lambert.core.unsupported import markup, refuse_archive
-from lambert.text.arrow import ArrowFile, NotArrow, dataset_files, dataset_splits, is_dataset
+from lambert.text.arrow import ArrowFile, ParquetFile, dataset_files, dataset_splits, is_dataset
 from lambert.text.encodings import UTF8, invalid, plain, unmarked
 from lambert.text.json_rows import by_columns, has_lines, json_rows, not_json, wrapped
-from lambert.text.parquet import NotParquet, parquet_names, parquet_rows, parquet_sizes
 from lambert.text.read_row import ReadRow, Row
 from lambert.text.streams import (
     BLOCK,
@@ -196,13 +195,11 @@ class RowFile:
         elif suffix in JSON:
             self._read = partial(self._objects, has_lines(beginning))
         elif suffix == ".parquet":
-            with self._explained():
-                self._rename(parquet_names(stream))
-                self._sizes = parquet_sizes(stream)
+            self._parquet_file = ParquetFile(stream)
+            self._rename(self._parquet_file.names)
             self._read = self._parquet
         elif suffix == ".arrow":
-            with self._explained():
-                self._arrow_file = ArrowFile(stream)
+            self._arrow_file = ArrowFile(stream)
             self._rename(self._arrow_file.names)
             self._read = self._arrow
         else:
@@ -214,16 +211,8 @@ class RowFile:
         """Yields the rows from a position on, which must follow a row; `only` these columns of Parquet. Raises
         DataError for a file that is damaged."""
         more = {"only": only} if self._suffix == ".parquet" else {}
-        with self._explained():
-            for read in self._read(offset, line, **more):
-                yield self._json(read) if self.names is None and not read.error else read
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (NotParquet, NotArrow) as error:
-            raise DataError(f"{self.path} {error}.") from error
+        for read in self._read(offset, line, **more):
+            yield self._json(read) if self.names is None and not read.error else read
 
     def _open_table(self, table: Table, header: bool | None, numbered: bool) -> None:
         if table.problem:
@@ -281,14 +270,15 @@ class RowFile:
             )
 
     def _parquet(self, offset: int, line: int, only: Sequence[str] | None = None) -> Iterator[ReadRow]:
-        number, group, rows = offset, 0, max(1, sum(self._sizes))
-        while group < len(self._sizes) and number >= self._sizes[group]:
-            number, group = number - self._sizes[group], group + 1
+        sizes = self._parquet_file.sizes
+        number, group, rows = offset, 0, max(1, sum(sizes))
+        while group < len(sizes) and number >= sizes[group]:
+            number, group = number - sizes[group], group + 1
         before, number = number, offset
         self.share = lambda: number / rows
         back = {name: found for found, name in self._aliases.items()}
         chosen = None if only is None else [back.get(name, name) for name in only]
-        for passed, row in enumerate(parquet_rows(self._stream, chosen, (group, len(self._sizes)))):
+        for passed, row in enumerate(self._parquet_file.rows(chosen, (group, len(sizes)))):
             if passed >= before:
                 number += 1
                 yield ReadRow(f"row {number}", self._renamed(row), "", number)

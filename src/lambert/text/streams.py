@@ -145,12 +145,11 @@ class TooLarge(Unreadable):
     """A compressed file is not read further, because it expands too much."""
 
 
-class _Limited(io.RawIOBase):
-    """A decompressed file that raises TooLarge when it becomes too large for its compressed bytes."""
+class Converted(io.RawIOBase):
+    """The bytes that are made of another stream, with positions of their own. It is sought by reading."""
 
-    def __init__(self, stream: BinaryIO, raw: BinaryIO, max_ratio: int) -> None:
-        self._stream: Any = stream
-        self._raw, self._max_ratio = raw, max_ratio
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._position, self._rest = stream, 0, b""
 
     def readable(self) -> bool:
         return True
@@ -158,60 +157,67 @@ class _Limited(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def read1(self, size: int) -> bytes:
-        data: bytes = self._stream.read1(size)
-        self._check()
-        return data
-
     def readinto(self, buffer: Any) -> int:
-        data = self.read1(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+        data = self._rest or self._next(len(buffer))
+        count = min(len(buffer), len(data))
+        buffer[:count], self._rest = data[:count], data[count:]
+        self._position += count
+        return count
+
+    def _next(self, size: int) -> bytes:
+        """Returns the next bytes; none only at the end."""
+        raise NotImplementedError
+
+    def _restart(self) -> None:
+        self._stream.seek(0)
+        self._position, self._rest = 0, b""
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if whence == io.SEEK_END:  # of Parquet: decompress step by step, so that the limit holds
-            while self.read1(BLOCK):
+        if whence == io.SEEK_END:  # of Parquet
+            while self.readinto(bytearray(BLOCK)):
                 pass
-            return self.seek(offset, io.SEEK_CUR)
-        if whence == io.SEEK_CUR:
-            offset += self.tell()
-        if offset < self.tell():
-            self._stream.seek(0)
-        while (left := offset - self.tell()) > 0 and self.read1(min(left, BLOCK)):
+        offset += 0 if whence == io.SEEK_SET else self._position
+        if offset < self._position:
+            self._restart()
+        while self._position < offset and self.readinto(bytearray(min(BLOCK, offset - self._position))):
             pass
-        return self.tell()
+        return self._position
 
     def tell(self) -> int:
-        return int(self._stream.tell())
+        return self._position
 
-    def _check(self) -> None:
-        size, packed = self.tell(), self._raw.tell()
+
+class _Limited(Converted):
+    """A decompressed file that raises TooLarge when it becomes too large for its compressed bytes."""
+
+    def __init__(self, stream: BinaryIO, raw: BinaryIO, max_ratio: int) -> None:
+        super().__init__(stream)
+        self._raw, self._max_ratio = raw, max_ratio
+
+    def _next(self, size: int) -> bytes:
+        data: bytes = self._stream.read1(size)
+        size, packed = self._stream.tell(), self._raw.tell()
         if size > ALLOWED and size > self._max_ratio * packed:
             raise TooLarge(
                 f"expands to more than {self._max_ratio} times its size and is not read further ({size:,} bytes from "
                 f"{packed:,}): no text is so repetitive. If the file is correct, decompress it first"
             )
+        return data
 
 
-class _Whole(io.RawIOBase):
+class _Whole(Converted):
     """A stream that ends at damage and stores the error, so that data before the damage is not lost."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.error: Exception | None = None
+    error: Exception | None = None
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
+    def _next(self, size: int) -> bytes:
         try:
-            data = b"" if self.error else self._stream.read1(len(buffer))
+            return b"" if self.error else self._stream.read1(size)
         except Exception as error:
             if not is_damage(error):
                 raise
-            self.error, data = error, b""
-        buffer[: len(data)] = data
-        return len(data)
+            self.error = error
+            return b""
 
 
 class Stream:

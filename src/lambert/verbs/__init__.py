@@ -51,7 +51,7 @@ VERBS = (
         "verbs.sweep:run",
         "verbs.settings.sweep:SweepConfig",
         place=50,
-        takes="sweep",
+        takes="table",
         less_memory=f"Lower jobs, or the tokens of a micro-batch in the recipe; {_SMALLER}.",
         continues=True,
         computes=True,

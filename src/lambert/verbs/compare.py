@@ -40,7 +40,7 @@ class CompareConfig:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What is compared: the scored examples of one model for each seed, and the recipe if it is known."""
+    """A system to compare: the scored examples of one model for each seed, and its recipe if it is known."""
 
     letter: str
     path: Path
@@ -75,7 +75,7 @@ def run(config: CompareConfig, say: Say = silent) -> dict[str, Any]:
                 name: {**asdict(difference), "p_holm": corrected[name][number]} for name, difference in pair.items()
             },
             "mcnemar": {name: asdict(test) for name, test in tests[number].items()},
-            "settings": _changed(systems[0].recipe, other.recipe),
+            "settings": _compare_settings(systems[0].recipe, other.recipe),
             "verdict": _verdict(other.letter, formulas, pair, {n: p[number] for n, p in corrected.items()}, len(found)),
         }
         for number, (other, pair) in enumerate(zip(systems[1:], found, strict=True))
@@ -90,7 +90,7 @@ def run(config: CompareConfig, say: Say = silent) -> dict[str, Any]:
 
 
 def _systems(config: CompareConfig, say: Say) -> list[System]:
-    """Reads what the user named. Predictions of other systems are scored as those of the first run."""
+    """Reads the systems. Predictions from outside are scored as those of the first run."""
     named = list(zip(_LETTERS, config.runs, strict=False))
     foreign = [(letter, path) for letter, path in named if config.gold is not None and _is_foreign(path)]
     own = [_system(letter, path) for letter, path in named if (letter, path) not in foreign]
@@ -213,7 +213,7 @@ def _mcnemar(first: System, second: System, formulas: Mapping[str, Formula]) -> 
     return found
 
 
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _compare_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Returns the settings that differ, with both values; None: not set."""
     names = sorted(before.keys() | now.keys()) if before and now else []
     return {n: [before.get(n), now.get(n)] for n in names if before.get(n) != now.get(n) and not n.startswith(_OWN)}

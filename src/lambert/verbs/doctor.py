@@ -4,14 +4,16 @@ import importlib.util
 import json as text
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sysconfig
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -19,35 +21,11 @@ from typing import Literal
 from lambert import native
 from lambert.core.errors import printable_line
 from lambert.core.version import __version__
-from lambert.engine.process import import_quickly
+from lambert.engine import process
 from lambert.runs.result import Say, silent
 
-EXTRAS = {
-    "report": ("jinja2", "matplotlib"),
-    "tensorboard": ("tensorboard",),
-    "mlflow": ("mlflow-skinny",),
-    "wandb": ("wandb",),
-    "sweep": ("cmaes", "optuna"),
-    "plan": ("simpy",),
-    "parquet": ("pyarrow",),
-    "hf": ("transformers",),
-    "zstd": ("backports.zstd",),
-    "language": ("py3langid",),
-    "dedup": ("rensa",),
-    "corpus": ("datatrove",),
-    "ray": ("ray",),
-    "web": ("brotli", "resiliparse"),
-    "remote": ("fsspec",),
-    "s3": ("s3fs",),
-    "hub": ("datasets",),
-    "serve": ("fastapi", "httptools", "prometheus-client", "uvicorn", "uvloop"),
-    "ray-serve": ("ray",),
-    "vectors": ("sentence-transformers",),
-    "onnx": ("onnx", "onnxruntime", "onnxscript"),
-    "openvino": ("onnx", "onnxscript", "openvino"),
-    "openvino-int8": ("nncf",),
-}
-"""The distributions of each optional extra, as in pyproject.toml."""
+_EXTRA = re.compile(r"""([\w.-]+).*\bextra == ["']([\w-]+)["']""")
+"""A requirement of an optional extra, in the metadata of a distribution."""
 BUILT_IN = {"backports.zstd": "compression.zstd"}
 """Modules of newer Python versions that replace a distribution."""
 SIDE = 768
@@ -102,7 +80,7 @@ def examine() -> Iterator[Finding]:
     """Yields all findings. This takes a second or more."""
     with ThreadPoolExecutor(1) as pool:
         compiler = pool.submit(_compiler)  # another process, which runs while torch is imported
-        import_quickly("torch")
+        process.import_quickly("torch")
         import torch
 
         yield Finding("lambert", __version__)
@@ -143,7 +121,7 @@ def _devices() -> Iterator[Finding]:
 def _threads() -> Finding:
     import torch
 
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = process.count_cores()
     threads = torch.get_num_threads()
     found = f"torch uses {threads} of {usable} usable cores, {torch.backends.cpu.get_cpu_capability()}"
     if threads < usable:
@@ -180,19 +158,16 @@ def _bfloat16() -> Finding:
     it."""
     import torch
 
+    from lambert.engine.ceiling import seconds_of
     from lambert.engine.precision import has_bfloat16
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if not has_bfloat16(torch.device(device)):
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not has_bfloat16(device):
         return Finding("bfloat16", "no instructions for it: precision auto means float32")
     rates = {}
     for dtype in (torch.float32, torch.bfloat16):
         matrix = torch.ones(SIDE, SIDE, dtype=dtype, device=device)
-        best = float("inf")
-        for _ in range(4):
-            began = time.perf_counter()
-            float((matrix @ matrix)[0, 0])  # waits for the device
-            best = min(best, time.perf_counter() - began)
+        best = min(seconds_of(partial(torch.matmul, matrix, matrix), device) for _ in range(4))
         rates[dtype] = 2 * SIDE**3 / best / 1e9
     ratio = rates[torch.bfloat16] / rates[torch.float32]
     found = f"{rates[torch.bfloat16]:,.0f} GFLOP/s, {ratio:.1f}x float32"
@@ -259,13 +234,23 @@ def _gloo() -> Finding:
 
 
 def _extras() -> Iterator[Finding]:
-    for extra, packages in EXTRAS.items():
+    for extra, packages in list_extras().items():
         versions = {package: _version(package) for package in packages}
         if all(versions.values()):
             yield Finding(f"extra {extra}", ", ".join(f"{name} {version}" for name, version in versions.items()))
         else:
             lacking = ", ".join(name for name, version in versions.items() if version is None)
             yield Finding(f"extra {extra}", f"no {lacking}", "note", f"pip install 'lambert-bert[{extra}]'")
+
+
+def list_extras() -> dict[str, list[str]]:
+    """Returns the distributions of each optional extra of Lambert; empty if Lambert itself is not installed."""
+    extras: dict[str, list[str]] = {}
+    with suppress(metadata.PackageNotFoundError):
+        for found in map(_EXTRA.match, metadata.requires("lambert-bert") or ()):
+            if found and found[1] != "lambert-bert" and found[2] not in ("test", "dev"):
+                extras.setdefault(found[2], []).append(found[1])
+    return extras
 
 
 def _version(package: str) -> str | None:

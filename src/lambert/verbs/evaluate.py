@@ -7,7 +7,7 @@ from typing import Any
 from lambert.core.errors import UsageError
 from lambert.core.files import check_replaceable, json_text
 from lambert.distributed.detection import detect
-from lambert.engine.progress import progress, score_text
+from lambert.engine.progress import format_scores, progress
 from lambert.engine.signals import START_AGAIN, graceful_stop
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
@@ -16,9 +16,9 @@ from lambert.tasks import Outputs, named, scored
 from lambert.tasks.scores.examples import examples_of, is_examples, write
 from lambert.tasks.task import is_predictions
 from lambert.verbs.settings.evaluate import EvaluateConfig
-from lambert.verbs.training_data import counted
+from lambert.verbs.training_data import describe_counts
 
-_TOLD = ("cut", "questions_cut", "answers_absent")
+_LOWERING = ("cut", "questions_cut", "answers_absent")
 """Counts of a labelled file that are shown to the user, because they lower the scores."""
 
 
@@ -56,8 +56,8 @@ def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[st
         compare_ranks(world, config.model, config.data)
         notes = model.notes(config.data, data)
         if world.is_first and not config.json:
-            if data.unknown.count or any(data.counts.get(name) for name in _TOLD):
-                say(counted(config.data, data, task.config))
+            if data.unknown.count or any(data.counts.get(name) for name in _LOWERING):
+                say(describe_counts(config.data, data, task.config))
             for line in notes:
                 say(line)
         quiet = config.json or say is silent or not world.is_first
@@ -87,8 +87,7 @@ def _then(found: Outputs, end: Callable[[], None]) -> Outputs:
 
 def _lines(scores: Mapping[str, float]) -> Iterator[str]:
     """Yields a line for each score, with its standard error."""
-    width = max([20, *(len(name) for name in scores if not name.endswith("_se"))])
-    for name, value in scores.items():
-        if not name.endswith("_se"):
-            error = f" ± {scores[f'{name}_se']:.4f}" if f"{name}_se" in scores else ""
-            yield f"{name:{width}} {score_text(name, value)}{error}"
+    texts = format_scores(scores)
+    width = max([20, *map(len, texts)])
+    for name, text in texts.items():
+        yield f"{name:{width}} {text}"

@@ -1,21 +1,25 @@
 """`lambert finetune`: trains an encoder on labelled data for a task, and scores it."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from lambert.core.errors import REMEDIES, DivergedError, UsageError
+from lambert.core.files import json_text, write_atomic
 from lambert.core.settings import as_dict, dotted
 from lambert.core.world import World
 from lambert.distributed import agreement
 from lambert.distributed.detection import detect
+from lambert.distributed.launch_environment import process_info
 from lambert.engine import archive
-from lambert.engine import precision as precisions
 from lambert.engine.log import append
 from lambert.engine.numerics import numerics
-from lambert.engine.precision import Precision
+from lambert.engine.precision import Precision, resolve_precision
+from lambert.engine.progress import COUNTS, score_text
 from lambert.engine.signals import Interrupted, StopRequest
 from lambert.engine.step import Step
 from lambert.inference.config import InferenceConfig
@@ -27,17 +31,16 @@ from lambert.model.config import EncoderConfig
 from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
-from lambert.runs.card import LabelledFile, Trained
 from lambert.runs.distillation import keep_layers, relation_teacher
-from lambert.runs.folder import INITIAL_WEIGHTS, fingerprints, open_run
+from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, fingerprints, open_run
 from lambert.runs.microbatch import check_model
-from lambert.runs.publish import publish_run
+from lambert.runs.publish import LabelledFile, Trained, publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import freeze
 from lambert.runs.updates import run_to_end, run_updates
 from lambert.tasks import Outputs, TaskConfig, check_metrics, described, needed_roles, resolved, scored
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
-from lambert.tasks.reading.cache import FeatureCache
+from lambert.tasks.reading.cache import FOLDER, FeatureCache
 from lambert.tasks.reading.dev_split import divided
 from lambert.tasks.reading.files import digest, training_and_dev
 from lambert.tasks.reading.unknown import unknown_notes
@@ -45,9 +48,8 @@ from lambert.tasks.scores.examples import EXAMPLES, examples_of, write
 from lambert.tasks.vectors import sentence_transformers
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
-from lambert.verbs.seeds import run_seeds
 from lambert.verbs.settings.finetune import FinetuneConfig
-from lambert.verbs.training_data import check_examples, check_label_order, counted, shared_rows
+from lambert.verbs.training_data import check_examples, check_label_order, describe_counts, note_shared_rows
 
 _OF_VECTORS = (
     "pooling", "normalize", "prompt", "prompt_b", "prompts", "default_prompt", "include_prompt", "truncate_dim",
@@ -55,6 +57,7 @@ _OF_VECTORS = (
 """Settings of vectors that a folder of vectors has."""
 _TOKENS = 8192
 """Tokens of a batch in which the predictions of the best weights are computed. They do not depend on it."""
+SEEDS = "seeds.json"
 
 
 def run(config: FinetuneConfig, say: Say = silent) -> Result:
@@ -64,7 +67,7 @@ def run(config: FinetuneConfig, say: Say = silent) -> Result:
     Raises SavedAndStopped after a signal, whenever it comes.
     """
     if config.seeds:
-        return run_seeds(config, run, say)
+        return _run_seeds(config, say)
     return run_to_end(partial(updates, config, say=say), config.out)
 
 
@@ -72,10 +75,10 @@ def first_scores(config: FinetuneConfig) -> dict[str, float]:
     """Returns the scores on `dev` before the first update, whose names are those of the whole run; empty without `dev`.
     Writes nothing but features to `cache`."""
     with detect(config.train.device, config.train.timeout) as world, numerics(world, threads=config.train.threads):
-        run = _prepared(config, world)
+        run = _prepare(config, world)
         if run.dev is None:
             return {}
-        precision = Precision(precisions.resolved(config.train.precision, world), world.device)
+        precision = Precision(resolve_precision(config.train.precision, world), world.device)
         found = outputs(run.model.to(world.device), run.dev, precision, world, config.train.micro_tokens or _TOKENS)
         return scored(run.task, run.dev, run.task.predictions(run.dev, found))
 
@@ -91,19 +94,19 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
     stop = StopRequest() if stop is None else stop  # without signal handlers, never requested
     with detect(config.train.device, config.train.timeout) as world:
         with world.together("reading its data"):
-            prepared = _prepared(config, world)
+            prepared = _prepare(config, world)
             config, task, data, dev = prepared.config, prepared.task, prepared.data, prepared.dev
             model, tokenizer, hashes, notes = prepared.model, prepared.tokenizer, prepared.hashes, prepared.notes
             length = task.config.max_length
             relations = relation_teacher(config.distil, model, tokenizer, config.code, length, world)
-            teacher = _teacher(config, task, tokenizer, world)
+            teacher = _load_teacher(config, task, tokenizer, world)
             train_path, dev_path = prepared.train_path, prepared.dev_path
         if teacher is not None:
-            data.teacher, line = _taught(config, task, data, train_path, teacher)
+            data.teacher, line = _ask_teacher(config, task, data, train_path, teacher)
             notes.append(line)
 
         def check_signal(sequences: int) -> None:
-            if stop.agreed(world):  # all ranks leave together
+            if stop.agree(world):  # all ranks leave together
                 stop.check()
 
         kept: list[Any] = []
@@ -111,7 +114,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
         def predict(model: Model, precision: Precision, micro_tokens: int) -> None:
             assert dev is not None
             found = outputs(model, dev, precision, world, micro_tokens, check_signal)
-            kept[:] = task.predictions(dev, _finite(found, dev_path))
+            kept[:] = task.predictions(dev, _check_finite(found, dev_path))
 
         def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
             if dev is None:
@@ -124,7 +127,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 
         for path, rows in ((train_path, data), (dev_path, dev)):
             if path is not None:
-                notes += [counted(path, rows, task.config), *rows.notes]
+                notes += [describe_counts(path, rows, task.config), *rows.notes]
         notes += prepared.features.notes
         if dev_path is None:
             notes.append("nothing is scored, because no dev file is given (--dev)")
@@ -136,7 +139,8 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 say(line)
             scores = yield from run_updates(config, model, data, score, world, stop, say, teacher=relations)
             if scores is not None and dev is not None and "best_update" in scores:
-                name = precisions.resolved(config.train.precision, world)  # the predictions of the best weights
+                # The predictions are those of the best weights.
+                name = resolve_precision(config.train.precision, world)
                 predict(model, Precision(name, world.device), config.train.micro_tokens or _TOKENS)
             if scores is not None and world.is_first:
                 task_found = task if dev is None else task.tuned(dev, kept)
@@ -171,7 +175,7 @@ class _Prepared:
     notes: list[str]
 
 
-def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
+def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     """Reads the data and the encoder of a run. Raises LambertError if they do not fit each other or the settings."""
     folder = model_folder(given.init)
     train_path, held_out = training_and_dev(given.data, given.dev)
@@ -179,7 +183,7 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     config.check_dev()
     shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
     tokenizer = tokenizers.load(folder, needs=needed_roles(config.task.name))
-    task_config, optim = _of_folder(config.task, folder).resolved(shape.positions), config.optim.resolved(shape)
+    task_config, optim = _fill_from_folder(config.task, folder).resolved(shape.positions), config.optim.resolve(shape)
     config = replace(config, task=task_config, optim=optim)
     cache = FeatureCache(config.cache, tokenizer, agreement.code())
     task: Any
@@ -196,12 +200,12 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     layers = sentence_transformers.layers(folder) if task.config.name == "embed" else []
     if layers:
         task.layers = data.layers = layers
-    config = replace(config, train=config.train.resolved(data.size(0)))
-    notes = [*_resolved(given, config), *parts]
+    config = replace(config, train=config.train.resolve(data.size(0)))
+    notes = [*_list_chosen(given, config), *parts]
     config = replace(config, optim=config.optim.at_batch(config.train.batch_size))
     dev = cache.read(task, dev_path) if dev_path else None
     check_label_order(config, dev, task.config.labels)
-    notes += shared_rows(data, dev, train_path, dev_path)
+    notes += note_shared_rows(data, dev, train_path, dev_path)
     notes += unknown_notes([(train_path, data), (dev_path, dev)])
     heads = {task.head: task.labels}
     check_model(shape, config.optim.name, world, shard_optimizer=config.train.shard_optimizer)
@@ -217,9 +221,9 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
         model = weights.fresh(model.config, heads, config.seed)
     else:
         notes = [*report.warnings(), *notes]
-    notes += filter(None, [_untrained(layers), _reader(shape, heads), freeze(model, config.train.freeze)])
+    notes += filter(None, [_note_untrained(layers), _note_reader(shape, heads), freeze(model, config.train.freeze)])
     if config.task.name == "embed":
-        notes += filter(None, [_compared(folder, task.embed.compared())])
+        notes += filter(None, [_note_similarity(folder, task.embed.compared())])
     files = {"the labelled data": train_path} | ({"the dev data": dev_path} if dev_path else {})
     hashes = {name: digest(path) for name, path in files.items()}
     if not config.random_init:
@@ -229,7 +233,7 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     return _Prepared(config, task, data, dev, train_path, dev_path, model, tokenizer, cache, hashes, notes)
 
 
-def _teacher(config: FinetuneConfig, task: Any, tokenizer: Any, world: World) -> TextModel | None:
+def _load_teacher(config: FinetuneConfig, task: Any, tokenizer: Any, world: World) -> TextModel | None:
     """Loads the teacher whose predictions are learnt, which reads the training file by the columns of the student; None
     if there is none. Raises UsageError if it was fine-tuned for something else or, for question answering, if it
     divides paragraphs into other windows."""
@@ -249,7 +253,7 @@ def _teacher(config: FinetuneConfig, task: Any, tokenizer: Any, world: World) ->
     return teacher
 
 
-def _finite(found: Outputs, path: Path | None) -> Outputs:
+def _check_finite(found: Outputs, path: Path | None) -> Outputs:
     """Yields the outputs for a labelled file. Raises DivergedError if one is not finite."""
     for batch in found:
         for name, values in batch.items():
@@ -258,7 +262,7 @@ def _finite(found: Outputs, path: Path | None) -> Outputs:
         yield batch
 
 
-def _taught(
+def _ask_teacher(
     config: FinetuneConfig, task: Any, data: Any, path: Path, teacher: TextModel
 ) -> tuple[Teacher | SpanTeacher, str]:
     """Returns the teacher's predictions for the training file `path`, and a line about them. All ranks must call it."""
@@ -275,15 +279,15 @@ def _taught(
     return teacher_of(soft, task.config, teacher.task.config.labels, options.share, options.temperature), line
 
 
-def _resolved(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:
+def _list_chosen(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:
     """Yields a line with the settings that were not given, and their values."""
     before, now = dotted(as_dict(given)), dotted(as_dict(config))
-    found = ", ".join(f"{name} = {_shown(value)}" for name, value in now.items() if before.get(name) != value)
+    found = ", ".join(f"{name} = {_format(value)}" for name, value in now.items() if before.get(name) != value)
     if found:
         yield f"chosen by the model and the data: {found}"
 
 
-def _of_folder(task: TaskConfig, folder: Path) -> TaskConfig:
+def _fill_from_folder(task: TaskConfig, folder: Path) -> TaskConfig:
     """Returns the task with what a folder of vectors says of them, where the task says nothing."""
     if task.name != "embed" or sentence_transformers.root(folder) is None:
         return task
@@ -298,7 +302,7 @@ def _of_folder(task: TaskConfig, folder: Path) -> TaskConfig:
     return replace(task, max_length=task.max_length or theirs.max_length, embed=replace(task.embed, **kept))
 
 
-def _compared(folder: Path, ours: str) -> str:
+def _note_similarity(folder: Path, ours: str) -> str:
     """Returns a line if a folder of vectors names another similarity than that of the run; else an empty text."""
     theirs = sentence_transformers.similarity_name(folder)
     if theirs == ours or sentence_transformers.root(folder) is None:
@@ -309,17 +313,74 @@ def _compared(folder: Path, ours: str) -> str:
     )
 
 
-def _untrained(layers: Sequence[Any]) -> str:
+def _note_untrained(layers: Sequence[Any]) -> str:
     """Returns a line about the layers between pooling and vector; empty without any."""
     kinds = ", ".join(type(layer).__name__ for layer in layers)
     return kinds and f"note: the layers after the pooling ({kinds}) stay as they are: only the encoder is trained"
 
 
-def _reader(shape: EncoderConfig, heads: Mapping[str, int]) -> str:
+def _note_reader(shape: EncoderConfig, heads: Mapping[str, int]) -> str:
     """Returns a line if transformers cannot read the model folder with its head; else an empty text."""
     name = layout.unknown_to_transformers(shape, heads)
     return f"transformers has no {name}, so only Lambert reads the head of the model folder" if name else ""
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def _run_seeds(config: FinetuneConfig, say: Say) -> Result:
+    """Runs each seed, in out/seed-N, and writes out/seeds.json. Finished runs are not repeated. The result has the
+    means of the scores. With several ranks only the first writes the file, prints lines and has scores.
+
+    Raises UsageError if `out` is itself a run folder.
+    """
+    if (config.out / CONFIG).exists():
+        raise UsageError(f"{config.out} holds a run of one seed. Choose another out for several seeds.")
+    first, found = process_info().rank == 0, []
+    config = replace(config, cache=config.cache or config.out / FOLDER)
+    for seed in config.seeds:
+        if first:
+            say(f"seed {seed}")
+        found.append(run(replace(config, seed=seed, seeds=(), out=config.out / f"seed-{seed}"), say).scores)
+    if not first:
+        return Result(config.out)
+    scores = summarise_seeds(found)
+    if scores:
+        write_atomic(config.out / SEEDS, json_text({"seeds": list(config.seeds), "scores": scores}, indent=1) + "\n")
+    for line in _format_seeds(scores, config):
+        say(line)
+    say(f"models  {', '.join(str(config.out / f'seed-{seed}' / 'model') for seed in config.seeds)}")
+    return Result(config.out, {name: of["mean"] for name, of in scores.items()})
+
+
+def summarise_seeds(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """Returns for each score its `mean` over the seeds and its `values`; with two seeds or more `deviation` (divided by
+    n - 1) and `mean_se`, the standard error of the mean, deviation / sqrt(n); and, if the score has a standard error
+    over the examples, `examples_se`: the root mean square of NAME_se."""
+    names = [name for name in scores[0] if not name.endswith("_se") or name.removesuffix("_se") not in scores[0]]
+    return {name: _summarise_score(name, scores) for name in names if all(name in one for one in scores)}
+
+
+def _summarise_score(name: str, scores: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    values = [one[name] for one in scores]
+    found: dict[str, Any] = {"mean": fmean(values), "values": values}
+    if len(values) > 1:
+        found |= {"deviation": stdev(values), "mean_se": stdev(values) / math.sqrt(len(values))}
+    errors = [one[f"{name}_se"] for one in scores if f"{name}_se" in one]
+    return {**found, "examples_se": math.sqrt(fmean(error**2 for error in errors))} if errors else found
+
+
+def _format_seeds(scores: Mapping[str, Mapping[str, Any]], config: FinetuneConfig) -> Iterator[str]:
+    """Yields the table of the scores over the seeds."""
+    if not scores:
+        yield f"{len(config.seeds)} seeds in {config.out}; without dev there are no scores"
+        return
+    columns = {"mean": "mean", "deviation": "deviation", "mean_se": "error of mean", "examples_se": "error of examples"}
+    count = f"{len(config.seeds)} seed{'s' * (len(config.seeds) > 1)}"
+    yield f"{count:20s}" + "".join(f" {label:>17s}" for label in columns.values())
+    for name, of in scores.items():
+        if name.endswith(COUNTS):
+            continue
+        cells = [score_text(name, of[key]) if key in of else "" for key in columns]
+        yield f"{name:20s}" + "".join(f" {cell:>17s}" for cell in cells)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lambert.core.errors import LambertError, MachineError, UsageError
+from lambert.core.errors import MachineError, UsageError
 from lambert.core.files import scratch_folder
-from lambert.core.launcher import ENDS
+from lambert.core.launcher import ENDS, Ended
 from lambert.core.settings import check
 from lambert.core.signals import LAUNCHED
 from lambert.distributed.launch_environment import address_toward, slurm_rendezvous
@@ -86,14 +86,6 @@ class LaunchConfig:
 _FLAGS = ("-np", *(f"--{field.name.replace('_', '-')}" for field in fields(LaunchConfig)))
 
 
-class Ended(LambertError):
-    """The group failed, with the line and the exit code of the rank that ended first."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
 def split(tokens: list[str]) -> tuple[list[str], dict[str, Any]]:
     """Returns the tokens of the command line that are `launch`'s own, the last of which is the verb that it starts, and
     no other settings."""
@@ -155,9 +147,8 @@ def run(config: LaunchConfig, tokens: list[str], read: Callable[[list[str]], Any
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read when torch is imported
     processes = _processes(config)
     rendezvous = config.rendezvous()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     settings = {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // processes))),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, process.count_cores() // processes))),
         # With one store for all, a machine that comes back waits for a key that nobody writes: pytorch#135712.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCH_CPP_LOG_LEVEL": os.environ["TORCH_CPP_LOG_LEVEL"],
@@ -207,18 +198,18 @@ def _supervise(
         with graceful_stop(" before there was a group"):
             handler = _within(config.timeout + _REPLY_SECONDS, lambda: registry.get_rendezvous_handler(parameters))
     except (RendezvousError, TimeoutError) as error:
-        raise MachineError(_unreachable(rendezvous, config.timeout)) from error
+        raise MachineError(_explain_unreachable(rendezvous, config.timeout)) from error
     spec = WorkerSpec(
         "lambert", processes, handler, entrypoint=sys.executable, args=("-P", "-m", "lambert", *command),
         max_restarts=config.max_restarts, monitor_interval=0.1, local_addr=address,
     )  # fmt: skip
     agent = Agent(spec, ends, elastic=least < most, run=out)
     try:
-        with agent.forwarding_signals():
+        with agent.forward_signals():
             agent.run()
     except RendezvousError as error:
         if agent.outcome is None:
-            raise MachineError(_lost(error, config, rendezvous)) from error
+            raise MachineError(_explain_lost(error, config, rendezvous)) from error
     finally:
         if not (agent.signalled and least < most):  # else the other machines continue
             handler.shutdown()
@@ -259,7 +250,7 @@ def _own_address(host: str) -> str | None:
     return address if not address.startswith("127.") or host in ("localhost", "127.0.0.1") else None
 
 
-def _unreachable(rendezvous: tuple[str, int], seconds: int) -> str:
+def _explain_unreachable(rendezvous: tuple[str, int], seconds: int) -> str:
     host, port = rendezvous
     try:
         with socket.create_server((host, port)):
@@ -273,7 +264,7 @@ def _unreachable(rendezvous: tuple[str, int], seconds: int) -> str:
     )
 
 
-def _lost(error: Exception, config: LaunchConfig, rendezvous: tuple[str, int]) -> str:
+def _explain_lost(error: Exception, config: LaunchConfig, rendezvous: tuple[str, int]) -> str:
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
     if isinstance(error, RendezvousTimeoutError):

@@ -9,7 +9,7 @@ from typing import Any
 from lambert import cli
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.step import Step
-from lambert.library import call_settings, lines, running, training_verb
+from lambert.library import call_settings, find_training_verb, lines, report_stops
 from lambert.runs.result import Result
 from lambert.text.memory import data_path, is_rows
 from lambert.verbs import compare as comparison
@@ -33,7 +33,7 @@ def pretrain(recipe: str | Path | PretrainConfig | None = None, /, **settings: A
     After SIGINT (Ctrl-C), SIGTERM or SIGUSR1 the run is saved and SavedAndStopped is raised, which ends a script with
     128 + the number of the signal.
     """
-    with running():
+    with report_stops():
         config = call_settings("pretrain", recipe, settings)
         return pretraining.run(config, lines(config.log.console))
 
@@ -46,7 +46,7 @@ def finetune(recipe: str | Path | FinetuneConfig | None = None, /, **settings: A
     of dicts, or a dict of columns. They are written beside the run folder `out`, as OUT-data.jsonl or OUT-data.arrow,
     so that the run can be repeated from its config.toml. Signals are handled as in `pretrain`.
     """
-    with running():
+    with report_stops():
         config = call_settings("finetune", recipe, settings)
         return finetuning.run(config, lines(config.log.console))
 
@@ -59,7 +59,7 @@ def sweep(recipe: str | Path | SweepConfig | None = None, /, **settings: Any) ->
     whose `data` and `dev` may be rows as in `finetune`.
     Signals are handled as in `pretrain`.
     """
-    with running():
+    with report_stops():
         return sweeping.run(call_settings("sweep", recipe, settings), cli.settings, lines())
 
 
@@ -67,7 +67,7 @@ def evaluate(recipe: str | Path | EvaluateConfig | None = None, /, **settings: A
     """Scores a fine-tuned model on labelled data, as `lambert evaluate`. With `predictions`, also writes that file.
     `data` may be rows as in `finetune`."""
     with ExitStack() as stack:
-        stack.enter_context(running())
+        stack.enter_context(report_stops())
         if is_rows(data := settings.get("data")):
             path = stack.enter_context(data_path(data))
             found = evaluation.run(call_settings("evaluate", recipe, {**settings, "data": path}), lines())
@@ -99,7 +99,7 @@ def updates(
 
     Raises UsageError at the call if a setting is wrong.
     """
-    verb = training_verb(recipe, settings, "updates")
+    verb = find_training_verb(recipe, settings, "updates")
     config = call_settings(verb, recipe, settings)
     return _updates(config)
 
@@ -118,11 +118,11 @@ def verify(
         run: A run folder that is compared instead; nothing is run.
         settings: Settings that override the recipe.
     """
-    config = call_settings(training_verb(recipe, settings, "verify"), recipe, {"out": "run", **settings})
+    config = call_settings(find_training_verb(recipe, settings, "verify"), recipe, {"out": "run", **settings})
     name = str(recipe) if isinstance(recipe, str | Path) else "the recipe"
     own, compared = (None if folder is None else Path(folder) for folder in (out, run))
-    with running():
-        return verification.verified(config, name, updates, own, compared, [*settings])
+    with report_stops():
+        return verification.verify_run(config, name, updates, own, compared, [*settings])
 
 
 def _updates(config: PretrainConfig | FinetuneConfig) -> Generator[Step, None, None]:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -48,12 +48,12 @@ _PLACES = ("model", "input", "out")
 def run(config: PredictConfig, say: Say = silent) -> None:
     """Reads until the input ends. The "id" of a row is copied to its prediction. Raises SavedAndStopped after a signal,
     and DataError at the end if rows had errors."""
-    status, again = _left(config)
+    status, again = _describe_interruption(config)
     with graceful_stop(" before the first prediction; nothing was written", again) as stop:
         _answer(config, say, lambda: setattr(stop, "status", status))
 
 
-def _left(config: PredictConfig) -> tuple[str, str]:
+def _describe_interruption(config: PredictConfig) -> tuple[str, str]:
     """Returns what an interruption after the first predictions leaves, and how to continue after any."""
     if _continues(config):
         return "; the predictions so far are kept", CONTINUE
@@ -97,14 +97,17 @@ def _answer(config: PredictConfig, say: Say, answered: Callable[[], None]) -> No
         raise failure
 
 
+@dataclass(slots=True)
 class Tally:
     """Counts rows and their errors."""
 
-    def __init__(self, rows: int = 0, errors: int = 0, first: str = "") -> None:
-        self.rows, self.errors, self.first = rows, errors, first
-        """Numbers of rows and of those with errors, and the first error."""
-        self.unknown = Unknown()
-        """The unknown words of the rows that this process has read."""
+    rows: int = 0
+    errors: int = 0
+    """Number of rows with errors."""
+    first: str = ""
+    """The first error."""
+    unknown: Unknown = field(default_factory=Unknown)
+    """The unknown words of the rows that this process has read."""
 
     def add(self, errors: Sequence[DataError], rows: int) -> None:
         """Counts the rows of a chunk, and its errors in the order of the rows."""
@@ -143,9 +146,9 @@ def _lead(
 ) -> DataError | None:  # fmt: skip
     """Reads the input, sends the rows of every chunk to the other ranks, and writes the predictions. Returns the error
     to raise at the end if rows had errors. Raises BrokenPipeError for a closed output."""
-    files = InputFiles(config.input, task.config, [*_kept(config.keep)]) if config.input else None
+    files = InputFiles(config.input, task.config, [*_parse_keep(config.keep)]) if config.input else None
     with ExitStack() as stack:
-        sink = stack.enter_context(_sink(config, model, say))
+        sink = stack.enter_context(_open_sink(config, model, say))
         tally = sink.tally
         if tally.rows:
             answered()
@@ -179,14 +182,20 @@ def _say_notes(files: InputFiles | None, say: Say) -> None:
             aside(note)
 
 
-def _sink(config: PredictConfig, model: TextModel, say: Say) -> AbstractContextManager[Sink]:
-    copied = {"id", *_kept(config.keep).values()}
+@contextmanager
+def _open_sink(config: PredictConfig, model: TextModel, say: Say) -> Iterator[Sink]:
+    copied = {"id", *_parse_keep(config.keep).values()}
     if config.out is None:
-        return nullcontext(_printed(say))
-    return _continued(config, model, copied) if config.input else _new(config.out, copied)
+        yield _print_to(say)
+    elif not config.input:
+        with answer_file(config.out, copied) as add:
+            yield Sink(add)
+    else:
+        with _continue(config, config.out, model, copied) as sink:
+            yield sink
 
 
-def _printed(say: Say) -> Sink:
+def _print_to(say: Say) -> Sink:
     lines: list[str] = []
 
     def commit(position: Position, tally: Tally) -> None:
@@ -198,21 +207,14 @@ def _printed(say: Say) -> Sink:
 
 
 @contextmanager
-def _new(out: Path, copied: Collection[str]) -> Iterator[Sink]:
-    with answer_file(out, copied) as add:
-        yield Sink(add)
-
-
-@contextmanager
-def _continued(config: PredictConfig, model: TextModel, copied: Collection[str]) -> Iterator[Sink]:
-    assert config.out is not None
+def _continue(config: PredictConfig, out: Path, model: TextModel, copied: Collection[str]) -> Iterator[Sink]:
     given = {name: value for name, value in as_dict(config).items() if name not in _PLACES}
     facts = {name: value for name, value in software().items() if name != "code"}
     of = {
         "input": input_identity(config.input), "model": model_identity(model.folder),
         "settings": settings_text(given), "software": settings_text(facts),
     }  # fmt: skip
-    with Unfinished(config.out, of, copied) as unfinished:
+    with Unfinished(out, of, copied) as unfinished:
 
         def commit(position: Position, tally: Tally) -> None:
             unfinished.rows, unfinished.errors, unfinished.first = tally.rows, tally.errors, tally.first
@@ -222,7 +224,7 @@ def _continued(config: PredictConfig, model: TextModel, copied: Collection[str])
         yield Sink(unfinished.add, commit, unfinished.finish, unfinished.position, tally)
 
 
-def _kept(keep: Sequence[str]) -> dict[str, str]:
+def _parse_keep(keep: Sequence[str]) -> dict[str, str]:
     """Returns the names in the output of the columns to keep, by their names in the input."""
     return {column: name or column for column, _, name in (entry.partition("=") for entry in keep)}
 
@@ -248,7 +250,7 @@ def _answers(
         source, finish = request
         tally.unknown += source.unknown
         answers = iter(finish(outputs_of(source)))
-    keep = _kept(config.keep)
+    keep = _parse_keep(config.keep)
     for number, row in enumerate(chunk):
         answer = {ERROR: str(errors[number])} if number in errors else next(answers)
         yield _with_copies(answer, row.row, keep)

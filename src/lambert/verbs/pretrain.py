@@ -41,7 +41,7 @@ from lambert.runs.updates import run_to_end, run_updates
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.text.tokenizers.trial import library_errors
-from lambert.verb import provided
+from lambert.verb import load_provided
 from lambert.verbs.settings.pretrain import PretrainConfig
 
 HELDOUT_SEED = 0  # held-out sequences and masks are the same for all runs on a corpus, so losses are comparable
@@ -74,7 +74,7 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
             check_corpus(config.corpus, whole=config.verify)
             model = _model(config, tokenizer, world, say)
             if config.model is not None:
-                config = dataclasses.replace(config, model=config.model.resolved(model.config))
+                config = dataclasses.replace(config, model=config.model.resolve(model.config))
             _check_packing(config.packing, model.config)
             specials = roles.specials(tokenizer, str(tokenizers.file_in(config.corpus)))
             heldout = _heldout(config, manifest["splits"]["heldout"]["documents"], specials)
@@ -205,7 +205,7 @@ def _prepare_text(config: PretrainConfig, world: World, say: Say) -> None:
     shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
     positions = (config.model and config.model.positions) or shape.positions
     _check_packing(config.packing, dataclasses.replace(shape, positions=positions))
-    make = provided("corpus of a run")
+    make = load_provided("corpus of a run")
     make(say, input=config.text, out=config.corpus, tokenizer=tokenizer, documents=config.documents)
 
 
@@ -237,14 +237,14 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
     kept_layers = keep_layers(model, config.distil.student_layers)
     for line in filter(None, [*report.warnings(), kept_layers]) if world.is_first else ():
         say(line)
-    return model if config.model is None else _adjusted(model, config.model, folder, say if world.is_first else silent)
+    return model if config.model is None else _adjust(model, config.model, folder, say if world.is_first else silent)
 
 
-def _adjusted(model: Model, given: FreshEncoderConfig, folder: Path, say: Say) -> Model:
+def _adjust(model: Model, given: FreshEncoderConfig, folder: Path, say: Say) -> Model:
     """Returns the model of a folder with the settings of [model], and says which ones differ. Raises UsageError if
     weights depend on one of these."""
     own, adjustable = model.config, family_of(model.config).adjustable
-    shape = given.resolved(own).shape(own.vocabulary, own.pad)
+    shape = given.resolve(own).shape(own.vocabulary, own.pad)
     for name, value, stored in _differences(shape, own):
         if name.removeprefix("model.") not in adjustable:
             raise UsageError(f"{name} = {value}, but {folder} has {stored}. With init, leave {name} out.")

@@ -12,7 +12,7 @@ from lambert.tasks.sentences.sentences import Sentences
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 
-def counted(path: Path, data: Any, task: TaskConfig) -> str:
+def describe_counts(path: Path, data: Any, task: TaskConfig) -> str:
     """Returns a line with the numbers of examples that were read, cut and left out."""
     words = {
         "cut": f"longer than {task.max_length} tokens were cut",
@@ -27,7 +27,7 @@ def counted(path: Path, data: Any, task: TaskConfig) -> str:
     return f"{path}  {', '.join(counts)}{share}"
 
 
-def shared_rows(train: Any, dev: Any, train_path: Path, dev_path: Path | None) -> list[str]:
+def note_shared_rows(train: Any, dev: Any, train_path: Path, dev_path: Path | None) -> list[str]:
     """Returns a note about dev examples whose texts are also those of training examples, if there are some."""
     count, total = (0, 0) if dev is None else shared(train, dev)
     if not count:

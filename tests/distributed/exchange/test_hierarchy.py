@@ -92,18 +92,11 @@ def what_is_not_finite_is_so_on_all_ranks(group: ProcessGroup) -> None:
         assert not bucket.flat.isfinite().all()
 
 
-def only_leaders_send_to_other_machines(group: ProcessGroup) -> None:
-    bucket = bucket_of([torch.zeros(1280)])
-    assert two_machines("float32").wire_bytes(bucket) == 4 * 1280
-    assert two_machines("int8").wire_bytes(bucket) == 1280 + 2 * 10
-
-
 test_on_all_ranks = on_all_ranks(
     ranks_of_a_machine_are_next_to_one_another,
     machines_and_ranks_sum_the_same,
     nothing_is_lost_and_leaders_hold_the_state,
     exact_methods_have_no_state,
     what_is_not_finite_is_so_on_all_ranks,
-    only_leaders_send_to_other_machines,
     sizes=(4,),
 )

@@ -54,7 +54,7 @@ def stop_requested(world: World) -> Any:
     net, stop = Tiny(), StopRequest()
     found = []
     for step in updates(net, world, build(net, world, ExchangeConfig()), whole(world), stop=3, request=stop):
-        found.append((step.stop_requested, step.stop_requested and stop.agreed(world), stop.reason))
+        found.append((step.stop_requested, step.stop_requested and stop.agree(world), stop.reason))
         if step.index == 1 and world.rank == world.size - 1:
             with contextlib.suppress(Interrupted):
                 stop._handle(signal.SIGTERM, None)

@@ -14,10 +14,11 @@ from run_folders import Outline, folder, page, row
 
 from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.stragglers import Stragglers
-from lambert.engine.guard import Incident, Incidents
+from lambert.engine.guard import Incidents
 from lambert.engine.log import _now
 from lambert.engine.signals import StopRequest
-from lambert.runs import exchange_autotune, updates
+from lambert.runs import exchange_autotune
+from lambert.runs.log import describe_ranks
 from lambert.verbs import report
 from lambert.verbs.report import folders, ranks
 
@@ -38,13 +39,13 @@ def said_by_training(monkeypatch: pytest.MonkeyPatch, method: str = "int8") -> l
     seconds = {"float32": 0.4, "bfloat16": 0.2, "int8": 0.1}
     chosen: list[str] = []
     exchange: Any = SimpleNamespace(decided=False, use=chosen.append, method=method)
-    monkeypatch.setattr(exchange_autotune, "_timed", lambda *arguments: seconds[chosen[-1]])
+    monkeypatch.setattr(exchange_autotune, "_time_update", lambda *arguments: seconds[chosen[-1]])
     config = SimpleNamespace(exchange=ExchangeConfig(method="auto", tolerates=("bfloat16", "int8")))
     run: Any = SimpleNamespace(config=config, exchange=exchange)
     world: Any = SimpleNamespace(size=4, local_size=2, reason="RANK, WORLD_SIZE")
     lines = [
         *exchange_autotune.autotune(run, lambda first: iter(()), 0, StopRequest()),
-        *updates.ranks(world, exchange),
+        describe_ranks(world, method),
     ]
     assert chosen[-1] == "int8"
     return lines
@@ -99,8 +100,10 @@ def test_one_process_has_no_section_of_ranks_but_its_incidents(tmp_path: Path) -
     assert "Incidents" not in text
     samples, group = np.zeros(64, int), SimpleNamespace(is_first=True, size=1)
     incidents = Incidents(run, lambda step: (samples, samples), group)  # type: ignore[arg-type]
-    incidents.add(Incident(7, "skipped", 8.5, math.inf, "decoder.bias", (0,)))
-    incidents.add(Incident(9, "spike", 88.5, 4.25, None, ()))
+    bad: dict[str, Any] = {"non_finite": "decoder.bias", "faults": {0: "decoder.bias"}}
+    incidents.add(SimpleNamespace(index=7, loss=8.5, grad_norm=math.inf, **bad), "skipped")  # type: ignore[arg-type]
+    spike: Any = SimpleNamespace(index=9, loss=88.5, grad_norm=4.25, non_finite=None, faults={})
+    incidents.add(spike, "spike")
     text = " ".join(Outline(page(run)).text.split())
     assert re.search(r"7 skipped: loss 8\.5, gradient norm not finite, first in decoder\.bias 0 64 ", text)
     assert re.search(r"9 spike: loss 88\.5, gradient norm 4\.25 64 ", text)

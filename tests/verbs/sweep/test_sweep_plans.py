@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from lambert import cli
 from lambert.core.errors import UsageError
 from lambert.verbs.settings.finetune import FinetuneConfig
-from lambert.verbs.sweep import metric, plan, search
+from lambert.verbs.sweep import plan, search
 from lambert.verbs.sweep.result import Row, Table
 from lambert.verbs.sweep.space import dimensions
 
@@ -101,13 +101,13 @@ def test_the_metrics_are_the_scores_on_dev(case: str, pretrained: Path, tmp_path
     flags = {"data": tmp_path / file, "dev": tmp_path / file, "init": pretrained, "out": tmp_path / "out"}
     flags |= {"task.name": name, "task.max-length": 32}
     given = cli.settings(["finetune", *(f"--{flag}={value}" for flag, value in flags.items())])
-    names = metric.score_names(given)
-    assert metric.metric_of("", "", names) == (first, False)
+    names = plan.score_names(given)
+    assert plan.metric_of("", "", names) == (first, False)
     if other:
-        assert metric.metric_of(other, "", names)[0] == other
+        assert plan.metric_of(other, "", names)[0] == other
     if case in LACKING:
         with pytest.raises(UsageError, match="is not a score of these runs"):
-            metric.metric_of(LACKING[case], "", names)
+            plan.metric_of(LACKING[case], "", names)
     assert not (tmp_path / "out").exists()
 
 
@@ -116,12 +116,12 @@ def test_the_metrics_of_question_answering_and_pre_training(
 ) -> None:
     flags = [f"--data={labelled('squad', 'dev')}", f"--dev={labelled('squad', 'dev')}", f"--init={pretrained}"]
     given = cli.settings(["finetune", *flags, f"--out={tmp_path}", "--task.name=squad", "--task.squad.max-query=16"])
-    assert metric.score_names(given)[:2] == ["f1", "exact_match"]
+    assert plan.score_names(given)[:2] == ["f1", "exact_match"]
     scores = json.loads((pretrained / "scores.json").read_text())
     given = cli.settings(["pretrain", str(pretrained / "config.toml")])
-    assert metric.score_names(given) == [name for name in scores if name != "update"]
+    assert plan.score_names(given) == [name for name in scores if name != "update"]
     whole = cli.settings(["pretrain", str(pretrained / "config.toml"), "--packing.mode=full"])
-    assert metric.score_names(whole) == ["mlm", "mlm_accuracy"]
+    assert plan.score_names(whole) == ["mlm", "mlm_accuracy"]
 
 
 WRONG = {
@@ -182,7 +182,7 @@ def test_a_wrong_space_is_refused(case: str, write: Callable[..., Path], tmp_pat
         ("trials = 1\npruner = 'mediam'", "", ["Did you mean 'median'?"]),
         ("trials = 1\nsampler = 'grid'", "", ["optim.lr needs choices, or a step"]),
         ("trials = 1\ntrails = 2", "", ["unknown setting trails. Did you mean trials?"]),
-        ("trials = 1\nverb = 'pretrain'", "", ["the sweep: unknown setting", "sweep.verb"]),
+        ("trials = 1\nverb = 'pretrain'", "", ["unknown setting verb"]),
         ("trials = 1\nrecipe = 'nowhere.toml'", "", ["No such recipe: nowhere.toml"]),
         ("trials = 1", "sead = 3", ["the sweep: unknown setting sead. Did you mean seed?"]),
         ("trials = 1", "seeds = [1, 2]", ["give the seeds as sweep.seeds"]),
@@ -225,7 +225,7 @@ def test_the_metric_of_a_named_data_set_is_its_official_score(
     recipe.write_text(re.sub('(data|dev) = ".*"', rf'\1 = "{tmp_path / "x.jsonl"}"', text))
     given = cli.settings(["sweep", str(recipe)])
     for asked, found in (("", "f1"), ("exact_match", "exact_match")):
-        assert plan.planned(replace(given, metric=asked), cli.settings).config.metric == found
+        assert plan.make_plan(replace(given, metric=asked), cli.settings).config.metric == found
     recipe.write_text(text.replace("superglue/multirc", "superglue/multircc"))
     one_line(lambert("sweep", recipe), 2, "Did you mean 'superglue/multirc'?")
 

@@ -149,4 +149,4 @@ def test_a_process_that_fails_is_reported_and_a_signal_is_passed_on(
 
 def test_a_password_is_not_shown() -> None:
     config = cli.settings(["sweep", "--out", "o", "--storage", "postgresql://me:secret@host/db"])
-    assert storage.shown(config) == "postgresql://host/db"
+    assert storage.display_name(config) == "postgresql://host/db"

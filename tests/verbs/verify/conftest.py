@@ -25,7 +25,7 @@ def made(corpus: Path, tmp_path_factory: pytest.TempPathFactory, lambert: Lamber
     for seed, run in enumerate(runs, 1):
         done = lambert("pretrain", recipe, seed=seed, out=run)
         assert done.code == 0, done.err
-    done = lambert("verify", recipe, "--write-from", *runs, "--source", "six runs")
+    done = lambert("verify", recipe, "--write-from", *runs)
     assert done.code == 0, done.err
     assert "3 bands of the loss from 6 seeds" in done.out
     return recipe, runs

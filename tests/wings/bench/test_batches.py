@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lambert.core.errors import DataError
-from lambert.measure.batches import drawn_batch, layer_shapes
+from lambert.measure.batches import draw_batch, layer_shapes
 from lambert.model.config import EncoderConfig
 from lambert.wings.bench.batches import FITTED, drawn_lengths, encoder_of, padded, width_of
 from lambert.wings.bench.training import peer_inputs
@@ -63,20 +63,20 @@ def test_lengths_of_a_file(tmp_path: Path) -> None:
 
 
 def test_a_batch_has_its_targets() -> None:
-    batch = drawn_batch(ENCODER, np.array([10, 30]), 0)
+    batch = draw_batch(ENCODER, np.array([10, 30]), 0)
     assert [*batch.targets] == ["mlm", "nsp"]
     assert batch.targets["mlm"].count == 6
     assert (batch.ids_T[batch.targets["mlm"].at_N] == 103).all()
     assert batch.types_T.tolist() == [0] * 5 + [1] * 5 + [0] * 15 + [1] * 15
-    spans_N2 = drawn_batch(ENCODER, np.array([10, 30] * 20), 0, ("span",)).targets["span"].labels_N
+    spans_N2 = draw_batch(ENCODER, np.array([10, 30] * 20), 0, ("span",)).targets["span"].labels_N
     assert (spans_N2[:, 0] <= spans_N2[:, 1]).all()
     assert (spans_N2[:, 1] < torch.tensor([10, 30] * 20)).all()
-    assert not drawn_batch(ENCODER, np.array([10]), 0, ()).targets
+    assert not draw_batch(ENCODER, np.array([10]), 0, ()).targets
 
 
 @pytest.mark.parametrize("heads", [("mlm", "nsp"), ("span",)])
 def test_padded_rows_hold_the_same_sequences(heads: tuple[str, ...]) -> None:
-    batch = drawn_batch(ENCODER, np.array([10, 30, 20]), 0, heads)
+    batch = draw_batch(ENCODER, np.array([10, 30, 20]), 0, heads)
     assert width_of(BenchConfig(length=64), batch) == 30
     assert width_of(BenchConfig(length=64, padding="length"), batch) == 64
     for width in (30, 64):

@@ -189,7 +189,7 @@ def test_ceilings_keep_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "product_ceiling", lambda *_, **__: next(found))
     best = Ceilings(torch.device("cpu"), torch.float32, ((8, 16, 32),), products=True)
     rates = iter([2.0, 9.0, 4.0])
-    monkeypatch.setattr(ceilings, "sustained", lambda *_: next(rates))
+    monkeypatch.setattr(ceilings, "measure_sustained", lambda *_: next(rates))
     seen = []
     for _ in range(3):
         rates_now = best.measure()
@@ -209,9 +209,9 @@ def test_products_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "seconds_of", seconds)
     shapes = with_gradients(((8, 16, 32),))
     assert shapes == ((8, 16, 32), (8, 32, 16), (32, 8, 16))
-    rate = ceilings.sustained(torch.device("cpu"), torch.float32, shapes)
+    rate = ceilings.measure_sustained(torch.device("cpu"), torch.float32, shapes)
     assert rate == pytest.approx(3 * 2 * 8 * 16 * 32 / 0.15)
-    assert ceilings.sustained(torch.device("cpu"), torch.float32, ()) == 0
+    assert ceilings.measure_sustained(torch.device("cpu"), torch.float32, ()) == 0
 
 
 @pytest.mark.parametrize(

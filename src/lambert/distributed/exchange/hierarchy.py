@@ -13,40 +13,32 @@ from lambert.distributed.exchange.reduction import Method
 from lambert.engine.gradients import Bucket
 
 
-class Hierarchical:
+class Hierarchical(Method):
     """The ranks of a node reduce their gradients in float32 to the node's first rank, its leader. The leaders sum by
     the `inner` method, and each leader broadcasts the result within its node. Only leaders store residuals."""
 
     def __init__(self, local_group: ProcessGroup, leaders_group: ProcessGroup | None, inner: Method) -> None:
-        """`local_group` and `leaders_group` are what `nodes` returns. `inner` works on the leaders' group; ranks that
-        are not leaders do not call it."""
-        self._local, self._leads, self._inner = local_group, leaders_group is not None, inner
+        """`local_group` and `leaders_group` are what `nodes` returns. `inner` works on the leaders' group; other ranks
+        do not call it."""
+        self._local, self._inner = local_group, Method() if leaders_group is None else inner
 
     def reduce(self, bucket: Bucket) -> None:
         dist.reduce(bucket.flat, group=self._local, group_dst=0)
-        if self._leads:
-            self._inner.reduce(bucket)
+        self._inner.reduce(bucket)
         dist.broadcast(bucket.flat, group=self._local, group_src=0)
 
     def rescale(self, scale: Callable[[], float]) -> None:
-        if self._leads:
-            self._inner.rescale(scale)
+        self._inner.rescale(scale)
 
     def average_residuals(self, buckets: Sequence[Bucket]) -> None:
-        if self._leads:
-            self._inner.average_residuals(buckets)
+        self._inner.average_residuals(buckets)
 
     def state(self) -> dict[str, Tensor]:
         """Returns the inner method's state on leaders, of which rank 0 is one; nothing on other ranks."""
-        return self._inner.state() if self._leads else {}
+        return self._inner.state()
 
     def load(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
-        if self._leads:
-            self._inner.load(state, buckets)
-
-    def wire_bytes(self, bucket: Bucket) -> int:
-        """Returns the bytes that a leader sends to other nodes."""
-        return self._inner.wire_bytes(bucket)
+        self._inner.load(state, buckets)
 
 
 def nodes(

@@ -48,7 +48,7 @@ class LocalSGD(DistributedExchange):
         for bucket in self.buckets:
             self.record_norms(bucket)
 
-    def reported_norms(self, norms_P: Tensor) -> Tensor:
+    def average_norms(self, norms_P: Tensor) -> Tensor:
         """Returns the mean of the norms over the ranks; it is not finite if any rank's norm is not."""
         return self.world.sum(norms_P.clone()) / self.world.size
 

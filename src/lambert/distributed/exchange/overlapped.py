@@ -45,7 +45,7 @@ class DistributedExchange(Exchange):
         # A separate process group, because the loop's small collectives run at the same time.
         self._group = torch.distributed.new_group(timeout=timedelta(seconds=world.timeout))
         self._node_groups = (
-            nodes(world.size, world.local_size, world.timeout) if _nested(world, config, deterministic) else None
+            nodes(world.size, world.local_size, world.timeout) if _is_nested(world, config, deterministic) else None
         )
         self.buckets = self.gradients.buckets(config.megabytes(self.gradients.flat.device))
         """All gradients, in the order in which they are sent."""
@@ -66,9 +66,9 @@ class DistributedExchange(Exchange):
 
     def use(self, name: str) -> None:
         self.method, self._early = "butterfly" if self._deterministic else name, False
-        self._method = Butterfly(self._group) if self._deterministic else self._built(name)
+        self._method = Butterfly(self._group) if self._deterministic else self._build_method(name)
 
-    def _built(self, name: str) -> Method:
+    def _build_method(self, name: str) -> Method:
         pays = self._updates * self.gradients.flat.numel() >= COMPILED
         compile_for = self.gradients.flat.device if pays else None
         if self._node_groups is None:
@@ -105,7 +105,8 @@ class DistributedExchange(Exchange):
     def begin(self, update: int, scale: Callable[[], float]) -> None:
         early = update < self._config.early_updates(self.method, self._updates)
         if early != self._early:  # the next method sends the residuals of the one before
-            held, self._early, self._method = self._method.state(), early, self._built(EARLY if early else self.method)
+            held, self._early = self._method.state(), early
+            self._method = self._build_method(EARLY if early else self.method)
             self._method.load(held, self.buckets)
         self._method.rescale(scale)
         self._update, self._next, self._may_send = update, 0, False
@@ -218,7 +219,7 @@ class DistributedExchange(Exchange):
         torch.stack(torch._foreach_norm(list(bucket.views)), out=self._norms_P[first : first + len(bucket.views)])
 
 
-def _nested(world: World, config: ExchangeConfig, deterministic: bool) -> bool:
+def _is_nested(world: World, config: ExchangeConfig, deterministic: bool) -> bool:
     """Returns whether to sum within nodes first: if there are several nodes with several ranks each, and NCCL, which
     does so itself, is not used."""
     several = 1 < world.local_size < world.size and world.size % world.local_size == 0

@@ -12,7 +12,7 @@ only on that sum; but the residual used here does not accumulate the differences
 """
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -23,12 +23,12 @@ from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, key, unit, words
-from lambert.core.wire import factor_bytes, factored
-from lambert.distributed.exchange.reduction import Residuals, Scratch
+from lambert.core.wire import factored
+from lambert.distributed.exchange.reduction import ErrorFeedback, Scratch
 from lambert.engine.gradients import Bucket
 
 
-class PowerSGD:
+class PowerSGD(ErrorFeedback):
     """All-reduce of the low-rank factors of gradient matrices, for all matrices of a bucket at once. Other gradients
     are summed in float32."""
 
@@ -37,8 +37,8 @@ class PowerSGD:
         are sent instead of the gradient if they are smaller."""
         if rank < 1:
             raise UsageError(f"Gradients are sent as matrices of rank 1 or more, not {rank}.")
-        self._group, self._size, self._rank = group, dist.get_world_size(group), rank
-        self._residuals = Residuals(group)
+        super().__init__(group)
+        self._rank = rank
         self._layouts: dict[int, _Layout] = {}
         self._starts: dict[str, Tensor] = {}
         self._left, self._right, self._share = Scratch(), Scratch(), Scratch()
@@ -46,10 +46,12 @@ class PowerSGD:
     def reduce(self, bucket: Bucket) -> None:
         if self._size == 1:
             return
-        layout, flat, residual = self._layout(bucket), bucket.flat, self._residuals.of(bucket)
-        left, right = self._left.floats(layout.left_size, flat), self._right.floats(layout.right_size, flat)
-        share = self._share.floats(layout.right_size, flat)
-        parts = list(zip(layout.matrices, layout.lefts(left), layout.rights(right), layout.rights(share), strict=True))
+        layout, flat, residual = self._layout(bucket), bucket.flat, self.residual(bucket)
+        left, right = self._left.floats(sum(layout.lefts), flat), self._right.floats(sum(layout.rights), flat)
+        share = self._share.floats(len(right), flat)
+        lefts, _ = layout.split(left, layout.lefts)
+        (rights, whole_sums), (shares, whole) = layout.split(right, layout.rights), layout.split(share, layout.rights)
+        parts = list(zip(layout.matrices, lefts, rights, shares, strict=True))
         for matrix, left_RN, _, _ in parts:
             wanted_NM = matrix.of(flat).add_(matrix.of(residual))
             torch.mm(self._start(matrix, flat.device), wanted_NM.T, out=left_RN)
@@ -59,7 +61,8 @@ class PowerSGD:
         layout.orthonormalise(left)
         for matrix, left_RN, _, share_RM in parts:
             torch.mm(left_RN, matrix.of(flat), out=share_RM)
-        layout.gather(flat, residual, share)
+        for sent, part in zip(whole, layout.whole, strict=True):  # a loaded state may have residuals of them
+            torch.add(flat[part], residual[part], out=sent)
         right.copy_(share)
         dist.all_reduce(right, group=self._group)
         if not self._finite(right, flat):
@@ -68,34 +71,25 @@ class PowerSGD:
             torch.addmm(matrix.of(flat), left_RN.T, share_RM, alpha=-1, out=matrix.of(residual))
             torch.mm(left_RN.T, right_RM, out=matrix.of(flat))
             self._starts[matrix.name].copy_(right_RM)
-        layout.scatter(right, flat, residual)
-
-    def rescale(self, scale: Callable[[], float]) -> None:
-        self._residuals.rescale(scale())
-
-    def average_residuals(self, buckets: Sequence[Bucket]) -> None:
-        self._residuals.average_residuals(buckets)
+        for total, part in zip(whole_sums, layout.whole, strict=True):
+            flat[part].copy_(total)
+            residual[part].zero_()
 
     def state(self) -> dict[str, Tensor]:
         """Returns the residuals, and as `q/NAME` [rank, m] the start of the next update's iteration, which is the same
         on all ranks."""
-        return self._residuals.state() | {
-            f"q/{name}": start.to("cpu", copy=True) for name, start in self._starts.items()
-        }
+        starts = {f"q/{name}": start.to("cpu", copy=True) for name, start in self._starts.items()}
+        return super().state() | starts
 
     def load(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
         """Restores `state`. Starts of iterations that have another rank are ignored and replaced by random ones."""
-        self._residuals.load(state, buckets)
+        super().load(state, buckets)
         self._layouts, self._starts = {}, {}
         for bucket in buckets:
             for matrix in self._layout(bucket).matrices:
                 start = state.get(f"q/{matrix.name}")
                 if start is not None and start.shape == (self._rank, matrix.columns):
                     self._starts[matrix.name] = start.to(bucket.flat.device, copy=True)
-
-    def wire_bytes(self, bucket: Bucket) -> int:
-        layout = self._layout(bucket)
-        return factor_bytes(layout.left_size, layout.right_size, self._size)
 
     def _finite(self, sums: Tensor, flat: Tensor) -> bool:
         """Returns whether the sums are finite, the same on all ranks. If they are not, fills `flat` with NaN."""
@@ -106,7 +100,7 @@ class PowerSGD:
 
     def _layout(self, bucket: Bucket) -> "_Layout":
         if bucket.index not in self._layouts:
-            self._layouts[bucket.index] = _Layout.of(bucket, self._rank)
+            self._layouts[bucket.index] = _Layout(bucket, self._rank)
         return self._layouts[bucket.index]
 
     def _start(self, matrix: "_Matrix", device: torch.device) -> Tensor:
@@ -133,53 +127,36 @@ class _Matrix:
         return flat[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
 
-@dataclass(frozen=True, slots=True)
 class _Layout:
     """The layout of the two buffers of a bucket. One holds the left factors of its matrices; the other holds the right
     factors, followed by the gradients that are sent whole. Factors are stored transposed, which makes matrix products
     up to nine times faster."""
 
-    rank: int
-    matrices: Sequence[_Matrix]
-    """Sorted by number of rows: the bases of matrices with equally many rows are computed in one batch."""
-    whole: Sequence[slice]
-    """Slices of the bucket with the gradients that are sent whole."""
-
-    @classmethod
-    def of(cls, bucket: Bucket, rank: int) -> "_Layout":
-        matrices, whole = [], []
+    def __init__(self, bucket: Bucket, rank: int) -> None:
+        self._rank = rank
+        self.whole: list[slice] = []
+        """Slices of the bucket with the gradients that are sent whole."""
+        matrices = []
         for name, view in zip(bucket.names, bucket.views, strict=True):
             start, rows = int(view.storage_offset() - bucket.flat.storage_offset()), len(view) if view.dim() else 1
             columns = view.numel() // max(1, rows)
             if view.is_contiguous() and factored(view.shape, rank):
                 matrices.append(_Matrix(name, start, rows, columns))
             else:
-                whole.append(slice(start, start + view.numel()))
-        return cls(rank, sorted(matrices, key=lambda matrix: matrix.rows), whole)
+                self.whole.append(slice(start, start + view.numel()))
+        self.matrices = sorted(matrices, key=lambda matrix: matrix.rows)
+        """Sorted by number of rows: the bases of matrices with equally many rows are computed in one batch."""
+        self.lefts = [rank * matrix.rows for matrix in self.matrices]
+        """Elements of each matrix's left factor."""
+        self.rights = [rank * matrix.columns for matrix in self.matrices]
+        """Elements of each matrix's right factor."""
+        self.rights += [part.stop - part.start for part in self.whole]
 
-    @property
-    def left_size(self) -> int:
-        return sum(self.rank * matrix.rows for matrix in self.matrices)
-
-    @property
-    def right_size(self) -> int:
-        return sum(self._right_sizes)
-
-    @property
-    def _right_sizes(self) -> list[int]:
-        return [self.rank * matrix.columns for matrix in self.matrices] + [
-            part.stop - part.start for part in self.whole
-        ]
-
-    def lefts(self, left: Tensor) -> list[Tensor]:
-        """Returns the left factor [rank, n] of each matrix, as views."""
-        parts = torch.split(left, [self.rank * matrix.rows for matrix in self.matrices])
-        return [part.view(self.rank, -1) for part in parts]
-
-    def rights(self, right: Tensor) -> list[Tensor]:
-        """Returns the right factor [rank, m] of each matrix, as views."""
-        parts = torch.split(right, self._right_sizes)
-        return [part.view(self.rank, -1) for part in parts[: len(self.matrices)]]
+    def split(self, buffer: Tensor, sizes: list[int]) -> tuple[list[Tensor], Sequence[Tensor]]:
+        """Returns views of a buffer with parts of these `sizes`: the factor [rank, n] of each matrix, and the gradients
+        that are sent whole."""
+        parts, count = torch.split(buffer, sizes), len(self.matrices)
+        return [part.view(self._rank, -1) for part in parts[:count]], parts[count:]
 
     def orthonormalise(self, left: Tensor) -> None:
         """Replaces left factors by orthonormal bases of their columns. torch's QR returns an orthonormal basis also for
@@ -187,21 +164,6 @@ class _Layout:
         at = 0
         for rows, alike in groupby(matrix.rows for matrix in self.matrices):
             count = len([*alike])
-            factors = left[at : at + count * rows * self.rank].view(count, self.rank, rows).mT
+            factors = left[at : at + count * rows * self._rank].view(count, self._rank, rows).mT
             factors.copy_(torch.linalg.qr(factors).Q)
             at += factors.numel()
-
-    def gather(self, flat: Tensor, residual: Tensor, right: Tensor) -> None:
-        """Copies the gradients that are sent whole to the end of `right`, plus their residuals, which a loaded state
-        may contain."""
-        for sent, part in zip(self._rest(right), self.whole, strict=True):
-            torch.add(flat[part], residual[part], out=sent)
-
-    def scatter(self, right: Tensor, flat: Tensor, residual: Tensor) -> None:
-        """Copies the sums of the gradients that are sent whole back to `flat`, and clears their residuals."""
-        for sent, part in zip(self._rest(right), self.whole, strict=True):
-            flat[part].copy_(sent)
-            residual[part].zero_()
-
-    def _rest(self, right: Tensor) -> Sequence[Tensor]:
-        return torch.split(right, self._right_sizes)[len(self.matrices) :]

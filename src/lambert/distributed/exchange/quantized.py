@@ -10,9 +10,7 @@ both errors. Two ranks swap whole buckets, quantized once: the traffic is the sa
 Steps are bfloat16, so the product of a step and its multiple is exact in float32, and every rank decodes the same bits.
 """
 
-import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -21,9 +19,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
-from lambert.core.wire import BLOCKS, payload_bytes, quantized_bytes
-from lambert.distributed.exchange.reduction import Residuals, Scratch, all_to_all, pieces, swap
-from lambert.engine.compiler import Compilation, cause
+from lambert.core.wire import BLOCKS, payload_bytes
+from lambert.distributed.exchange.reduction import ErrorFeedback, Scratch, all_to_all, pieces, swap
+from lambert.engine.compiler import Compilation, try_compiling
 from lambert.engine.gradients import Bucket
 
 _SMALLEST = 2.0**-100
@@ -31,41 +29,32 @@ _SMALLEST = 2.0**-100
 1e-28 have no effect."""
 
 
-class Quantized:
+class Quantized(ErrorFeedback):
     """All-reduce of gradients quantized in blocks, with error feedback."""
 
     def __init__(
-        self,
-        group: ProcessGroup | None = None,
-        bits: int = 8,
-        block: int | None = None,
-        compile_for: torch.device | None = None,
+        self, group: ProcessGroup | None = None, bits: int = 8, compile_for: torch.device | None = None
     ) -> None:
-        """Buckets whose length is a multiple of `block` are processed in place, other buckets in a copy.
+        """Buckets whose length is a multiple of a block are processed in place, other buckets in a copy.
 
         Args:
             bits: Bits per element, 8 or 4.
-            block: Elements that share a step; a multiple of 4 (default: 128 for 8 bits, 64 for 4 bits).
             compile_for: Device to compile the kernels for, now, if possible. Compiled kernels are twice as fast and
                 return the same bits.
         """
         if bits not in BLOCKS:
             raise UsageError(f"Gradients are sent in 8 or 4 bits per element, not {bits}.")
-        block = BLOCKS[bits] if block is None else block
-        if block < 4 or block % 4:
-            raise UsageError(f"Blocks of gradients are multiples of 4 elements, not {block}: try {BLOCKS[bits]}.")
-        self._group, self._size, self._rank = group, dist.get_world_size(group), dist.get_rank(group)
-        self._block, self._codes = block, torch.int8 if bits == 8 else torch.uint8
-        self._width = block * bits // 8
-        self.compilation = Compilation() if compile_for is None else self._compile(compile_for)
+        self._block, self._codes = BLOCKS[bits], torch.int8 if bits == 8 else torch.uint8
+        self._width, self._rank = self._block * bits // 8, dist.get_rank(group)
+        super().__init__(group, multiple=self._block)
+        self.compilation = Compilation() if compile_for is None else self._compile_kernels(compile_for)
         """The result of compiling the kernels."""
-        self._residuals = Residuals(group, multiple=block)
         self._sent, self._received, self._padded = Scratch(), Scratch(), Scratch()
 
     def reduce(self, bucket: Bucket) -> None:
         if self._size == 1:
             return
-        residual_RB = self._residuals.of(bucket).view(-1, self._block)
+        residual_RB = self.residual(bucket).view(-1, self._block)
         aligned = residual_RB.numel() == bucket.flat.numel()
         total_RB = bucket.flat.view(-1, self._block) if aligned else self._pad(bucket.flat, residual_RB)
         exchange = self._swap if self._size == 2 else self._scatter_and_gather
@@ -74,26 +63,11 @@ class Quantized:
         elif not aligned:
             bucket.flat.copy_(total_RB.view(-1)[: bucket.flat.numel()])
 
-    def rescale(self, scale: Callable[[], float]) -> None:
-        self._residuals.rescale(scale())
-
-    def average_residuals(self, buckets: Sequence[Bucket]) -> None:
-        self._residuals.average_residuals(buckets)
-
-    def state(self) -> dict[str, Tensor]:
-        return self._residuals.state()
-
-    def load(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
-        self._residuals.load(state, buckets)
-
-    def wire_bytes(self, bucket: Bucket) -> int:
-        return quantized_bytes(bucket.flat.numel(), 8 * self._width // self._block, self._size, self._block)
-
     def _swap(self, total_RB: Tensor, residual_RB: Tensor) -> bool:
         """Both ranks send their whole bucket quantized, and add both payloads. Returns whether both were finite."""
         count, device = self._payload_bytes(len(total_RB)), total_RB.device
         mine = self._sent.bytes(count, device)
-        self._run(_send, total_RB, residual_RB, *self._cleared(mine, len(total_RB)))
+        self._run(_send, total_RB, residual_RB, *self._clear_parts(mine, len(total_RB)))
         theirs = self._received.bytes(count, device)
         swap(self._group, 1 - self._rank, mine, theirs)
         both = (mine, theirs) if self._rank == 0 else (theirs, mine)
@@ -114,13 +88,13 @@ class Quantized:
         received = self._received.bytes(self._size * count, total_RB.device).view(self._size, count)
         others = [rank for rank in range(self._size) if rank != self._rank]
         for rank in others:
-            self._run(_send, totals[rank], residuals[rank], *self._cleared(sent[rank], len(totals[rank])))
+            self._run(_send, totals[rank], residuals[rank], *self._clear_parts(sent[rank], len(totals[rank])))
         all_to_all(self._group, [*sent], [*received])
         own, held = totals[self._rank], residuals[self._rank]
         own.add_(held)
         for rank in others:
             self._run(_add, own, *self._parts(received[rank], len(own)))
-        self._run(_encode, own, *self._cleared(sent[self._rank], len(own)))
+        self._run(_encode, own, *self._clear_parts(sent[self._rank], len(own)))
         all_to_all(self._group, [sent[self._rank]] * self._size, [*received])
         # A value that is not finite, on any rank, makes the step of its block non-finite, and so that of the sum.
         if not self._finite(self._steps(received, blocks)):
@@ -142,7 +116,7 @@ class Quantized:
         codes = payload[2 * blocks :].view(self._codes).view(blocks, self._width)
         return payload[: 2 * rows].view(torch.bfloat16), codes[:rows]
 
-    def _cleared(self, payload: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    def _clear_parts(self, payload: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Returns `_parts` of a payload that is to be written, and sets the steps of all further blocks to zero."""
         blocks = len(payload) // self._payload_bytes(1)
         payload[2 * rows : 2 * blocks].zero_()
@@ -169,33 +143,31 @@ class Quantized:
     def _run(self, kernel: "_Kernel", rows_RB: Tensor, *others: Tensor) -> None:
         """Runs the kernel on tensors that all have equally many rows."""
         if self.compilation.active and len(rows_RB) > 1:  # torch would compile again for one row or none
-            _compiled(kernel)(rows_RB, *others)
+            _compile(kernel)(rows_RB, *others)
             return
         rows = [len(piece) for piece in pieces(rows_RB)]
         for parts in zip(pieces(rows_RB), *(torch.split(other, rows) for other in others), strict=True):
             kernel(*parts)
 
     @torch.no_grad()
-    def _compile(self, device: torch.device) -> Compilation:
-        began, problem, rows = time.perf_counter(), "", 8
+    def _compile_kernels(self, device: torch.device) -> Compilation:
+        rows = 8
         grads, held = torch.zeros(2, rows, self._block, device=device).unbind()
         parts = self._parts(torch.zeros(self._payload_bytes(rows), dtype=torch.uint8, device=device), rows)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # compilers print pages of advice
-            try:
-                _compiled(_send)(grads, held, *parts)
-                for kernel in (_encode, _decode, _add):
-                    _compiled(kernel)(grads, *parts)
-            except Exception as error:  # a backend, a C compiler or a driver may raise anything
-                problem = cause(error)
-        return Compilation(not problem, time.perf_counter() - began, problem)
+
+        def trial() -> None:
+            _compile(_send)(grads, held, *parts)
+            for kernel in (_encode, _decode, _add):
+                _compile(kernel)(grads, *parts)
+
+        return try_compiling(trial)
 
 
 _Kernel = Callable[..., None]
 
 
 @cache
-def _compiled(kernel: _Kernel) -> _Kernel:
+def _compile(kernel: _Kernel) -> _Kernel:
     # Without this option the compiled kernel would use a step before it is rounded to the bfloat16 that is sent.
     return torch.compile(kernel, dynamic=True, options={"emulate_precision_casts": True})
 

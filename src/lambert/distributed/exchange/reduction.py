@@ -1,11 +1,10 @@
-"""The protocol of methods that sum buckets of gradients over ranks, and the methods without compression.
+"""The base classes of methods that sum buckets of gradients over ranks, and the methods without compression.
 
 Methods with compression are in `quantized.py` and `powersgd.py`; `hierarchy.py` applies any method between nodes.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import DataError, UsageError
-from lambert.core.wire import ring_bytes
 from lambert.engine.gradients import Bucket
 
 PIECE = 1 << 18
@@ -25,10 +23,10 @@ _SENT_AT_ONCE = 1 << 18
 """Bytes per message between CPUs (measured at 100 Mbit/s with a queue of 0.9 MB: messages of 1 MB still overran it)."""
 
 
-class Method(Protocol):
-    """A way to sum buckets over the ranks of a group. Every rank makes the same calls for the same buckets in the same
-    order; each call blocks until its work is done. The communication thread calls `reduce`; the other methods are
-    called while that thread is idle."""
+class Method:
+    """A way to sum buckets over the ranks of a group; this class itself serves a group of one rank. Every rank makes
+    the same calls for the same buckets in the same order; each call blocks until its work is done. The communication
+    thread calls `reduce`; the other methods are called while that thread is idle."""
 
     def reduce(self, bucket: Bucket) -> None:
         """Replaces `bucket.flat` by its sum over all ranks, bit-identical on all of them. If any rank's bucket is not
@@ -45,31 +43,13 @@ class Method(Protocol):
     def state(self) -> dict[str, Tensor]:
         """Returns the state to save, as host tensors by parameter name: `residual/NAME` is the sum over ranks of the
         residuals, without loss scale. It depends neither on the buckets nor on the number of ranks."""
+        return {}
 
     def load(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
         """Restores `state`; what `state` does not contain is reset. Raises DataError if shapes do not match."""
 
-    def wire_bytes(self, bucket: Bucket) -> int:
-        """Returns the bytes that one rank sends for this bucket."""
 
-
-class Exact:
-    """Base class of methods without residuals; by default such a method has no state."""
-
-    def rescale(self, scale: Callable[[], float]) -> None:
-        """Does nothing: there are no residuals."""
-
-    def average_residuals(self, buckets: Sequence[Bucket]) -> None:
-        """Does nothing: there are no residuals."""
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
-        """Does nothing: there is no state."""
-
-
-class AllReduce(Exact):
+class AllReduce(Method):
     """torch's all-reduce in float32, bfloat16 or float16, in the order of summation that torch chooses.
 
     In float16, gradients are multiplied by a power of two that brings them into float16's range. A bucket's scale
@@ -112,9 +92,6 @@ class AllReduce(Exact):
             name.removeprefix(prefix): float(scale) for name, scale in state.items() if name.startswith(prefix)
         }
 
-    def wire_bytes(self, bucket: Bucket) -> int:
-        return ring_bytes(bucket.flat.numel() * self._dtype.itemsize, self._size)
-
     def _reduce_scaled(self, bucket: Bucket) -> None:
         scale = self._scale(bucket)
         narrow = self._scratch.like(bucket.flat, torch.float16)
@@ -151,7 +128,7 @@ class AllReduce(Exact):
         self._scales.update(dict.fromkeys(bucket.names, scale))
 
 
-class Butterfly(Exact):
+class Butterfly(Method):
     """All-reduce in float32 in the order of the pairwise tree ((g0 + g1) + (g2 + g3)) + ..., which a single process can
     reproduce.
 
@@ -183,12 +160,10 @@ class Butterfly(Exact):
         for distance, mine, theirs in reversed(swapped):
             swap(self._group, self._rank ^ distance, mine, theirs)
 
-    def wire_bytes(self, bucket: Bucket) -> int:
-        return ring_bytes(4 * bucket.flat.numel(), self._size)
 
-
-class Residuals:
-    """Error feedback: the compression error of each bucket on this rank, which is added to the bucket's next gradients.
+class ErrorFeedback(Method):
+    """Base class of methods with compression: keeps the compression error of each bucket on this rank, its residual,
+    which is added to the bucket's next gradients.
 
     Source: Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
     of Speech DNNs", Interspeech 2014; Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
@@ -196,12 +171,13 @@ class Residuals:
     """
 
     def __init__(self, group: ProcessGroup | None, multiple: int = 1) -> None:
-        """A buffer is as long as its bucket, rounded up to a multiple of `multiple` elements."""
-        self._group, self._multiple, self._scale = group, multiple, 1.0
+        """A residual is as long as its bucket, rounded up to a multiple of `multiple` elements."""
+        self._group, self._size = group, dist.get_world_size(group)
+        self._multiple, self._scale = multiple, 1.0
         self._buffers: dict[int, Tensor] = {}
         self._views: dict[str, Tensor] = {}
 
-    def of(self, bucket: Bucket) -> Tensor:
+    def residual(self, bucket: Bucket) -> Tensor:
         """Returns the bucket's residual [n, rounded up] in float32, initially zeros. The caller changes it in place."""
         if bucket.index not in self._buffers:
             length = -(-bucket.flat.numel() // self._multiple) * self._multiple
@@ -211,29 +187,26 @@ class Residuals:
                 self._views[name] = buffer.as_strided(view.shape, view.stride(), offset)
         return self._buffers[bucket.index]
 
-    def rescale(self, scale: float) -> None:
-        """Adapts the residuals to gradients that are multiplied by `scale`, a power of two, from now on."""
-        if scale != self._scale:
+    def rescale(self, scale: Callable[[], float]) -> None:
+        before, self._scale = self._scale, scale()
+        if self._scale != before:  # the quotient is a power of two
             for buffer in self._buffers.values():
-                buffer.mul_(scale / self._scale)
-            self._scale = scale
+                buffer.mul_(self._scale / before)
 
     def average_residuals(self, buckets: Sequence[Bucket]) -> None:
-        size = dist.get_world_size(self._group)
         for bucket in buckets:
-            residual = self.of(bucket)
+            residual = self.residual(bucket)
             dist.all_reduce(residual, group=self._group)
-            residual.div_(size)
+            residual.div_(self._size)
 
     def state(self) -> dict[str, Tensor]:
-        factor = dist.get_world_size(self._group) / self._scale
+        factor = self._size / self._scale
         return {f"residual/{name}": view.cpu() * factor for name, view in self._views.items()}
 
     def load(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
-        size = dist.get_world_size(self._group)
         self._buffers, self._views, self._scale = {}, {}, 1.0
         for bucket in buckets:
-            self.of(bucket)
+            self.residual(bucket)
             for name in bucket.names:
                 total, view = state.get(f"residual/{name}"), self._views[name]
                 if total is None:
@@ -243,7 +216,7 @@ class Residuals:
                         f"The checkpoint's residual of {name} is {[*total.shape]} where its parameter is "
                         f"{[*view.shape]}: it belongs to another model. Start from the weights only."
                     )
-                view.copy_(total).div_(size)
+                view.copy_(total).div_(self._size)
 
 
 class Scratch:

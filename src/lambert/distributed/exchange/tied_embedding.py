@@ -70,7 +70,7 @@ class TiedEmbedding:
             alike = int(self._dense_count == 1 and self._rows_count > 0)
             self.active = self._world.add([alike])[0] == self._world.size
         elif self.active:
-            ids_U, rows_UD = self._summed()
+            ids_U, rows_UD = self._sum_rows()
             self.finite = bool(torch.isfinite(rows_UD.sum()))
             self._gathered_rows = self._all_gather(ids_U, rows_UD)
 
@@ -79,7 +79,7 @@ class TiedEmbedding:
         for rank_U, rank_UD in self._gathered_rows:
             grad_VD.index_add_(0, rank_U, rank_UD)
 
-    def _summed(self) -> tuple[Tensor, Tensor]:
+    def _sum_rows(self) -> tuple[Tensor, Tensor]:
         """Returns this rank's row ids [U], each once, and the sum of the gradients of each row [U, D]."""
         table = self._table
         if not self._rows:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError
-from lambert.text.arrow import ArrowFile, NotArrow, dataset_splits, is_dataset
+from lambert.text.arrow import ArrowFile, ParquetFile, dataset_splits, is_dataset
 from lambert.text.classes import Classes, declared
-from lambert.text.parquet import NotParquet, parquet_metadata
 from lambert.text.rows import data_files, kind, opened
 
 
@@ -67,11 +66,8 @@ def class_names(path: Path) -> Classes:
     if suffix not in (".parquet", ".arrow"):
         return {}
     first = data_files(path)[0]
-    try:
-        with opened(first) as (_, stream):
-            metadata = parquet_metadata(stream) if suffix == ".parquet" else ArrowFile(stream).schema.metadata or {}
-    except (NotParquet, NotArrow) as error:
-        raise DataError(f"{first} {error}.") from error
+    with opened(first) as (_, stream):
+        metadata = (ParquetFile if suffix == ".parquet" else ArrowFile)(stream).schema.metadata or {}
     try:
         return declared(metadata)
     except (ValueError, AttributeError, TypeError, RecursionError) as error:

@@ -7,7 +7,8 @@ given again, with other settings.
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,13 +23,9 @@ PACKAGE = Path(__file__).parent
 RECIPES, DATA, REPORT = "recipes", "data", "report.html"
 DEFAULT_OUT = Path("runs/demo")
 """The folder in the paths of the recipes."""
-ENCODER, TUNED, SCRATCH = "pretrain", "names-pretrained", "names-scratch"
-"""The runs: pre-training, and fine-tuning with and without it."""
-SEEDS = (1, 2, 3)
-SHORT_UPDATES, SHORT_TUNING = 350, 100
-"""Updates of a short demo. The first 280 of pre-training have the learning rates of the whole recipe. After 250, an
-encoder knows little more than the frequencies of words (docs/log.md)."""
-WRITTEN = {LOCK, RECIPES, DATA, "corpus", ENCODER, TUNED, SCRATCH, REPORT}
+ENCODER, TUNED = "pretrain", "names-pretrained"
+"""The runs of pre-training, and of fine-tuning after it."""
+WRITTEN = {LOCK, RECIPES, DATA, "corpus", ENCODER, TUNED, "names-scratch", REPORT}
 """What a demo leaves in its folder."""
 
 Call = Callable[[list[str]], Any]
@@ -62,55 +59,31 @@ def run(config: DemoConfig, call: Call, say: Say = silent) -> Result:
     with lock_folder(config.out):
         _clear(config.out)
         _unpack(config.out)
-        outcome = _train(config, call, say)
+        commands = tomllib.loads(_read_moved(PACKAGE / "commands.toml", config.out))
+        outcome = None
+        for words in commands["short" if config.short else "whole"]:
+            outcome = _lambert(words, call, say)
 
         from lambert.verbs.demo import results
 
-        found = results.results(config.out, outcome)
-        _report(config.out, found.summary(), call, say)
+        found = results.read_results(config.out, None if config.short else outcome)
+        write_atomic(config.out / ENCODER / "summary.json", json_text(found.summary(), indent=1))  # for the report
+        if find_spec("matplotlib") is None:
+            say("")
+            say("A report of the runs needs matplotlib: pip install 'lambert-bert[report]'.")
+        else:
+            _lambert(commands["report"], call, say)
         if config.short:
-            _lambert(["verify", config.out / RECIPES / "pretrain.toml", "--run", config.out / ENCODER], call, say)
+            _lambert(commands["check"], call, say)
     found.show(time.monotonic() - began)
     return Result(found.run, found.scores())
 
 
-def _train(config: DemoConfig, call: Call, say: Say) -> Mapping[str, Any] | None:
-    """Returns the comparison of the models with those from scratch (docs/compare.md); None in a short demo, which has
-    none."""
-    recipes, tuned, scratch = config.out / RECIPES, config.out / TUNED, config.out / SCRATCH
-
-    def tune(out: Path, seeds: Iterable[int], *flags: object) -> None:
-        _lambert(["finetune", recipes / "names.toml", "--out", out, "--seeds", *seeds, *flags], call, say)
-
-    _lambert(["prepare", recipes / "prepare.toml"], call, say)
-    if config.short:
-        flags = ["--train.steps", SHORT_UPDATES, "--train.evaluate-sequences", 256]
-        _lambert(["pretrain", recipes / "pretrain.toml", *flags], call, say)
-        tune(tuned, SEEDS[:1], "--train.steps", SHORT_TUNING)
-        return None
-    _lambert(["pretrain", recipes / "pretrain.toml"], call, say)
-    tune(tuned, SEEDS)
-    tune(scratch, SEEDS, "--random-init")
-    outcome: Mapping[str, Any] = _lambert(["compare", scratch, tuned], call, say)
-    return outcome
-
-
-def _report(out: Path, summary: Mapping[str, Any], call: Call, say: Say) -> None:
-    """Writes report.html, which also shows the summary."""
-    write_atomic(out / ENCODER / "summary.json", json_text(summary, indent=1))
-    if find_spec("matplotlib") is None:
-        say("")
-        say("A report of the runs needs matplotlib: pip install 'lambert-bert[report]'.")
-    else:
-        _lambert(["report", out / ENCODER, "--out", out / REPORT], call, say)
-
-
-def _lambert(words: Iterable[object], call: Call, say: Say) -> Any:
+def _lambert(words: list[str], call: Call, say: Say) -> Any:
     """Prints and runs a command line. Returns its result."""
-    tokens = [str(word) for word in words]
     say("")
-    say(f"$ lambert {shlex.join(tokens)}")
-    return call(tokens)
+    say(f"$ lambert {shlex.join(words)}")
+    return call(words)
 
 
 def _check(out: Path) -> None:
@@ -143,9 +116,13 @@ def _unpack(out: Path) -> None:
     """Writes the recipes, with their paths in `out`, and the texts."""
     with atomic_folder(out / RECIPES) as folder:
         for path in sorted((PACKAGE / RECIPES).glob("*.toml")):
-            text = path.read_text(encoding="utf-8")
-            inside = json_text(out.as_posix())[:-1] + "/"  # a string of JSON is one of TOML
-            (folder / path.name).write_text(text.replace(f'"{DEFAULT_OUT.as_posix()}/', inside), encoding="utf-8")
+            (folder / path.name).write_text(_read_moved(path, out), encoding="utf-8")
     with atomic_folder(out / DATA) as folder:
         for path in (PACKAGE / DATA).iterdir():
             shutil.copyfile(path, folder / path.name)
+
+
+def _read_moved(path: Path, out: Path) -> str:
+    """Returns the text of a TOML file of the package, with its paths in `out`."""
+    inside = json_text(out.as_posix())[:-1] + "/"  # a string of JSON is one of TOML
+    return path.read_text(encoding="utf-8").replace(f'"{DEFAULT_OUT.as_posix()}/', inside)

@@ -6,12 +6,12 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lambert.inference.text_model import TextModel, load
-from lambert.verbs.demo import ENCODER, REPORT, SEEDS, SHORT_UPDATES, TUNED
+from lambert.verbs.demo import ENCODER, REPORT, TUNED
 
 SENTENCES = (
     '"jane," said mr. rochester, "are you happy?"',
@@ -33,6 +33,8 @@ class Gain:
     """Lower end of the 95% interval of the difference."""
     high: float
     """Upper end."""
+    seeds: int
+    """Number of runs behind each mean."""
 
     @property
     def rows(self) -> list[tuple[str, str, str]]:
@@ -40,7 +42,7 @@ class Gain:
         times = f"{self.f1 / self.scratch:.1f} times" if self.scratch else "from scratch, none is found"
         interval = f"95% interval {100 * self.low:+.1f} to {100 * self.high:+.1f}"
         return [
-            (f"names found, F1, {len(SEEDS)} seeds", f"{self.f1:.1%}", f"{self.scratch:.1%} (the same from scratch)"),
+            (f"names found, F1, {self.seeds} seeds", f"{self.f1:.1%}", f"{self.scratch:.1%} (the same from scratch)"),
             ("what pre-training adds", f"{100 * (self.f1 - self.scratch):+.1f} points", f"{times}, {interval}"),
         ]
 
@@ -63,7 +65,7 @@ class Results:
     @property
     def run(self) -> Path:
         """The run folder of the first fine-tuned model."""
-        return first_run(self.folder)
+        return self.folder / TUNED / "seed-1"
 
     def scores(self) -> dict[str, float]:
         """The results by name."""
@@ -107,7 +109,7 @@ class Results:
         if self.gain is None:
             console.print(
                 "Every step ran, and pre-training began on the expected curve. "
-                f"Its {SHORT_UPDATES} updates are too few for a score to mean anything. "
+                "Its updates are too few for a score to mean anything. "
                 f"For a result, in 90 seconds on two cores: {command} demo",
                 markup=False,
             )
@@ -121,12 +123,7 @@ class Results:
             console.print(f"{name:8}{place}", markup=False, soft_wrap=True)
 
 
-def first_run(folder: Path) -> Path:
-    """Returns the run folder of the first fine-tuned model of the demo in `folder`."""
-    return folder / TUNED / f"seed-{SEEDS[0]}"
-
-
-def results(folder: Path, outcome: Mapping[str, Any] | None) -> Results:
+def read_results(folder: Path, outcome: Mapping[str, Any] | None) -> Results:
     """Returns the results of the demo in `folder`; `outcome` is the comparison of its models, from scratch first, or
     None if there is none."""
     manifest = json.loads((folder / "corpus" / "manifest.json").read_text(encoding="utf-8"))
@@ -136,16 +133,14 @@ def results(folder: Path, outcome: Mapping[str, Any] | None) -> Results:
         return found
     f1 = outcome["comparisons"][0]["scores"]["f1"]
     model = load(found.run / "model")
-    return Results(
-        folder,
-        found.loss,
-        found.unigram_entropy,
-        Gain(f1["second"], f1["first"], f1["low"], f1["high"]),
-        tuple((sentence, ", ".join(names(model, sentence)) or "none") for sentence in SENTENCES),
+    return replace(
+        found,
+        gain=Gain(f1["second"], f1["first"], f1["low"], f1["high"], outcome["systems"][0]["seeds"]),
+        examples=tuple((sentence, ", ".join(find_names(model, sentence)) or "none") for sentence in SENTENCES),
     )
 
 
-def names(model: TextModel, sentence: str) -> list[str]:
+def find_names(model: TextModel, sentence: str) -> list[str]:
     """Returns the names in a sentence."""
     found = model({"text": sentence})
     return [word for word, tag in zip(found["tokens"], found["tags"], strict=True) if tag == "NAME"]

@@ -13,7 +13,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.files import check_replaceable, write_atomic
 from lambert.engine.metrics_file import METRICS
 from lambert.runs.result import Say, silent
-from lambert.verb import provided
+from lambert.verb import load_provided
 from lambert.verbs.report import errors, ranks, sweep
 from lambert.verbs.report.cells import side_by_side, table
 from lambert.verbs.report.curves import COLOURS, draw
@@ -49,7 +49,7 @@ def run(config: ReportConfig, say: Say = silent) -> Path:
     named = [*zip(folders, _names(folders), strict=True)]
     sweeps = [sweep.read(folder, name) for folder, name in named if sweep.is_sweep(folder)]
     runs = [read(folder, name) for folder, name in named if not _is_corpus(folder) and not sweep.is_sweep(folder)]
-    corpora = [provided("page of a corpus")(folder, name, runs) for folder, name in named if _is_corpus(folder)]
+    corpora = [load_provided("page of a corpus")(folder, name, runs) for folder, name in named if _is_corpus(folder)]
     out = config.out or (config.runs[0] if len(given) == 1 else Path()) / "report.html"
     check_replaceable(out, lambda beginning: b"<!doctype html>" in beginning and b"--run-" in beginning, "report")
     page = (
@@ -112,7 +112,7 @@ def render(
         differences=differences([run.config for run in runs]) if len(runs) > 1 else [],
         errors=pages,
         ranks=ranks.facts(runs),
-        timed=ranks.timed(runs),
+        timed=ranks.timings(runs),
         incidents=ranks.incidents(runs),
         settings=side_by_side([run.config for run in runs]),
         environment=[pair for pair in side_by_side([run.environment for run in runs]) if any(pair[1])],

@@ -19,29 +19,41 @@ Counts = tuple[Counter[str], Counter[str], Counter[str]]
 """How often each label is right, true and predicted."""
 
 MATRIX_LABELS = 12
-"""Maximum number of labels of a confusion matrix; of more labels the largest confusions are listed."""
+"""Maximum number of labels of a confusion matrix; with more, the largest confusions are listed instead."""
 CONFUSIONS, WORST, LENGTHS, LABELS = 20, 10, 5, 40
 """Maximum numbers of confusions, worst examples, groups of lengths, and labels in a table."""
-ASKED = ("what", "who", "whom", "whose", "when", "where", "which", "why", "how many", "how much", "how")
+QUESTION_WORDS = ("what", "who", "whom", "whose", "when", "where", "which", "why", "how many", "how much", "how")
 """Question words; the first in a question is counted."""
 _OF_GROUPS = ("mean", "percent", "ratio", "f1_of_sums")
 """Formulas that mean the same in a group of examples as in all of them."""
 
 
+_WORST_FIRST: Sequence[tuple[str, Sequence[str], Callable[[Mapping[str, Any]], Any]]] = (
+    ("Largest losses", ["loss"], lambda row: -row["loss"]),
+    ("Largest errors", ["squared_error"], lambda row: -row["squared_error"]),
+    ("Largest differences of ranks", ["rank_difference"], lambda row: -row["rank_difference"]),
+    # Most queries of a poor model have an nDCG@10 of 0.
+    ("Lowest nDCG@10", ["ndcg_10", "map_100"], lambda row: row["ndcg_10"] + row["map_100"] * 1e-6),
+    ("Most wrong words", ["words", "correct"], lambda row: row["correct"] - row["words"]),
+    ("Lowest F1, longest predictions first", ["f1"], lambda row: row["f1"] - len(str(row["prediction"])) * 1e-9),
+)
+"""Orders of the examples, the worst first: the first is used whose columns the examples have."""
+
+
 def pages(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns what errors.html shows of each run that has scored examples, and a notice about each whose rows cannot be
-    shown."""
+    """Returns the values of errors.html for each run with scored examples, and a notice about each whose rows are
+    damaged."""
     found, notices = [], []
     for run in runs:
         if run.examples is not None and run.examples.rows:
             try:
-                found.append(_page(run.name, _ranked(run.examples)))
+                found.append(_page(run.name, _add_ranks(run.examples)))
             except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
                 notices.append(f"{run.name}: the rows of {EXAMPLES} are damaged ({error}).")
     return found, notices
 
 
-def _ranked(found: Examples) -> Examples:
+def _add_ranks(found: Examples) -> Examples:
     """Returns scored pairs of texts with the ranks of their similarity and of their truth, 1 for the most similar pair,
     and the difference of the ranks, 1 if the most similar pair is taken for the least similar one. Returns other
     examples as they are."""
@@ -59,9 +71,7 @@ def _ranked(found: Examples) -> Examples:
 
 def _page(name: str, found: Examples) -> dict[str, Any]:
     rows = found.rows
-    labelled = _has(rows, "correct", "truth", "prediction") and all(isinstance(row["truth"], str) for row in rows)
-    tagged = _has(rows, "truth", "prediction", "words")
-    pairs = _label_pairs(rows, labelled, tagged)
+    pairs = _label_pairs(rows)
     return {
         "name": name,
         "data": found.data,
@@ -78,11 +88,11 @@ def _has(rows: Rows, *columns: str) -> bool:
     return all(column in row for row in rows for column in columns)
 
 
-def _label_pairs(rows: Rows, labelled: bool, tagged: bool) -> Counter[tuple[str, str]]:
+def _label_pairs(rows: Rows) -> Counter[tuple[str, str]]:
     """Returns how often each (true, predicted) label occurs; of tags, those of words."""
-    if labelled:
+    if _has(rows, "correct", "truth", "prediction") and all(isinstance(row["truth"], str) for row in rows):
         return Counter((str(row["truth"]), str(row["prediction"])) for row in rows)
-    if tagged:
+    if _has(rows, "truth", "prediction", "words"):
         words = (pair for row in rows for pair in zip(row["truth"], row["prediction"], strict=False))
         return Counter((str(true), "none" if found is None else str(found)) for true, found in words)
     return Counter()
@@ -162,8 +172,8 @@ def question_word(text: str) -> str:
     words = "".join(character if character.isalpha() else " " for character in text.lower()).split()
     for number, word in enumerate(words):
         both = " ".join(words[number : number + 2])
-        if both in ASKED or word in ASKED:
-            return both if both in ASKED else word
+        if both in QUESTION_WORDS or word in QUESTION_WORDS:
+            return both if both in QUESTION_WORDS else word
     return "other"
 
 
@@ -233,25 +243,13 @@ def _charts(rows: Rows) -> Iterator[dict[str, str]]:
 def _worst(found: Examples) -> dict[str, Any]:
     """Returns the worst examples and what they are sorted by."""
     rows = found.rows
-    if _has(rows, "loss"):
-        title, order = "Largest losses", [-float(row["loss"]) for row in rows]
-    elif _has(rows, "squared_error"):
-        title, order = "Largest errors", [-float(row["squared_error"]) for row in rows]
-    elif _has(rows, "rank_difference"):
-        title, order = "Largest differences of ranks", [-float(row["rank_difference"]) for row in rows]
-    elif _has(rows, "ndcg_10", "map_100"):  # most queries of a poor model have an nDCG@10 of 0
-        title, order = "Lowest nDCG@10", [float(row["ndcg_10"] + row["map_100"] * 1e-6) for row in rows]
-    elif _has(rows, "words", "correct"):
-        title, order = "Most wrong words", [float(row["correct"] - row["words"]) for row in rows]
-    elif _has(rows, "f1"):
-        title, order = (
-            "Lowest F1, longest predictions first",
-            [float(row["f1"]) - len(str(row["prediction"])) * 1e-9 for row in rows],
-        )
-    else:
-        return {"worst_title": "", "worst": []}
-    best = [number for number in sorted(range(len(rows)), key=order.__getitem__) if _wrong(rows[number])][:WORST]
-    return {"worst_title": title, "worst": [_shown(number, rows[number]) for number in best]}
+    for title, columns, order_of in _WORST_FIRST:
+        if _has(rows, *columns):
+            order = [float(order_of(row)) for row in rows]
+            ranked = sorted(range(len(rows)), key=order.__getitem__)
+            worst = [number for number in ranked if _wrong(rows[number])][:WORST]
+            return {"worst_title": title, "worst": [_describe(number, rows[number]) for number in worst]}
+    return {"worst_title": "", "worst": []}
 
 
 def _wrong(row: Mapping[str, Any]) -> bool:
@@ -259,7 +257,7 @@ def _wrong(row: Mapping[str, Any]) -> bool:
     return not (right or row.get("f1") == 1.0 or row.get("ndcg_10") == 1.0 or row.get("rank_difference") == 0.0)
 
 
-def _shown(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+def _describe(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the texts of an example and its facts."""
     truth, found = row.get("truth"), row.get("prediction")
     if isinstance(truth, list) and isinstance(found, list) and "words" in row:

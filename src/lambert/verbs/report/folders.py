@@ -96,7 +96,7 @@ def read(folder: Path, name: str) -> Run:
     return Run(
         name,
         sorted(rows, key=lambda row: int(row["step"])),
-        _used(settings.dotted(recipe)),
+        _drop_unused(settings.dotted(recipe)),
         settings.dotted(environment),
         settings.dotted(scores),
         summary,
@@ -107,7 +107,7 @@ def read(folder: Path, name: str) -> Run:
     )
 
 
-def _used(config: dict[str, Any]) -> dict[str, Any]:
+def _drop_unused(config: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings without those of Lambert's tasks that the run does not use."""
     unused = _UNUSED.get(str(config.get("task.name")), ())
     return {name: value for name, value in config.items() if not name.startswith(tuple(unused))}

@@ -56,10 +56,10 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     return [(label, [column.get(label, "") for column in columns]) for label in labels]
 
 
-def timed(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def timings(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Returns the tables from which exchange.method = "auto" made its last choice."""
     chosen = (run for run in runs if any(_TIMED.fullmatch(text) for _, text in run.log))
-    return [_timed(run, several=len(runs) > 1) for run in chosen]
+    return [_timing_table(run, several=len(runs) > 1) for run in chosen]
 
 
 def incidents(runs: Sequence[Run]) -> dict[str, Any] | None:
@@ -72,10 +72,10 @@ def incidents(runs: Sequence[Run]) -> dict[str, Any] | None:
     columns = {
         "Time": [_clock(event.at) for _, event in found],
         "Run": [name if len(runs) > 1 else "" for name, _ in found],
-        "Update": [_counted(event.update) for _, event in found],
+        "Update": [_format_count(event.update) for _, event in found],
         "What": [event.what for _, event in found],
         "Ranks": [event.ranks for _, event in found],
-        "Sequences": [_counted(event.sequences) for _, event in found],
+        "Sequences": [_format_count(event.sequences) for _, event in found],
     }
     shown = {name: cells for name, cells in columns.items() if any(cells)}
     return table("Incidents", [*shown], [*zip(*shown.values(), strict=True)])
@@ -152,7 +152,7 @@ def _last(run: Run) -> list[str]:
     return [str(processes)] if processes is not None else []
 
 
-def _timed(run: Run, *, several: bool) -> dict[str, Any]:
+def _timing_table(run: Run, *, several: bool) -> dict[str, Any]:
     last: dict[str, list[str]] = {}
     at = ""
     for when, text in run.log:
@@ -173,14 +173,14 @@ def _starts(run: Run) -> Iterator[tuple[str, str, str]]:
 def _events(run: Run) -> list[Event]:
     stopped = [False, *(text.startswith(_STOPPED) for _, text in run.log)]
     logged = [
-        _logged(at, _CLASS.sub("", text))
+        _parse_line(at, _CLASS.sub("", text))
         for (at, text), after_stop in zip(run.log, stopped, strict=False)
         if _WRONG.match(text) and not (after_stop and text.startswith(_CONTINUED))
     ]
-    return _thinned(logged, "log.txt") + _thinned([_incident(row) for row in run.incidents], "incidents.jsonl")
+    return _thin(logged, "log.txt") + _thin([_incident(row) for row in run.incidents], "incidents.jsonl")
 
 
-def _thinned(events: list[Event], file: str) -> list[Event]:
+def _thin(events: list[Event], file: str) -> list[Event]:
     """Returns the first and the last events, and between them the number of those left out."""
     half = MOST_INCIDENTS // 2
     between = events[half:-half]
@@ -189,7 +189,7 @@ def _thinned(events: list[Event], file: str) -> list[Event]:
     return [*events[:half], Event(between[0].at, f"{len(between):,} more in {file}", None, "", None), *events[-half:]]
 
 
-def _logged(at: str, text: str) -> Event:
+def _parse_line(at: str, text: str) -> Event:
     update, ranks = re.search(r"update ([\d,]+)", text), re.search(r"\brank (\d+(?:, \d+)*)", text)
     number = int(update[1].replace(",", "")) if update else None
     return Event(_seconds(at), text, number, ranks[1] if ranks else "", None)
@@ -197,13 +197,13 @@ def _logged(at: str, text: str) -> Event:
 
 def _incident(row: dict[str, Any]) -> Event:
     where = f", first in {row['parameter']}" if row.get("parameter") else ""
-    what = f"{row.get('what')}: {_measured('loss', row)}, {_measured('grad_norm', row)}{where}"
+    what = f"{row.get('what')}: {_format_measure('loss', row)}, {_format_measure('grad_norm', row)}{where}"
     ranks, span = (found if isinstance(found := row.get(key), list) else [] for key in ("ranks", "sequences"))
     sequences = span[1] - span[0] + 1 if len(span) == 2 and all(map(is_number, span)) else None
     return Event(float(row["time"]), what, row["step"], ", ".join(map(str, ranks)), sequences)
 
 
-def _measured(key: str, row: dict[str, Any]) -> str:
+def _format_measure(key: str, row: dict[str, Any]) -> str:
     name = {"loss": "loss", "grad_norm": "gradient norm"}[key]
     return f"{name} {row[key]:.4g}" if is_number(row.get(key)) else f"{name} not finite"
 
@@ -213,7 +213,7 @@ def _then(values: Iterable[str]) -> str:
     return ", then ".join(value for value, _ in groupby(values))
 
 
-def _counted(number: int | None) -> str:
+def _format_count(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
 
 

@@ -62,8 +62,8 @@ def _trials(rows: Sequence[Mapping[str, Any]], space: Mapping[str, Any], lower: 
     ranked = sorted(rows, key=lambda row: _rank(row, lower))[:MOST_ROWS]
     values = [
         [
-            row["number"], row["state"], _rounded(row["value"]), _rounded(row["deviation"]), row["updates"],
-            _rounded(row["seconds"] / 60), row["note"], *(_shown(row["values"].get(name)) for name in space),
+            row["number"], row["state"], _round(row["value"]), _round(row["deviation"]), row["updates"],
+            _round(row["seconds"] / 60), row["note"], *(_round_fraction(row["values"].get(name)) for name in space),
         ]
         for row in ranked
     ]  # fmt: skip
@@ -77,13 +77,13 @@ def _rank(row: Mapping[str, Any], lower: bool) -> tuple[bool, float, int]:
     return not complete, (row["value"] * (1 if lower else -1)) if complete else 0.0, row["number"]
 
 
-def _rounded(value: Any) -> float | None:
+def _round(value: Any) -> float | None:
     return float(f"{value:.4g}") if is_number(value) else None
 
 
-def _shown(value: Any) -> Any:
+def _round_fraction(value: Any) -> Any:
     """Returns the value of a setting; a fraction with four digits."""
-    return _rounded(value) if isinstance(value, float) else value
+    return _round(value) if isinstance(value, float) else value
 
 
 def _charts(

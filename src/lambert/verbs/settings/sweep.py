@@ -17,10 +17,8 @@ class SweepConfig:
 
     out: Path
     """Folder of the sweep: the run folders of the trials in trials/, sweep.json, best.toml, and the default storage."""
-    verb: Literal["finetune", "pretrain"] = "finetune"
-    """What a trial runs."""
     recipe: Path | None = None
-    """Recipe of the verb that the sweep varies. Settings beside the table [sweep] override it."""
+    """Recipe of pretrain or finetune, which the sweep varies. Settings beside the table [sweep] override it."""
     study: str = ""
     """Name of the study in the storage. Empty: the name of the folder `out`."""
     storage: str = ""
@@ -52,7 +50,7 @@ class SweepConfig:
     space: Annotated[Mapping[str, Any], Parameter(parse=False)] = field(default_factory=dict)
     """The settings to vary, by dotted name: {low, high}, with `log` or `step`, or {choices}."""
     base: Annotated[Mapping[str, Any], Parameter(parse=False)] = field(default_factory=dict)
-    """Settings of the verb that override those of `recipe`."""
+    """Settings of pretrain or finetune that override those of `recipe`."""
 
     def __post_init__(self) -> None:
         check(

@@ -1,16 +1,24 @@
-"""Which of the verbs that train a recipe is for."""
+"""Which of the verbs that train a recipe, or some settings, are for."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from lambert.core.settings import dotted, dotted_names, read
 from lambert.runs.expect import TABLE
-from lambert.verb import training
+from lambert.verb import list_training
+
+_TELLING = {"corpus", "data", "train.batch_size", "train.steps", "train.epochs"}
+"""Settings by which a recipe with a wrong name is still recognised as that of a run."""
+
+
+def find_verb(given: Collection[str]) -> str:
+    """Returns the verb that trains and has the most of these settings, by their dotted names."""
+    kinds = list_training()
+    return max(kinds, key=lambda verb: len({*given} & {*dotted_names(kinds[verb])}))
 
 
 def verb_of(recipe: Path) -> str:
     """Returns the verb that a recipe of a run is for, "" for a recipe of another verb."""
     given = {*dotted({name: value for name, value in read(recipe).items() if name != TABLE})}
-    verb = next((name for name, kind in training().items() if given <= {*dotted_names(kind)}), "")
-    if not verb and given & {"corpus", "data", "train.batch_size", "train.steps", "train.epochs"}:
-        verb = "finetune" if "data" in given or any(name.startswith("task.") for name in given) else "pretrain"
-    return verb
+    verb = find_verb(given)
+    return verb if given & _TELLING or given <= {*dotted_names(list_training()[verb])} else ""

@@ -27,8 +27,6 @@ class VerifyConfig:
     """A run folder, finished or not: it is compared instead, and nothing is run."""
     write_from: tuple[Path, ...] = ()
     """Folders of finished runs that differ in the seed: [expect] is computed from them and written into the recipe."""
-    source: str = ""
-    """With write_from: the command and the log that the numbers come from. Unset: the command of the first run."""
     json: bool = False
     """Print the comparison as JSON."""
 
@@ -38,8 +36,6 @@ class VerifyConfig:
             raise UsageError("--run compares a run with [expect], and --write-from makes it from runs: give one.")
         if (self.run or self.write_from) and (self.updates or self.out):
             raise UsageError("--updates and --out are of a run, and --run and --write-from start none: leave them out.")
-        if self.source and not self.write_from:
-            raise UsageError("--source is what [expect] names: give it with --write-from RUN...")
 
 
 _OWN = {f"--{one.name.replace('_', '-')}" for one in fields(VerifyConfig)} | {"--help", "-h", "--version"}

@@ -26,9 +26,9 @@ def run(config: SweepConfig, read: "Read", say: Say = silent) -> Result:
     """
     if find_spec("optuna") is None:
         raise UsageError("sweep needs optuna: pip install 'lambert-bert[sweep]'.")
-    from lambert.verbs.sweep.plan import planned
+    from lambert.verbs.sweep.plan import make_plan
     from lambert.verbs.sweep.processes import is_worker, run_processes, with_storage
-    from lambert.verbs.sweep.result import written
+    from lambert.verbs.sweep.result import write_results
     from lambert.verbs.sweep.study import Study
     from lambert.verbs.sweep.trials import work
 
@@ -37,7 +37,7 @@ def run(config: SweepConfig, read: "Read", say: Say = silent) -> Result:
             f"This is one of {info.size} ranks ({info.reason}), and each process of a sweep trains alone. Start "
             "lambert sweep once on each machine, with the same out; --jobs starts several on one (docs/sweep.md)."
         )
-    plan = planned(with_storage(config), read)
+    plan = make_plan(with_storage(config), read)
     with graceful_stop("; all trials that began are saved") as stop:
         study = Study(plan, say)
         if config.jobs > 1 and study.is_open():
@@ -46,7 +46,7 @@ def run(config: SweepConfig, read: "Read", say: Say = silent) -> Result:
             work(study, stop, say)
         if is_worker():
             return Result(config.out)
-        table = written(study, final=True)
+        table = write_results(study, final=True)
     for line in table.lines():
         say(line)
     if not table.ranking:

@@ -1,48 +1,67 @@
-"""What a sweep does, checked before its first trial: the verb, its settings for each trial, the space, the metric."""
+"""The plan of a sweep, checked before its first trial: the verb, its settings for each trial, the space, the metric."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import LambertError, UsageError
-from lambert.core.settings import as_dict, dotted, text
+from lambert.core.registry import nearest
+from lambert.core.settings import as_dict, as_word, dotted, merge, read, text
+from lambert.engine.progress import COUNTS
 from lambert.optim.optimizers import check_names
+from lambert.runs.best import lower_is_better
 from lambert.runs.folder import FREE
 from lambert.tasks.reading.cache import FOLDER
 from lambert.tasks.reading.files import training_and_dev
-from lambert.verb import training
+from lambert.verb import list_training
+from lambert.verbs import finetune, pretrain
 from lambert.verbs.settings.finetune import FinetuneConfig
+from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.sweep import SweepConfig
-from lambert.verbs.sweep.metric import metric_of, score_names
+from lambert.verbs.settings.training import find_verb
 from lambert.verbs.sweep.processes import is_worker
-from lambert.verbs.sweep.space import Dimension, dimensions, nested
+from lambert.verbs.sweep.space import Dimension, dimensions, nest
 
 Read = Callable[[list[str], Mapping[str, Any], str], Any]
 """Returns the settings of a command line with other values, which errors call by the third argument."""
-_OWN = "the sweep"
+
+
+class NoSuchScore(UsageError):
+    """The runs do not compute the metric of the sweep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A sweep whose settings are right."""
+    """A sweep with checked settings."""
 
     config: SweepConfig
     """With `seeds`, `metric` and `study` resolved."""
+    verb: str
+    """The verb that a trial runs."""
     space: Sequence[Dimension]
     minimized: bool
     """Whether smaller values of the metric are better."""
-    read: Read
+    parse: Read
 
     @property
     def seeds(self) -> tuple[int, ...]:
         return self.config.seeds or ()
 
+    @property
+    def lowest(self) -> dict[str, Any]:
+        """The lowest value, or the first choice, of each setting that varies."""
+        return {one.name: one.ends()[0] for one in self.space}
+
     def run_settings(self, values: Mapping[str, Any], seed: int, out: Path) -> Any:
         """Returns the settings of a run: those of the recipe, with `values` by dotted name, `seed` and `out`."""
-        changed = _merged(self.config.base, nested({**values, "seed": seed, "out": str(out)}))
-        recipe = [] if self.config.recipe is None else [_path(self.config.recipe)]
-        return self.read([self.config.verb, *recipe], changed, _OWN)
+        return self.settings({**values, "seed": seed, "out": str(out)})
+
+    def settings(self, values: Mapping[str, Any]) -> Any:
+        """Returns the settings of the recipe with `values` by dotted name."""
+        recipe = [] if self.config.recipe is None else [as_word(self.config.recipe)]
+        return self.parse([self.verb, *recipe], merge(self.config.base, nest(values)), "the sweep")
 
     def folder(self, number: int, seed: int) -> Path:
         """Returns the run folder of a trial and a seed."""
@@ -53,7 +72,7 @@ class Plan:
         return {one.name: one.value(params[one.name]) for one in self.space if one.name in params}
 
     def signature(self) -> dict[str, str]:
-        """Returns what must be the same whenever the sweep continues, as text by name."""
+        """Returns the settings that must not change when the sweep continues, as text by name."""
         varied = {dimension.name for dimension in self.space}
         base = dotted(as_dict(self.run_settings({}, self.seeds[0], self.config.out / "trials")))
         fixed = {
@@ -62,26 +81,28 @@ class Plan:
             if name not in varied and name != "seed" and not name.startswith(FREE)
         }
         space = {f"space.{one.name}": str(one) for one in self.space}
-        own = {"verb": self.config.verb, "seeds": str(list(self.seeds)), "metric": self.config.metric}
+        own = {"verb": self.verb, "seeds": str(list(self.seeds)), "metric": self.config.metric}
         return {**own, "direction": "minimize" if self.minimized else "maximize", **space, **fixed}
 
 
-def planned(config: SweepConfig, read: Read) -> Plan:
+def make_plan(config: SweepConfig, parse: Read) -> Plan:
     """Returns the plan of a sweep. Raises UsageError if a setting is wrong, LambertError if the first trial could not
     begin; no trial has started then."""
     if config.trials is None and config.minutes is None and config.updates is None and config.sampler != "grid":
         raise UsageError("How long to search? Set trials, minutes or updates (updates of all trials together).")
-    space = dimensions(config.space, training()[config.verb])
+    recipe = {} if config.recipe is None else read(config.recipe)
+    verb = find_verb({*dotted(recipe), *dotted(config.base)})
+    space = dimensions(config.space, list_training()[verb])
     for name in dotted(config.base):
         if name in {dimension.name for dimension in space}:
             raise UsageError(f"{name} is both in [sweep.space] and set beside it: remove one.")
-    plan = Plan(config, space, False, read)
-    first = _settings(plan)
+    plan = Plan(config, verb, space, False, parse)
+    first = plan.settings({**plan.lowest, "out": str(config.out / "trials")})  # with the seed of the recipe
     text(first)  # raises for paths that config.toml cannot hold
     if isinstance(first, FinetuneConfig):
         _check_finetuning(first)
     _check_ends(plan)
-    names = [config.metric] if config.metric and is_worker() else score_names(shared_features(first, config.out))
+    names = [config.metric] if config.metric and is_worker() else score_names(share_features(first, config.out))
     metric, minimized = metric_of(config.metric, config.direction, names)
     study = config.study or config.out.absolute().name
     return replace(
@@ -91,7 +112,7 @@ def planned(config: SweepConfig, read: Read) -> Plan:
     )
 
 
-def shared_features(run: Any, out: Path) -> Any:
+def share_features(run: Any, out: Path) -> Any:
     """Returns the settings of a run of the sweep in `out`, which has the features of its labelled files there."""
     return replace(run, cache=run.cache or out / FOLDER) if isinstance(run, FinetuneConfig) else run
 
@@ -104,31 +125,13 @@ def _check_finetuning(config: FinetuneConfig) -> None:
         raise UsageError("A sweep compares the scores on held-out data: set dev.")
 
 
-def _settings(plan: Plan) -> Any:
-    """Returns the settings of a run with the first value of each dimension, and the seed of the recipe."""
-    config = plan.config
-    values = nested({one.name: one.ends()[0] for one in plan.space} | {"out": str(config.out / "trials")})
-    recipe = [] if config.recipe is None else [_path(config.recipe)]
-    try:
-        found = plan.read([config.verb, *recipe], _merged(config.base, values), _OWN)
-    except UsageError as error:
-        own = {"finetune": "corpus", "pretrain": "data"}
-        if config.recipe is not None and "unknown" in str(error):
-            raise UsageError(f"{error} The sweep reads it as a recipe of {config.verb} (sweep.verb).") from error
-        if own[config.verb] in config.base:
-            other = "pretrain" if config.verb == "finetune" else "finetune"
-            raise UsageError(f"{error} These look like settings of {other}: set sweep.verb.") from error
-        raise
-    return found
-
-
 def _check_ends(plan: Plan) -> None:
-    """Raises UsageError if an end of a dimension, or a choice, is impossible whatever the other dimensions are: beside
-    their lowest values, and beside their highest."""
-    lowest, highest = ({one.name: one.ends()[at] for one in plan.space} for at in (0, -1))
+    """Raises UsageError if a run cannot begin with an end of a dimension, or a choice, neither beside the lowest values
+    of the other dimensions nor beside their highest."""
+    highest = {one.name: one.ends()[-1] for one in plan.space}
     for dimension in plan.space:
         for end in dimension.ends():
-            problem = _problem(plan, {**lowest, dimension.name: end})
+            problem = _problem(plan, {**plan.lowest, dimension.name: end})
             if problem and _problem(plan, {**highest, dimension.name: end}):
                 raise UsageError(f"[sweep.space] {dimension.name} = {end}: {problem}") from problem
 
@@ -141,14 +144,46 @@ def _problem(plan: Plan, values: Mapping[str, Any]) -> LambertError | None:
     return None
 
 
-def _path(recipe: Path) -> str:
-    return f"./{recipe}" if str(recipe).startswith("-") else str(recipe)
+def score_names(config: Any) -> list[str]:
+    """Returns the names of the scores that runs with these settings compute, the headline first. Fine-tuning scores
+    `dev` once for it, without training.
+
+    Raises UsageError if the runs compute no scores, LambertError if they cannot begin.
+    """
+    names = pretrain.score_names(config) if isinstance(config, PretrainConfig) else _of_finetuning(config)
+    if not names:
+        raise NoSuchScore("The runs of this sweep compute no held-out scores: their data has no held-out part.")
+    return names
 
 
-def _merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested tables merged; a value of `over` takes precedence."""
-    found = dict(values)
-    for name, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
-        found[name] = _merged(found[name], value) if both else value
-    return found
+def _of_finetuning(config: FinetuneConfig) -> list[str]:
+    names = _without_counts(finetune.first_scores(config))
+    if config.task.name == "squad" and not config.task.metrics:
+        names.sort(key=lambda name: name != "f1")  # the usual headline, though the official scorer prints it second
+    return names
+
+
+def metric_of(name: str, direction: str, names: Sequence[str]) -> tuple[str, bool]:
+    """Returns the metric, without a `name` the first of `names`, and whether it is minimized. Raises NoSuchScore if
+    `name` is none of them."""
+    name = name or names[0]
+    if name not in names:
+        close = nearest(name, [*names])
+        listed = f" Known: {', '.join(names)}." if "Known" not in close else ""
+        raise NoSuchScore(f"metric = {name!r} is not a score of these runs.{close}{listed}")
+    return name, direction == "minimize" if direction else lower_is_better(name)
+
+
+def value_of(scores: Mapping[str, float], metric: str) -> tuple[float, float | None]:
+    """Returns the value of the metric among the scores of a run, and its standard error over the held-out examples if
+    the run computed it.
+
+    Raises NoSuchScore if the metric is not among them.
+    """
+    metric, _ = metric_of(metric, "", _without_counts(scores))
+    error = scores.get(f"{metric}_se")
+    return float(scores[metric]), None if error is None or not math.isfinite(error) else float(error)
+
+
+def _without_counts(scores: Mapping[str, float]) -> list[str]:
+    return [name for name in scores if not name.endswith((*COUNTS, "_se"))]

@@ -1,17 +1,20 @@
-"""Several processes of one sweep on this machine. They share the study, so each runs the same command."""
+"""The processes of a sweep on this machine, which run the same command, and the lock around the critical sections of
+all processes: choosing a trial, and writing the results."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from lambert.core.errors import LambertError, MachineError
+from lambert.core.errors import MachineError, UsageError
 from lambert.core.files import scratch_folder, write_atomic
-from lambert.core.launcher import ENDS, End, read_ends
+from lambert.core.launcher import ENDS, End, Ended, read_ends
+from lambert.core.lock import lock_folder
 from lambert.core.settings import as_dict, toml
 from lambert.core.signals import LAUNCHED
 from lambert.core.urls import public
@@ -23,21 +26,14 @@ RECIPE = "sweep.toml"
 """The recipe in the folder of the sweep from which its processes start."""
 
 
+_POLL_SECONDS, _PATIENCE_SECONDS = 0.05, 300.0
 STORAGE = "LAMBERT_SWEEP_STORAGE"
 """The variable that has the storage for these processes."""
 
 
-class Ended(LambertError):
-    """A process of the sweep failed, with its line and its exit code."""
-
-    def __init__(self, end: End) -> None:
-        super().__init__(end.line)
-        self.exit_code = end.code
-
-
 def with_storage(config: SweepConfig) -> SweepConfig:
-    """Returns the settings of a process that `run_processes` started with the storage that the recipe was given: the
-    file RECIPE does not have the password of its URL."""
+    """Returns the settings of a process that `run_processes` started, with the URL of the storage from the environment:
+    the file RECIPE lacks its password."""
     return replace(config, storage=os.environ.get(STORAGE, config.storage)) if is_worker() else config
 
 
@@ -53,14 +49,13 @@ def run_processes(config: SweepConfig, stop: StopRequest) -> None:
     Raises Ended with the error of the first process that failed, MachineError if a process was killed.
     """
     recipe = write_atomic(config.out / RECIPE, recipe_text(replace(config, jobs=1, storage=public(config.storage))))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // config.jobs)))
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, process.count_cores() // config.jobs)))
     common = (
         os.environ
         | process.variables()
         | {LAUNCHED: str(os.getpid()), "OMP_NUM_THREADS": threads, STORAGE: config.storage}
     )
-    with scratch_folder("lambert-sweep") as ends, stop.deferred():
+    with scratch_folder("lambert-sweep") as ends, stop.defer():
         workers = []
         for number, device in zip(range(config.jobs), _devices(config.jobs), strict=True):
             folder = ends / str(number)
@@ -98,7 +93,7 @@ def _wait(workers: Sequence["subprocess.Popen[bytes]"], stop: StopRequest) -> No
 
 def _check(workers: Sequence["subprocess.Popen[bytes]"], reports: Sequence[End]) -> None:
     if reports:
-        raise Ended(reports[0])
+        raise Ended(reports[0].line, reports[0].code)
     for number, worker in enumerate(workers, 1):
         if worker.returncode:
             how = signal.Signals(-worker.returncode).name if worker.returncode < 0 else f"code {worker.returncode}"
@@ -117,3 +112,22 @@ def _devices(jobs: int) -> list[dict[str, str]]:
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = seen if len(seen) == count else [str(number) for number in range(count)]
     return [{"CUDA_VISIBLE_DEVICES": names[number % count]} for number in range(jobs)]
+
+
+@contextmanager
+def lock_sweep(out: Path) -> Iterator[None]:
+    """A context that holds the lock of the sweep in `out`. Raises MachineError if other processes hold it for
+    minutes."""
+    until = time.monotonic() + _PATIENCE_SECONDS
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(lock_folder(out / "locks" / "study"))
+                break
+            except UsageError as error:
+                if "is in use" not in str(error):
+                    raise
+                if time.monotonic() > until:
+                    raise MachineError(f"Another process has held {out / 'locks' / 'study'} for minutes.") from error
+            time.sleep(_POLL_SECONDS)
+        yield

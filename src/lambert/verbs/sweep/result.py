@@ -1,4 +1,4 @@
-"""What a sweep leaves: sweep.json, best.toml, and the table of its best trials."""
+"""The results of a sweep: sweep.json, best.toml, and the table of its best trials."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lambert.core import settings
 from lambert.core.files import json_text, write_atomic
 from lambert.engine.progress import duration
-from lambert.verbs.sweep.exclusion import alone
+from lambert.verbs.sweep.processes import lock_sweep
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -74,21 +74,23 @@ class Table:
         row, best = self.rows[number], self.ranking[:1]
         mark = "  best so far" if best and best[0].number == number else ""
         why = f": {row.note}" if row.note else ""
-        return f"trial {number}  {self.text(row)}  {setting_text(row.values)}  {duration(row.seconds)}{mark}{why}"
+        return f"trial {number}  {self.text(row)}  {format_settings(row.values)}  {duration(row.seconds)}{mark}{why}"
 
     def text(self, row: Row) -> str:
         """Returns the value of a trial with its error."""
         if row.value is None:
             return row.state
         state = "" if row.state == "complete" else f" ({row.state})"
-        return f"{self.metric} {value_text(row.value, row.error)}{state}"
+        return f"{self.metric} {format_value(row.value, row.error)}{state}"
 
     def lines(self) -> list[str]:
-        """Returns the best trials, one a line, and what the best is worth."""
+        """Returns the best trials, one a line, and the verdict."""
         states = [row.state for row in self.rows]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         found = [f"{len(self.rows)} trials: {counts}"]
-        found += [f"  trial {row.number}  {self.text(row)}  {setting_text(row.values)}" for row in self.ranking[:SHOWN]]
+        found += [
+            f"  trial {row.number}  {self.text(row)}  {format_settings(row.values)}" for row in self.ranking[:SHOWN]
+        ]
         return [*found, *self.verdict()]
 
     def verdict(self) -> list[str]:
@@ -103,7 +105,7 @@ class Table:
         )
         if not others:
             return []
-        gap = abs((best.value or 0.0) - (others[0].value or 0.0))
+        gap = _gap(best, others[0])
         if not gap:
             same = ", ".join(str(row.number) for row in others if row.value == best.value)
             return [f"trials with the value of trial {best.number}: {same}. {chance}"]
@@ -127,10 +129,10 @@ def table_of(study: "Study") -> Table:
     return Table(plan.config.metric, plan.minimized, plan.seeds, rows)
 
 
-def written(study: "Study", *, final: bool = False) -> Table:
+def write_results(study: "Study", *, final: bool = False) -> Table:
     """Writes sweep.json, and if it is `final` also best.toml and the importances. Returns the table."""
     out = study.plan.config.out
-    with alone(out):
+    with lock_sweep(out):
         table = table_of(study)
         content = {
             "metric": table.metric, "direction": "minimize" if table.minimized else "maximize",
@@ -148,11 +150,11 @@ def written(study: "Study", *, final: bool = False) -> Table:
     return table
 
 
-def value_text(value: float, error: float | None) -> str:
+def format_value(value: float, error: float | None) -> str:
     return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
 
 
-def setting_text(values: Mapping[str, Any]) -> str:
+def format_settings(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {_short(value)}" for name, value in values.items())
 
 

@@ -1,5 +1,6 @@
 """How trials are chosen (samplers) and ended early (pruners), by name."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -124,10 +125,7 @@ def pruner(name: str, every: int, updates: int | None) -> BasePruner:
 
 def points(space: Sequence[Dimension]) -> int:
     """Returns the number of points of a grid."""
-    count = 1
-    for dimension in space:
-        count *= len(dimension.points())
-    return count
+    return math.prod(len(dimension.points()) for dimension in space)
 
 
 def importances(study: Study, params: Sequence[str]) -> dict[str, float]:

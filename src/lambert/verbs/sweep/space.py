@@ -106,7 +106,7 @@ def dimensions(space: Mapping[str, Any], kind: type) -> list[Dimension]:
     return found
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings by dotted names as nested tables."""
     out: dict[str, Any] = {}
     for name, value in values.items():

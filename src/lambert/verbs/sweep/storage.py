@@ -64,7 +64,7 @@ def open_storage(config: SweepConfig) -> "BaseStorage":
 
     Raises UsageError if the URL cannot be used, MachineError if the storage cannot be reached.
     """
-    with explained(config):
+    with explain_failures(config):
         if "://" in config.storage:
             return RDBStorage(config.storage, skip_compatibility_check=False)
         path = journal_path(config)
@@ -77,28 +77,29 @@ def journal_path(config: SweepConfig) -> Path:
     return Path(config.storage) if config.storage else config.out / "study.journal"
 
 
-def shown(config: SweepConfig) -> str:
+def display_name(config: SweepConfig) -> str:
     """Returns the storage as messages show it: without the account of a URL."""
     return public(config.storage) if "://" in config.storage else str(journal_path(config))
 
 
 @contextmanager
-def explained(config: SweepConfig) -> Iterator[None]:
+def explain_failures(config: SweepConfig) -> Iterator[None]:
     """A context in which failures of the storage are raised as errors of one line."""
     from optuna.exceptions import OptunaError, StorageInternalError
     from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
+    name = display_name(config)
     kept = f"The runs are in {config.out / 'trials'}, their scores in {config.out / 'sweep.json'}."
     try:
         yield
     except (ArgumentError, NoSuchModuleError) as error:
         raise UsageError(
-            f"storage = {shown(config)!r} is not a URL of a database: {_first_line(error, config)}. Give one such as "
+            f"storage = {name!r} is not a URL of a database: {_first_line(error, config)}. Give one such as "
             "sqlite:///sweep.db, or the path of a journal file."
         ) from error
     except ImportError as error:
         raise UsageError(
-            f"storage = {shown(config)!r} needs a Python package for that database: {_first_line(error, config)}"
+            f"storage = {name!r} needs a Python package for that database: {_first_line(error, config)}"
         ) from error
     except MachineError as error:
         raise MachineError(
@@ -109,12 +110,12 @@ def explained(config: SweepConfig) -> Iterator[None]:
         if isinstance(error, OSError) and not _is_of_storage(error, config):
             raise
         raise MachineError(
-            f"The storage {shown(config)} of the sweep cannot be used: {_first_line(error, config)}. {kept} Once it is "
+            f"The storage {name} of the sweep cannot be used: {_first_line(error, config)}. {kept} Once it is "
             "back, the same command continues."
         ) from error
     except (ValueError, KeyError, AssertionError, OptunaError) as error:  # lines that are JSON, but of something else
         raise DataError(
-            f"The storage {shown(config)} of the sweep cannot be read: {_first_line(error, config)}. {kept} Restore it "
+            f"The storage {name} of the sweep cannot be read: {_first_line(error, config)}. {kept} Restore it "
             "from a copy, or remove it, and repeat the command."
         ) from error
 

@@ -1,4 +1,4 @@
-"""The study of a sweep in its storage: which trial is next, and what became of each."""
+"""The study of a sweep in its storage: which trial is next, and how each ended."""
 
 import time
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ from lambert.core.lock import lock_folder
 from lambert.engine import archive
 from lambert.runs.result import Say, silent
 from lambert.verbs.sweep import search
-from lambert.verbs.sweep.exclusion import alone
 from lambert.verbs.sweep.plan import Plan
+from lambert.verbs.sweep.processes import lock_sweep
 from lambert.verbs.sweep.result import SWEEP
-from lambert.verbs.sweep.storage import explained, open_storage
+from lambert.verbs.sweep.storage import explain_failures, open_storage
 
 STARTS = 3
 """Times that a trial is started without an update in between, before it counts as failed; ours."""
@@ -51,13 +51,13 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         config = plan.config
         self._limit = search.points(plan.space) if config.sampler == "grid" else None
-        every, updates = _interval(plan)
+        train = plan.run_settings(plan.lowest, 0, config.out / "trials").train
         sampler = search.sampler(config.sampler, plan.space, config.seed)
-        pruner = search.pruner(config.pruner, every, updates)
-        if not every and config.pruner != "none":
+        pruner = search.pruner(config.pruner, train.evaluate_every, train.steps)
+        if not train.evaluate_every and config.pruner != "none":
             say("no trial is ended early, because train.evaluate_every is not set")
         storage = open_storage(config)
-        with self._alone(), explained(config):
+        with lock_sweep(config.out), explain_failures(config):
             self._study = optuna.create_study(
                 storage=storage, sampler=sampler, pruner=pruner, study_name=config.study, load_if_exists=True,
                 direction="minimize" if plan.minimized else "maximize",
@@ -68,7 +68,7 @@ class Study:
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        with explained(self.plan.config):
+        with explain_failures(self.plan.config):
             return self._study.get_trials(deepcopy=False)
 
     @contextmanager
@@ -76,12 +76,12 @@ class Study:
         """A context with the next trial, which no other process runs at the same time: one that a process left
         unfinished, or a new one. None if the budget is used up."""
         with ExitStack() as held:
-            with self._alone():
-                trial = self._unfinished(held)
+            with lock_sweep(self.plan.config.out):
+                trial = self._take_unfinished(held)
                 if trial is None and self.is_open():
                     number = len(self.trials)
                     held.enter_context(lock_folder(self._lock(number)))  # first, so that no trial is without a lock
-                    with explained(self.plan.config):
+                    with explain_failures(self.plan.config):
                         trial = self._study.ask({one.name: one.distribution for one in self.plan.space})
                     if trial.number != number:  # a process with another `out` chose a trial meanwhile
                         held.pop_all().close()
@@ -101,31 +101,27 @@ class Study:
 
     def note(self, trial: Trial, **attributes: Any) -> None:
         """Records attributes of a trial."""
-        with explained(self.plan.config):
+        with explain_failures(self.plan.config):
             for name, value in attributes.items():
                 trial.set_user_attr(name, value)
 
-    def reported(self, trial: Trial) -> dict[int, float]:
-        """Returns the values that were reported for a trial, by update."""
-        return self.trials[trial.number].intermediate_values
-
     def report(self, trial: Trial, value: float, update: int) -> bool:
         """Reports a value after an update. Returns whether the trial should end."""
-        with explained(self.plan.config):
-            if update not in self.reported(trial):
+        with explain_failures(self.plan.config):
+            if update not in self.trials[trial.number].intermediate_values:
                 trial.report(value, update)
             return trial.should_prune()
 
     def end(self, trial: Trial, state: TrialState, value: float | None = None) -> None:
         """Records how a trial ended."""
-        with explained(self.plan.config):
+        with explain_failures(self.plan.config):
             self._study.tell(trial, value, state)
 
     def importances(self) -> dict[str, float]:
-        with explained(self.plan.config):
+        with explain_failures(self.plan.config):
             return search.importances(self._study, [one.name for one in self.plan.space])
 
-    def _unfinished(self, held: ExitStack) -> Trial | None:
+    def _take_unfinished(self, held: ExitStack) -> Trial | None:
         """Returns a running trial whose process is gone, with its lock in `held`."""
         for found in self.trials:
             if found.state != TrialState.RUNNING:
@@ -149,11 +145,11 @@ class Study:
                 self._fail(found, f"its process was killed {starts} times after update {done:,}")
                 held.pop_all().close()
                 continue
-            with explained(self.plan.config):
-                return self._chosen(found)
+            with explain_failures(self.plan.config):
+                return self._complete(found)
         return None
 
-    def _chosen(self, found: FrozenTrial) -> Trial:
+    def _complete(self, found: FrozenTrial) -> Trial:
         """Returns a trial with all its settings: its process may have been killed while it recorded them, one by one.
         Those that are recorded are drawn again where they are not drawn together, so that the others are what they
         would have been."""
@@ -166,19 +162,13 @@ class Study:
         return trial
 
     def _fail(self, trial: FrozenTrial, why: str) -> None:
-        with explained(self.plan.config):
+        with explain_failures(self.plan.config):
             storage = self._study._storage
             storage.set_trial_user_attr(trial._trial_id, "note", why)
             storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
 
     def _lock(self, number: int) -> Path:
         return self.plan.config.out / "locks" / f"{number:04d}"
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """A context that only one process is in at a time."""
-        with alone(self.plan.config.out):
-            yield
 
     def _restore(self, say: Say) -> None:
         """Fills a new study with the trials of sweep.json, whose storage is lost."""
@@ -228,9 +218,3 @@ class Study:
                 "choose another out or another name (sweep.study)."
             )
         self._study.set_user_attr("settings", now)
-
-
-def _interval(plan: Plan) -> tuple[int, int | None]:
-    """Returns the number of updates between two scores of a run, and of the whole run if it is known."""
-    train = plan.run_settings({one.name: one.ends()[0] for one in plan.space}, 0, plan.config.out / "trials").train
-    return train.evaluate_every, train.steps

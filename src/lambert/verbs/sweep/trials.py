@@ -1,38 +1,29 @@
 """Runs the trials of a sweep in this process, one after the other."""
 
-import gc
 import math
 import time
 import traceback
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 from optuna.trial import Trial, TrialState
 
 from lambert.core.errors import DivergedError, LambertError, MachineError, SavedAndStopped
+from lambert.core.launcher import Ended
 from lambert.engine import archive
-from lambert.engine.device import ran_out
+from lambert.engine.device import ran_out, release
 from lambert.engine.signals import StopRequest
 from lambert.runs.result import SCORES, Result, Say
 from lambert.verb import all_verbs, load
-from lambert.verbs.sweep.metric import NoSuchScore, value_of
-from lambert.verbs.sweep.plan import shared_features
-from lambert.verbs.sweep.result import written
+from lambert.verbs.sweep.plan import NoSuchScore, share_features, value_of
+from lambert.verbs.sweep.result import write_results
 from lambert.verbs.sweep.study import Score, Study
 
 HOPELESS = 3
 """Failed trials at the beginning, without any that succeeded, after which the sweep ends; ours."""
-
-
-class Hopeless(LambertError):
-    """All trials failed."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 class _Pruned(Exception):
@@ -43,7 +34,7 @@ def work(study: Study, stop: StopRequest, say: Say) -> None:
     """Runs trials until the budget is used up.
 
     Raises SavedAndStopped after a signal, MachineError if the storage is gone or the disk full: then the same command
-    continues the trial. Raises Hopeless if the first trials all fail.
+    continues the trial. Raises Ended if the first trials all fail.
     """
     failures: list[LambertError] = []
     while True:
@@ -52,13 +43,13 @@ def work(study: Study, stop: StopRequest, say: Say) -> None:
                 return
             failure = _run(study, trial, stop)
             stop.status = "; all trials that began are saved"
-            table = written(study)
+            table = write_results(study)
             say(table.line(trial.number))
-        _free_memory()
+        release(torch.device("cuda"))
         if failure is not None:
             failures.append(failure)
         if len(failures) >= HOPELESS and not table.succeeded:
-            raise Hopeless(
+            raise Ended(
                 f"All {len(failures)} trials failed, the last one: {failures[-1]} Correct the recipe of the sweep, and "
                 "repeat the command.",
                 failures[-1].exit_code,
@@ -78,7 +69,7 @@ def _run(study: Study, trial: Trial, stop: StopRequest) -> LambertError | None:
     try:
         for seed in plan.seeds:
             scores.append(_seed(study, trial, seed, stop))
-            study.note(trial, scores=[_row(score) for score in scores])
+            study.note(trial, scores=[asdict(score) for score in scores])
         value = fmean(score.value for score in scores)
         if not math.isfinite(value):
             state, note, value = TrialState.PRUNED, f"{plan.config.metric} is not finite", None
@@ -110,11 +101,11 @@ def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> Score:
     """Runs a trial with one seed, from its newest checkpoint. The pruner judges the scores of the first seed."""
     plan = study.plan
     config = plan.run_settings(plan.values(trial.params), seed, plan.folder(trial.number, seed))
-    config = shared_features(config, plan.config.out)
+    config = share_features(config, plan.config.out)
     metric, judged = plan.config.metric, seed == plan.seeds[0]
-    if judged and _missed(study, trial, config.out):
+    if judged and _report_missed(study, trial, config.out):
         raise _Pruned
-    with closing(load(all_verbs()[plan.config.verb].updates)(config, stop)) as updates:
+    with closing(load(all_verbs()[plan.verb].updates)(config, stop)) as updates:
         for step in updates:
             if not step.scores:
                 continue
@@ -125,7 +116,7 @@ def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> Score:
     return Score(seed, value, error, archive.last(config.out))
 
 
-def _missed(study: Study, trial: Trial, run: Path) -> bool:
+def _report_missed(study: Study, trial: Trial, run: Path) -> bool:
     """Reports the scores that a run has logged, but whose process was killed before it reported them. Returns whether
     the pruner ends the trial."""
     metrics, done = Result.of_run(run).metrics, archive.last(run)
@@ -136,19 +127,9 @@ def _missed(study: Study, trial: Trial, run: Path) -> bool:
     return any([study.report(trial, value, step) for step, value in found][-1:])
 
 
-def _row(score: Score) -> dict[str, Any]:
-    return {"seed": score.seed, "value": score.value, "error": score.error, "updates": score.updates}
-
-
 def _crash(study: Study, trial: Trial, error: Exception) -> str:
     """Writes the traceback beside the runs of the trial, and returns the line for the table."""
     path = study.plan.config.out / "trials" / f"{trial.number:04d}-crash.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     return f"bug: {type(error).__name__}: {' '.join(str(error).split())} ({path})"
-
-
-def _free_memory() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -1,8 +1,8 @@
 """`lambert verify`: whether the beginning of a run is on the curve that its recipe expects."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.training import verb_of
 from lambert.verbs.settings.verify import VerifyConfig
-from lambert.verbs.verify.comparison import Verified, compared
-from lambert.verbs.verify.measured import measured
-from lambert.verbs.verify.writing import expectation_of, write
+from lambert.verbs.verify.comparison import Verified, compare_run
+from lambert.verbs.verify.measured import read_measured
+from lambert.verbs.verify.writing import make_expectation, write
 
 _SOON, _SHARE = 100, 0.01
 """Without a number of updates, a run is verified up to its last band within the first _SOON updates or the first _SHARE
@@ -40,12 +40,12 @@ def run(config: VerifyConfig, settings: Read, say: Say = silent) -> Verified | N
     if not verb:
         raise UsageError(f"{config.recipe} is not a recipe of pretrain or finetune, the verbs that verify checks.")
     if config.write_from:
-        write(config.recipe, expect := expectation_of(config.write_from, config.source))
+        write(config.recipe, expect := make_expectation(config.write_from))
         say(f"[expect] of {config.recipe}: {len(expect.losses)} bands of the loss from {expect.seeds} seeds")
         return None
     given = settings([verb, str(config.recipe), "--out=run", *config.overrides])  # a run has a folder of its own
     overrides = [token for token in config.overrides if token.startswith("-")]
-    found = verified(given, str(config.recipe), config.updates, config.out, config.run, overrides, say)
+    found = verify_run(given, str(config.recipe), config.updates, config.out, config.run, overrides, say)
     if config.json:
         say(found.json())
     for line in () if config.json else found.lines():
@@ -57,7 +57,7 @@ def run(config: VerifyConfig, settings: Read, say: Say = silent) -> Verified | N
     return found
 
 
-def verified(
+def verify_run(
     config: PretrainConfig | FinetuneConfig,
     recipe: str = "the recipe",
     updates: int = 0,
@@ -86,21 +86,22 @@ def verified(
         )
     _check(config, expect, recipe)
     if run is not None:
-        here = measured(run)
-        return compared(recipe, config, expect, here, overrides or (), here.problem)
+        here = read_measured(run)
+        return compare_run(recipe, config, expect, here, overrides or (), here.problem)
     count = _updates(config, expect, updates, recipe)
-    with _folder(out) as folder:
+    with scratch_folder("lambert-verify") as scratch:
+        folder = out or scratch / "run"
         log = dataclasses.replace(config.log, every=expect.every)
         log = log if out else dataclasses.replace(log, trackers=())
         problem = _begin(dataclasses.replace(config, out=folder, log=log), count, recipe, say)
-        return compared(recipe, config, expect, measured(folder), overrides or (), problem)
+        return compare_run(recipe, config, expect, read_measured(folder), overrides or (), problem)
 
 
 def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say: Say) -> str:
     """Runs `count` updates. Returns why it diverged, or an empty string."""
     stepping = pretrain.updates if isinstance(config, PretrainConfig) else finetune.updates
     if done := archive.last(config.out):
-        measured(config.out).check_logged(config.log.every, min(done, count))
+        read_measured(config.out).check_logged(config.log.every, min(done, count))
     quiet = say is silent
     with graceful_stop("; the recipe is not verified", START_AGAIN) as stop:
         if done >= count:
@@ -117,15 +118,6 @@ def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say
         except DivergedError as error:
             return str(error).rstrip(".")
     return ""
-
-
-@contextmanager
-def _folder(out: Path | None) -> Iterator[Path]:
-    if out is not None:
-        yield out
-        return
-    with scratch_folder("lambert-verify") as folder:
-        yield folder / "run"
 
 
 def _check(config: PretrainConfig | FinetuneConfig, expect: ExpectConfig, recipe: str) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ _AUTOMATIC = {
     "optim.lr", "task.max_length", "task.labels", "task.embed.pooling", "task.embed.prompt", "task.embed.prompt_b",
     "task.embed.prompts", "task.embed.default_prompt", "task.embed.truncate_dim",
 }  # fmt: skip
-"""Settings whose 0, empty text or empty list a run replaces by what its model and data ask for."""
+"""Settings that a run determines by its model and data if they are 0 or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +114,17 @@ class Verified:
 
     def json(self) -> str:
         """Returns all of it as JSON."""
-        rows = [
-            {"what": row.what, "low": row.low, "high": row.high, "here": row.here, "on_curve": row.on_curve}
-            for row in self.rows
-        ]
+        rows = [{**asdict(row), "on_curve": row.on_curve} for row in self.rows]
         found: dict[str, Any] = {
             "recipe": self.recipe, "on_curve": self.on_curve, "problem": self.problem, "updates": self.updates,
-            "rows": rows,
-            "utilisation": {"expected": list(self.utilisation), "here": self.here.utilisation},
+            "rows": rows, "utilisation": {"expected": list(self.utilisation), "here": self.here.utilisation},
             "tokens_per_second": self.here.tokens_per_second, "memory_mb": self.here.memory_mb,
             "differences": list(self.differences),
         }  # fmt: skip
         return json_text(found)
 
 
-def compared(
+def compare_run(
     recipe: str,
     config: PretrainConfig | FinetuneConfig,
     expect: ExpectConfig,
@@ -170,7 +166,7 @@ def compared(
             for name, run, own in changed
             if not (expect.data and run != UNSET and Path in kinds_of(type(config), name))  # compared by hashes
         ),
-        *_other(expect.data, here.data),
+        *_list_other_data(expect.data, here.data),
         *(
             f"{name} is {here.environment[name]}, and was {' or '.join(values)}"
             for name, values in expect.environment.items()
@@ -185,7 +181,7 @@ def _changes(config: Any, path: Path) -> list[tuple[str, Any, Any]]:
     leaves to the run."""
     config = replace(config, optim=config.optim.at_batch(config.train.batch_size))  # as a run records them
     if isinstance(config, PretrainConfig) and config.model is not None and config.init is None:
-        config = replace(config, model=config.model.resolved(config.model.shape(vocabulary=1000)))
+        config = replace(config, model=config.model.resolve(config.model.shape(vocabulary=1000)))
     return [
         (name, run, own)
         for name, run, own in changes(config, path, VARIES)
@@ -193,7 +189,7 @@ def _changes(config: Any, path: Path) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _other(expected: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
+def _list_other_data(expected: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
     for name, value in expected.items():
         if name in here and here[name] != value:
             yield f"{name} is another one ({value[:12]} -> {here[name][:12]})"

@@ -1,4 +1,4 @@
-"""What a run folder shows: its losses, scores, speed, data and environment."""
+"""The losses, scores, speed, data and environment of a run, read from its folder."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ class Measured:
                 )
 
 
-def measured(folder: Path) -> Measured:
+def read_measured(folder: Path) -> Measured:
     """Reads a run folder, which has no metrics before the first logged loss. Raises DataError if it is no run folder
     or its metrics cannot be read."""
     if not (folder / CONFIG).is_file():

@@ -1,4 +1,4 @@
-"""Makes the table [expect] out of finished runs of several seeds, and writes it into their recipe."""
+"""Computes the table [expect] from finished runs of several seeds, and writes it into their recipe."""
 
 import math
 import re
@@ -17,15 +17,15 @@ from lambert.core.settings import dotted, plain, read
 from lambert.runs.expect import TABLE, ExpectConfig, LossBand, ScoreBand
 from lambert.runs.folder import CONFIG
 from lambert.verbs.verify.intervals import band
-from lambert.verbs.verify.measured import VARIES, Measured, measured
+from lambert.verbs.verify.measured import VARIES, Measured, read_measured
 
 _FIRST = 10
 """Updates of the first band, at least."""
 _DIGITS = 4
 
 
-def expectation_of(runs: Sequence[Path], source: str = "") -> ExpectConfig:
-    """Returns what these runs of one recipe have in common: a band of the loss at 10, 20, 50, 100, 200 ... updates and
+def make_expectation(runs: Sequence[Path]) -> ExpectConfig:
+    """Returns what runs of one recipe have in common: a band of the loss at 10, 20, 50, 100, 200 ... updates and
     at the end of the shortest run, each from the means of the runs since the band before it; scores, if two runs or
     more have them; the lowest and highest median share of the ceiling; data, versions and devices.
 
@@ -34,7 +34,7 @@ def expectation_of(runs: Sequence[Path], source: str = "") -> ExpectConfig:
     """
     if len(runs) < 2:
         raise UsageError("--write-from needs two runs or more, of different seeds: one says nothing about deviations.")
-    found = [measured(run) for run in runs]
+    found = [read_measured(run) for run in runs]
     recipes = [dotted(read(run / CONFIG)) for run in runs]
     _check_alike(runs, recipes)
     for one in found[1:]:
@@ -48,16 +48,18 @@ def expectation_of(runs: Sequence[Path], source: str = "") -> ExpectConfig:
     updates = list(_places(every, min(one.updates for one in found)))
     if not updates:
         raise DataError(f"{min(found, key=lambda one: one.updates).folder} has too few updates for a band.")
-    means = [one.means(updates, every) for one in found]
-    for one, values in zip(found, means, strict=True):
-        if not all(mean is not None and math.isfinite(mean) for mean in values):
+    means = []
+    for one in found:
+        means.append([mean for mean in one.means(updates, every) if mean is not None and math.isfinite(mean)])
+        if len(means[-1]) < len(updates):
             raise DataError(f"{one.folder} has a loss that is not finite: take another run.")
-    losses = [
-        LossBand(update, *_rounded(band(values))) for update, values in zip(updates, _columns(means), strict=True)
-    ]
+    losses = []
+    for update, *values in zip(updates, *means, strict=True):
+        low, high = band(values)
+        losses.append(LossBand(update, round(low, _DIGITS), round(high, _DIGITS)))
     shares = [one.utilisation for one in found if one.utilisation is not None]
     return ExpectConfig(
-        source=source or _source(found, recipes),
+        source=_source(found, recipes),
         seeds=len(found),
         every=every,
         losses=tuple(losses),
@@ -74,15 +76,15 @@ def expectation_of(runs: Sequence[Path], source: str = "") -> ExpectConfig:
 def write(recipe: Path, expect: ExpectConfig) -> None:
     """Replaces the table [expect] of a recipe, or adds it at the end. Everything else stays as it is."""
     before = read_file(recipe).decode()
-    text = _without(before).rstrip("\n") + "\n\n" + toml(expect)
-    if _settings(text) != _settings(before):
+    text = _remove_table(before).rstrip("\n") + "\n\n" + toml(expect)
+    if _read_others(text) != _read_others(before):
         raise UsageError(
-            f"{recipe}: its table [{TABLE}] could not be told from the others. Remove it, and repeat this."
+            f"{recipe}: its table [{TABLE}] could not be separated from the others. Remove it, and repeat the command."
         )
     write_atomic(recipe, text)
 
 
-def _settings(text: str) -> dict[str, Any]:
+def _read_others(text: str) -> dict[str, Any]:
     try:
         return {name: value for name, value in tomllib.loads(text).items() if name != TABLE}
     except ValueError:
@@ -95,20 +97,24 @@ def toml(expect: ExpectConfig) -> str:
     lines = [f"[{TABLE}]"]
     for name, value in values.items():
         rows = isinstance(value, list) and isinstance(value[0], dict)
-        many = "[\n" + "".join(f"    {_written(row)},\n" for row in value) + "]" if rows else _written(value)
+        many = "[\n" + "".join(f"    {_to_toml(row)},\n" for row in value) + "]" if rows else _to_toml(value)
         lines += [] if isinstance(value, dict) else [f"{name} = {many}"]
     for name, table in values.items():
         if isinstance(table, dict):
-            lines += ["", f"[{TABLE}.{name}]", *(f"{_key(key)} = {_written(value)}" for key, value in table.items())]
+            lines += [
+                "",
+                f"[{TABLE}.{name}]",
+                *(f"{_key(key)} = {_to_toml(value)}" for key, value in table.items()),
+            ]
     return "\n".join(lines) + "\n"
 
 
-def _written(value: Any) -> str:
+def _to_toml(value: Any) -> str:
     """Returns a value as TOML on one line."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_written, value))}]"
+        return f"[{', '.join(map(_to_toml, value))}]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(name)} = {_written(item)}" for name, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(name)} = {_to_toml(item)}" for name, item in value.items()) + " }"
     return tomli_w.dumps({"_": value}).removeprefix("_ = ").strip()
 
 
@@ -116,7 +122,7 @@ def _key(name: str) -> str:
     return tomli_w.dumps({name: 0}).removesuffix(" = 0\n")
 
 
-def _without(text: str) -> str:
+def _remove_table(text: str) -> str:
     """Returns a recipe without its table [expect] and the tables in it. Blank lines and comments after its last value
     are those of the next table, and stay."""
     kept: list[str] = []
@@ -144,16 +150,6 @@ def _places(every: int, last: int) -> Iterator[int]:
         scale *= 10
     if last >= every:
         yield last
-
-
-def _columns(means: Sequence[Sequence[float | None]]) -> Iterator[list[float]]:
-    """Yields the means of all runs for each band."""
-    for column in zip(*means, strict=True):
-        yield [mean for mean in column if mean is not None]
-
-
-def _rounded(ends: tuple[float, float]) -> tuple[float, float]:
-    return round(ends[0], _DIGITS), round(ends[1], _DIGITS)
 
 
 def _scores(scores: Sequence[Mapping[str, float]]) -> Iterator[ScoreBand]:

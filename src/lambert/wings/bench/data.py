@@ -27,7 +27,7 @@ from lambert.measure.training import Step
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.text.tokenizers.encoding import Encoder
-from lambert.verb import provided
+from lambert.verb import load_provided
 from lambert.wings.bench import batches
 from lambert.wings.bench.settings import BenchConfig
 from lambert.wings.bench.work import Work, sides
@@ -162,7 +162,7 @@ def tokenizer(config: BenchConfig, world: World) -> Work:
         if not file.is_file():
             raise DataError(f"No such text file: {file}.")
     loaded = tokenizers.load(config.tokenizer)
-    parts = list(provided("documents")(config.text))
+    parts = list(load_provided("documents")(config.text))
     size = sum(len(text.encode()) for texts in parts for text in texts)
     if not size:
         raise DataError(f"{config.text[0]} holds no text.")

@@ -47,7 +47,7 @@ def inference(config: BenchConfig, world: World) -> Work:
     """Computes the logits of answer starts and ends from tokens on the device."""
     encoder = batches.encoder_of(config)
     lengths_S = batches.drawn_lengths(config)
-    batch = drawn.drawn_batch(encoder, lengths_S, config.seed, ()).to(world.device)
+    batch = drawn.draw_batch(encoder, lengths_S, config.seed, ()).to(world.device)
     lengths = lengths_S.tolist()
     return Work(
         sides(config, lambda: _own(config, encoder, batch, world), PEERS, config, encoder, batch, world),

@@ -38,6 +38,8 @@ from lambert.model.families import family_of
 from lambert.planning import operations as flops
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.verb import name_of
+from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.wings.bench import batches, environments
 from lambert.wings.bench.environments import Trial
 from lambert.wings.bench.processes import Process, ended
@@ -147,7 +149,7 @@ def write(config: BenchConfig, folder: Path) -> Sequences:
     described = {"model_type": encoder.block} | family_of(encoder).keys.to_json(encoder)
     (folder / MODEL).write_text(json.dumps(described), encoding="utf-8")
     operations = sum(
-        flops.training(encoder, batch.bounds_S1.diff().tolist(), drawn.counts(batch)) for batch in updates[1:]
+        flops.count_training(encoder, batch.bounds_S1.diff().tolist(), drawn.counts(batch)) for batch in updates[1:]
     )
     return Sequences(encoder, lengths_US, operations)
 
@@ -180,7 +182,7 @@ def own_command(config: BenchConfig, encoder: EncoderConfig, out: Path) -> list[
         "train.threads": config.threads, "train.evaluate-sequences": HELDOUT, "log.every": 1,
     }  # fmt: skip
     flags = [f"--{name}={value}" for name, value in settings.items()]
-    return [sys.executable, "-P", "-m", "lambert", "pretrain", *flags]
+    return [sys.executable, "-P", "-m", "lambert", name_of(PretrainConfig), *flags]
 
 
 def _trial(config: BenchConfig, name: str, command: Command, tokens: int, folder: Path) -> Trial:

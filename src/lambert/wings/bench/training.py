@@ -35,14 +35,14 @@ def finetune(config: BenchConfig, world: World) -> Work:
 def _training(config: BenchConfig, world: World, heads: tuple[str, ...]) -> Work:
     encoder = batches.encoder_of(config)
     lengths_S = batches.drawn_lengths(config)
-    batch = drawn.drawn_batch(encoder, lengths_S, config.seed, heads).to(world.device)
+    batch = drawn.draw_batch(encoder, lengths_S, config.seed, heads).to(world.device)
     kind, _ = layout.architecture(encoder, heads)
     return Work(
         sides(config, lambda: _own(config, encoder, batch, world), PEERS, config, encoder, batch, world, kind),
         tokens=config.accumulate * batch.tokens,
         sequences=config.accumulate * batch.sequences,
         padded=config.accumulate * batch.sequences * batches.width_of(config, batch),
-        operations=config.accumulate * flops.training(encoder, lengths_S.tolist(), drawn.counts(batch)),
+        operations=config.accumulate * flops.count_training(encoder, lengths_S.tolist(), drawn.counts(batch)),
         shapes=drawn.with_gradients(drawn.layer_shapes(encoder, batch.tokens)),
     )
 

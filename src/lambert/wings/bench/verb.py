@@ -15,7 +15,7 @@ from lambert.core.settings import as_dict
 from lambert.core.world import World
 from lambert.distributed.detection import detect
 from lambert.engine import process
-from lambert.engine.precision import resolved
+from lambert.engine.precision import resolve_precision
 from lambert.measure.ceilings import Rates
 from lambert.runs.result import Say, silent
 from lambert.wings.bench import environments
@@ -41,7 +41,7 @@ def run(config: BenchConfig, say: Say = silent) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     world = detect(config.device)
-    config = replace(config, precision=cast(BenchPrecision, resolved(config.precision, world)))
+    config = replace(config, precision=cast(BenchPrecision, resolve_precision(config.precision, world)))
     if config.profile:
         with SideProcess(config, OWN, environments.of(process.variables())) as side:
             costs = side.ask("profile")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lambert.text.characters import MIDDLE, PUNCTUATION, SPACE, UNSPACED, Bytes, Integers, flags
+from lambert.wings.corpus.characters import MIDDLE, PUNCTUATION, SPACE, UNSPACED, Bytes, Integers, flags
 
 Hashes = npt.NDArray[np.uint64]
 Booleans = npt.NDArray[np.bool_]
@@ -67,7 +67,7 @@ class Batch:
 
     @property
     def flags_B(self) -> Bytes:
-        """Properties of characters (`lambert.text.characters`)."""
+        """Properties of characters (`lambert.wings.corpus.characters`)."""
         return self._flags[0]
 
     def document_of(self, positions: Integers) -> Integers:

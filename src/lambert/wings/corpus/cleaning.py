@@ -9,7 +9,7 @@ from pathlib import Path
 from lambert.core.contents import sha256
 from lambert.core.errors import UsageError
 from lambert.core.registry import Kind, lookup
-from lambert.text.characters import INVISIBLE, WITHOUT_SPACES
+from lambert.wings.corpus.characters import INVISIBLE, WITHOUT_SPACES
 
 Cleaner = Callable[[str], str | None]
 INVISIBLE_CHARACTERS = re.compile(f"[{INVISIBLE}]")

@@ -11,8 +11,8 @@ from typing import Any
 
 from lambert.core.contents import HashedFile
 from lambert.core.errors import DataError, printable_line
-from lambert.text.pieces import as_text
 from lambert.wings.corpus.reading.files import size_of
+from lambert.wings.corpus.reading.pieces import as_text
 from lambert.wings.corpus.reading.readers import Layout, Piece, read
 
 BATCH = 1 << 20  # characters: large enough to amortize calls, small enough for dozens in memory

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lambert.library import call_settings, lines, running
+from lambert.library import call_settings, lines, report_stops
 from lambert.runs.result import Result
 from lambert.wings.corpus.config import FetchCorpusConfig, PrepareConfig, VerifyCorpusConfig
 from lambert.wings.corpus.verbs import extend as extension
@@ -16,7 +16,7 @@ from lambert.wings.corpus.verbs import verify as verification
 def prepare(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any) -> Result:
     """Converts raw text to a tokenizer and token shards, as `lambert prepare`. The folder of the result is the
     corpus."""
-    with running():
+    with report_stops():
         return preparation.run(call_settings("prepare", recipe, settings), lines())
 
 
@@ -29,7 +29,7 @@ def peek(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any) -
 def fetch_corpus(source: str, /, out: str | Path) -> Result:
     """Copies a prepared corpus from a URL, such as s3://bucket/corpus, to a folder and compares it with its hashes, as
     `lambert corpus fetch`. Repeating the call continues the copy."""
-    with running():
+    with report_stops():
         return fetching.run(FetchCorpusConfig(source, Path(out)), lines())
 
 

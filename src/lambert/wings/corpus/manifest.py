@@ -8,8 +8,8 @@ from typing import Any
 from lambert.core.errors import UsageError
 from lambert.core.settings import dotted
 from lambert.core.shards import check_corpus, check_shape, read_manifest
-from lambert.text.pieces import as_text
 from lambert.wings.corpus.documents import Documents
+from lambert.wings.corpus.reading.pieces import as_text
 from lambert.wings.corpus.stages import FileCounts
 
 _DOCUMENTS = {"read": int, "kept": int, "dropped": {"*": int}, "unreadable": [str]}

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from lambert.core.errors import DataError
 from lambert.core.files import open_regular
 from lambert.text import arrow as arrow_files
-from lambert.text.parquet import NotParquet, parquet_rows
-from lambert.text.pieces import as_text
+from lambert.text.arrow import ParquetFile, UnreadableTable
+from lambert.wings.corpus.reading.pieces import as_text
 from lambert.wings.corpus.reading.readers import Piece
 
 GROUP_CHARACTERS = 8 << 20
@@ -89,9 +89,9 @@ def read_part(path: Path) -> Iterator[Piece]:
     """Yields the pieces of a part. Raises DataError if it is damaged or of another kind."""
     try:
         with open_regular(path) as file:
-            for row in parquet_rows(file):
+            for row in ParquetFile(file).rows():
                 yield _piece(row)
-    except NotParquet as error:
+    except UnreadableTable as error:
         raise DataError(f"{path} {error}. Delete it, and run its step again.") from error
     except (OSError, KeyError) as error:
         raise DataError(f"{path} cannot be read ({error}). Delete it, and run its step again.") from error

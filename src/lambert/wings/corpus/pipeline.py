@@ -5,7 +5,6 @@ All files are written to a folder beside `out` that is renamed at the end, so th
 
 import importlib.metadata
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from lambert.core.lock import Lock, lock_folder
 from lambert.core.shards import FORMAT_VERSION, with_hash
 from lambert.core.urls import is_remote, public
 from lambert.core.version import __version__
+from lambert.engine import process
 from lambert.text.tokenizers import roles, tokenizer
 from lambert.text.tokenizers.encoding import Encoded
 from lambert.wings.corpus.config import PrepareConfig
@@ -335,8 +335,4 @@ def _report_prepared(head: dict[str, Any], progress: Progress) -> None:
 
 
 def _workers(config: PrepareConfig, text_bytes: int) -> int:
-    return config.workers or (1 if text_bytes < SMALL else min(_cores(), MOST_WORKERS))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return config.workers or (1 if text_bytes < SMALL else min(process.count_cores(), MOST_WORKERS))

@@ -23,7 +23,6 @@ from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import UsageError, printable_line
 from lambert.core.files import atomic_file, make_folder, read_file, remove_all_leftovers
 from lambert.core.registry import lookup
-from lambert.text.pieces import as_text
 from lambert.text.tokenizers.encoding import Encoder
 from lambert.text.tokenizers.tokenizer import fingerprint
 from lambert.wings.corpus.cleaning import code_hash
@@ -35,6 +34,7 @@ from lambert.wings.corpus.duplicates.lists import Drops, apply_drops
 from lambert.wings.corpus.filtering import Ledger, apply_filters, decides, merge_samples
 from lambert.wings.corpus.filtering import chain as filters_of
 from lambert.wings.corpus.parts import read_part, whole, write_part
+from lambert.wings.corpus.reading.pieces import as_text
 from lambert.wings.corpus.reading.readers import KIND, READERS, Layout, Piece
 from lambert.wings.corpus.reading.slices import SliceReader
 from lambert.wings.corpus.tokens.encoded import encode_part

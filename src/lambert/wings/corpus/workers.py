@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lambert.core.errors import LambertError, MachineError
-from lambert.text.pieces import Piece
 from lambert.text.tokenizers.encoding import Encoded, Encoder
+from lambert.wings.corpus.reading.pieces import Piece
 
 Item = TypeVar("Item")
 Batch = TypeVar("Batch", bound=tuple[list[str], Any])

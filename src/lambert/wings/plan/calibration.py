@@ -12,7 +12,7 @@ from lambert.core.world import World
 from lambert.distributed.detection import detect
 from lambert.engine.device import free_memory
 from lambert.engine.precision import has_bfloat16
-from lambert.measure.batches import counts, drawn_batch
+from lambert.measure.batches import counts, draw_batch
 from lambert.measure.ceilings import Ceilings
 from lambert.measure.training import Pass, own_step
 from lambert.model.families import family_of
@@ -88,7 +88,7 @@ def _fitted(world: World, work: Work, device: Device, seconds: float) -> float:
         return 1.0
     lengths_S = np.array(work.lengths)[np.linspace(0, len(work.lengths) - 1, sequences).round().astype(int)]
     heads = tuple(name for name in work.targets if name in _HEADS) or ("span",)
-    batch = drawn_batch(work.config, lengths_S, 0, heads).to(world.device)
+    batch = draw_batch(work.config, lengths_S, 0, heads).to(world.device)
     own = replace(
         work, lengths=lengths_S.tolist(), batch_size=sequences, frozen=0, synchronised=True,
         targets={name: count / sequences for name, count in counts(batch).items()},

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert import cli
-from lambert.library import call_settings, running
+from lambert.library import call_settings, report_stops
 from lambert.wings.plan import verb as planning
 from lambert.wings.plan.result import Plan
 
@@ -17,5 +17,5 @@ def plan(recipe: str | Path, /, **settings: Any) -> Plan:
         recipe: The TOML file of the run.
         settings: Settings of the command, such as `device="H100"`, `devices=8` and `set=["train.batch_size=512"]`.
     """
-    with running():
+    with report_stops():
         return planning.run(call_settings("plan", recipe, settings), cli.settings)

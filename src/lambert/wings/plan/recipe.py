@@ -20,6 +20,7 @@ from lambert.tasks.reading.cache import FeatureCache
 from lambert.tasks.reading.files import training_and_dev
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
+from lambert.verb import name_of
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.training import verb_of
@@ -98,7 +99,7 @@ def _pretrain(config: PretrainConfig, plan: PlanConfig) -> Planned:
     predictions = float(config.masking.predictions(np.array(lengths)).mean())
     pairs = config.packing.mode != "full"
     targets = {"mlm": predictions} | ({"nsp": 1.0} if pairs else {})
-    return _run("pretrain", config, plan, shape, lengths, targets, {"nsp": 2}, source, assumed, config.train)
+    return _run(config, plan, shape, lengths, targets, {"nsp": 2}, source, assumed, config.train)
 
 
 def _finetune(config: FinetuneConfig, plan: PlanConfig) -> Planned:
@@ -121,14 +122,14 @@ def _finetune(config: FinetuneConfig, plan: PlanConfig) -> Planned:
         assumed.append(f"{config.data} or {config.init} does not exist: {what}")
     size = source.size(0) if source is not None else plan.sequences
     if train.steps is None and train.epochs is None and size is not None:
-        train = train.resolved(size)
+        train = train.resolve(size)
     frozen = {"encoder": shape.layers, "embeddings": 0}.get(str(train.freeze), train.freeze)
-    return _run("finetune", config, plan, shape, lengths, {head: 1.0}, {head: labels}, source, assumed, train,
+    return _run(config, plan, shape, lengths, {head: 1.0}, {head: labels}, source, assumed, train,
                 int(frozen))  # fmt: skip
 
 
 def _run(
-    verb: str, config: Any, plan: PlanConfig, shape: EncoderConfig, lengths: list[int], targets: dict[str, float],
+    config: Any, plan: PlanConfig, shape: EncoderConfig, lengths: list[int], targets: dict[str, float],
     labels: dict[str, int], source: Any, assumed: list[str], train: Any, frozen: int = 0,
 ) -> Planned:  # fmt: skip
     size = source.size(0) if source is not None else plan.sequences
@@ -143,7 +144,7 @@ def _run(
         "float32" if exchange.method == "auto" or train.deterministic else exchange.method, exchange.rank,
         exchange.nodes == "on", exchange.sync_every, train.shard_optimizer, frozen, jitter=plan.jitter, slow=plan.slow,
     )  # fmt: skip
-    return Planned(verb, config, work, updates, train.sizes.before(updates), tuple(assumed))
+    return Planned(name_of(type(config)), config, work, updates, train.sizes.before(updates), tuple(assumed))
 
 
 def _shape(init: Path | None, plan: PlanConfig) -> EncoderConfig:

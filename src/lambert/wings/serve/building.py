@@ -8,7 +8,7 @@ from typing import Any
 from lambert.core.launcher import save_traceback
 from lambert.core.world import World
 from lambert.engine.device import device_named
-from lambert.engine.precision import resolved
+from lambert.engine.precision import resolve_precision
 from lambert.inference.config import InferenceConfig
 from lambert.inference.scheduler import Scheduler
 from lambert.inference.text_model import TextModel
@@ -31,7 +31,7 @@ WARM_TEXT = "The first batch takes longer, because memory is allocated and kerne
 def build(config: ServeConfig, key: str, hosts: frozenset[str], say: Callable[[str], None]) -> tuple[Any, ...]:
     """Returns the fields of `Built`."""
     world = World(device=device_named(config.device, 0))
-    precision: Any = resolved(config.precision, world) if config.precision == "auto" else config.precision
+    precision: Any = resolve_precision(config.precision, world) if config.precision == "auto" else config.precision
     metrics = Metrics()
     scheduler = Scheduler(
         world, workers=config.workers, most_tokens=config.max_waiting_tokens, most_seconds=_WAIT * config.seconds,

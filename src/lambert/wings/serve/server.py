@@ -20,7 +20,7 @@ from typing import Any
 
 from lambert.core.errors import LambertError, MachineError, UsageError
 from lambert.core.files import open_regular
-from lambert.core.signals import block_hangups, unblock_hangups
+from lambert.core.signals import HANGUPS, block_signals, unblock_signals
 from lambert.wings.serve.config import ServeConfig
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -100,7 +100,7 @@ def serve(config: ServeConfig, say: Say) -> None:
             "--api-key-file."
         )
     listener = _bound(config)
-    block_hangups()
+    block_signals(HANGUPS)
     service = built(config, say)
     limits = ConnectionLimits(
         header_seconds=min(_HEADER_SECONDS, config.seconds), answer_seconds=2 * config.seconds,
@@ -213,7 +213,7 @@ async def _run(server: Any, listener: socket.socket, service: Built, reload: _Re
         loop.add_signal_handler(number, end, number)
     if hasattr(signal, "SIGHUP"):
         loop.add_signal_handler(signal.SIGHUP, reload.ask)
-    unblock_hangups()
+    unblock_signals(HANGUPS)
     try:
         listeners = [listener, *(listener.dup() for _ in range(1, _ACCEPTED))]
         await server._serve(listeners)  # `serve` would raise the signals again at the end
@@ -221,7 +221,7 @@ async def _run(server: Any, listener: socket.socket, service: Built, reload: _Re
         if not ended[1]:
             raise
     finally:
-        block_hangups()  # the handlers end with the event loop
+        block_signals(HANGUPS)  # the handlers end with the event loop
 
 
 def _drop_new_connections(listener: socket.socket) -> None:

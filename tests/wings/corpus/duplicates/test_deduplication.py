@@ -11,12 +11,12 @@ import pytest
 from small_corpora import written
 
 from lambert.core.errors import UsageError
-from lambert.text.pieces import Piece
 from lambert.wings.corpus.config import DeduplicateConfig
 from lambert.wings.corpus.duplicates import minhash, near, shingles, signatures, spill
 from lambert.wings.corpus.duplicates.deduplication import Lists, deduplicate
 from lambert.wings.corpus.duplicates.lists import REASONS, apply_drops
 from lambert.wings.corpus.parts import GROUP_CHARACTERS, read_documents, read_part, write_part
+from lambert.wings.corpus.reading.pieces import Piece
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("rensa")

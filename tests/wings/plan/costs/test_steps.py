@@ -21,7 +21,7 @@ def test_the_parts_add_up_and_operations_are_those_of_training() -> None:
     step = predict(WORK, cluster(DEVICES["A100-80GB"], 8), SHAPES)
     assert step.seconds == pytest.approx(sum(step.parts.values()))
     assert step.operations == pytest.approx(
-        operations.training(BASE, [128] * 1024, {"mlm": 20 * 1024, "nsp": 1024}, WORK.labels), rel=1e-6
+        operations.count_training(BASE, [128] * 1024, {"mlm": 20 * 1024, "nsp": 1024}, WORK.labels), rel=1e-6
     )
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lambert.text.pieces import Piece
 from lambert.wings.corpus.duplicates import spill
 from lambert.wings.corpus.duplicates.near import Clusters, Index
 from lambert.wings.corpus.duplicates.spill import write
 from lambert.wings.corpus.parts import read_documents
+from lambert.wings.corpus.reading.pieces import Piece
 
 REASONS = ("exact duplicates", "near duplicates", "only repeated paragraphs")
 EXACT, NEAR, EMPTIED = range(3)

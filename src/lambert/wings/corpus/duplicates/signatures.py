@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from lambert.core.contents import sha256
 from lambert.core.files import atomic_file, check_regular, open_regular
-from lambert.text.pieces import Piece
 from lambert.wings.corpus.disk import disk_errors, have_hashes, read_record, write_record
 from lambert.wings.corpus.duplicates import minhash, shingles
 from lambert.wings.corpus.duplicates.spill import write
 from lambert.wings.corpus.parts import read_part
+from lambert.wings.corpus.reading.pieces import Piece
 
 DOCUMENT = np.dtype(
     [

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.settings import check
-from lambert.text.characters import END, QUOTE, Integers
 from lambert.text.sentences import split
 from lambert.wings.corpus.batch import Batch, Booleans, Outcome
+from lambert.wings.corpus.characters import END, QUOTE, Integers
 
 CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 POLICIES = (b"terms of use", b"privacy policy", b"cookie policy", b"uses cookies", b"use of cookies", b"use cookies")

@@ -12,10 +12,10 @@ import numpy as np
 
 from lambert.core.errors import DataError
 from lambert.core.settings import check
-from lambert.text.characters import Integers
 from lambert.text.rows import content_of, kind
 from lambert.text.tables import all_cells
 from lambert.wings.corpus.batch import Batch, Booleans, Hashes, Outcome, PlainWords
+from lambert.wings.corpus.characters import Integers
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lambert.core.settings import check
-from lambert.text.characters import END
 from lambert.wings.corpus.batch import Batch, Outcome
+from lambert.wings.corpus.characters import END
 
 
 @dataclass(frozen=True, slots=True)

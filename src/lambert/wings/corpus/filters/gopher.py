@@ -6,8 +6,8 @@ import numpy as np
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
-from lambert.text.characters import LETTER, Integers
 from lambert.wings.corpus.batch import Batch, Outcome, word_hashes
+from lambert.wings.corpus.characters import LETTER, Integers
 
 ELLIPSIS, BULLET = "…".encode(), "•".encode()
 _REST = np.uint64(48)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from lambert.text.characters import Bytes, Integers
 from lambert.wings.corpus.batch import Batch, Booleans, Outcome
+from lambert.wings.corpus.characters import Bytes, Integers
 
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 EMAIL = re.compile(

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
-from lambert.text.characters import Integers
 from lambert.wings.corpus.batch import Batch, Booleans, Hashes, Outcome, slot_counts, with_document
+from lambert.wings.corpus.characters import Integers
 
 
 @dataclass(frozen=True, slots=True)

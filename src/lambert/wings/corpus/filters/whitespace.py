@@ -4,8 +4,8 @@ import unicodedata
 
 import numpy as np
 
-from lambert.text.characters import UNUSUAL, Integers
 from lambert.wings.corpus.batch import Batch, Booleans, Outcome
+from lambert.wings.corpus.characters import UNUSUAL, Integers
 from lambert.wings.corpus.cleaning import INVISIBLE_CHARACTERS, compose
 
 

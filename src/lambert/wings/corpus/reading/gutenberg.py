@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import BinaryIO
 
-from lambert.text.pieces import Layout, Piece
+from lambert.wings.corpus.reading.pieces import Layout, Piece
 
 HEADER = 1 << 16
 """The header must end within this many characters; headers with the small print have up to 20,000 (our choice)."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from lambert.core.registry import import_extra
-from lambert.text.pieces import Layout, Piece
+from lambert.wings.corpus.reading.pieces import Layout, Piece
 
 PAGE = 16 << 20
 """Maximum bytes of a page (our choice). Common Crawl ends pages at 1 MiB, since 2025 at 5 MiB."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 from xml.parsers import expat
 
-from lambert.text.pieces import PIECE, Layout, Piece, described
 from lambert.text.streams import BLOCK, Stream
+from lambert.wings.corpus.reading.pieces import PIECE, Layout, Piece, described
 from lambert.wings.corpus.reading.wikitext import Wikitext
 
 PAGE = 64 << 20

@@ -6,7 +6,7 @@ a line, or else a word. A document that cannot be read is yielded as a piece wit
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 from lambert.core.files import not_read, open_regular
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import labelled, markup
-from lambert.text.arrow import ArrowFile, NotArrow
+from lambert.text.arrow import ArrowFile, ParquetFile, UnreadableTable
 from lambert.text.encodings import (
     BOM,
     UTF8,
@@ -29,8 +29,6 @@ from lambert.text.encodings import (
     unmarked,
 )  # fmt: skip
 from lambert.text.json_rows import has_lines, json_rows, wrapped
-from lambert.text.parquet import NotParquet, parquet_names, parquet_rows
-from lambert.text.pieces import PIECE, Layout, Piece, bounded, described, lacks, row_piece, with_newlines
 from lambert.text.read_row import Row
 from lambert.text.rows import aliases
 from lambert.text.streams import BLOCK, Stream, Unreadable, binary, is_damage, parquet, sheet, twice, unpacked
@@ -40,6 +38,16 @@ from lambert.wings.corpus.reading.gutenberg import book_reader, is_book
 from lambert.wings.corpus.reading.html import read_html
 from lambert.wings.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.wings.corpus.reading.mediawiki import UTF16, is_dump, read_mediawiki
+from lambert.wings.corpus.reading.pieces import (
+    PIECE,
+    Layout,
+    Piece,
+    bounded,
+    described,
+    lacks,
+    row_piece,
+    with_newlines,
+)
 from lambert.wings.corpus.reading.warc import SEPARATOR as RECORDS
 from lambert.wings.corpus.reading.warc import read_warc
 
@@ -124,28 +132,25 @@ def _columns(table: Table, layout: Layout) -> tuple[list[str], str]:
 
 def read_parquet(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads a Parquet file with text in the column `layout.text_field`. A few rows are in memory at a time."""
-    try:
-        names = parquet_names(stream)
-    except NotParquet as error:
-        yield Piece("", "row 1", error=str(error))
-    else:
-        yield from _by_columns(names, lambda columns: parquet_rows(stream, columns, layout.groups), layout)
+    yield from _by_columns(ParquetFile, stream, layout, layout.groups)
 
 
 def read_arrow(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads an Arrow file or stream with text in the column `layout.text_field`. A record batch is in memory at a time;
     datasets writes 1,000 rows in one."""
+    yield from _by_columns(ArrowFile, stream, layout)
+
+
+def _by_columns(
+    kind: Callable[[BinaryIO], ArrowFile | ParquetFile], stream: BinaryIO, layout: Layout, *groups: Any
+) -> Iterator[Piece]:
+    """Yields the rows of a file of this kind. `groups` are the further arguments of its `rows`."""
     try:
-        file = ArrowFile(stream)
-    except NotArrow as error:
+        file = kind(stream)
+    except UnreadableTable as error:
         yield Piece("", "row 1", error=str(error))
-    else:
-        yield from _by_columns(file.names, file.rows, layout)
-
-
-def _by_columns(names: Sequence[str], rows_of: Callable[[list[str]], Iterator[Row]], layout: Layout) -> Iterator[Piece]:
-    """Yields the rows of a file with these columns, of which `rows_of` yields some in every row."""
-    wanted = [layout.text_field, *layout.metadata]
+        return
+    names, wanted = file.names, [layout.text_field, *layout.metadata]
     found = aliases(names, wanted)
     columns = {name: found.get(name, name) for name in names if found.get(name, name) in wanted}
     if layout.text_field not in columns.values():
@@ -153,9 +158,9 @@ def _by_columns(names: Sequence[str], rows_of: Callable[[list[str]], Iterator[Ro
         return
     number = 0
     try:
-        for number, row in enumerate(rows_of([*columns]), 1):
+        for number, row in enumerate(file.rows([*columns], *groups), 1):
             yield row_piece({columns[name]: value for name, value in row.items()}, layout, f"row {number}")
-    except (NotParquet, NotArrow) as error:
+    except UnreadableTable as error:
         yield Piece("", f"row {number + 1}", error=str(error))
 
 

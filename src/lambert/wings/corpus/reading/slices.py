@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
-from lambert.text.parquet import parquet_groups
-from lambert.text.pieces import Layout, Piece
+from lambert.text.arrow import ParquetFile
 from lambert.text.streams import BLOCK, Stream, is_damage, limited, packing, unpacked
 from lambert.text.tables import recognised, row_starts
 from lambert.wings.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.wings.corpus.reading.mediawiki import read_head
+from lambert.wings.corpus.reading.pieces import Layout, Piece
 from lambert.wings.corpus.reading.readers import NOTHING, kind_of, open_file, pieces, separator
 
 Item = TypeVar("Item")
@@ -75,7 +75,10 @@ def divide(path: Path, layout: Layout, kind: str) -> list[Slice]:
             return [WHOLE]
         packed = opened is not raw
         if kind == "parquet" and not packed:
-            cuts, of = parquet_groups(opened, _share(size, SLICE)), "groups"
+            try:
+                cuts, of = ParquetFile(opened).cuts(_share(size, SLICE)), "groups"
+            except OSError:  # not Parquet
+                cuts, of = [0], "groups"
         elif between is None or size <= (WHOLE_BELOW if packed else _share(size, SLICE)):
             return [WHOLE]
         elif between is NOTHING:

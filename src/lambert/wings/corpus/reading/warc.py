@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from lambert.text.pieces import Layout, Piece, described, with_newlines
 from lambert.text.streams import BLOCK
 from lambert.wings.corpus.reading.html import PAGE, page_text
 from lambert.wings.corpus.reading.http_body import Undecodable, decode_body
+from lambert.wings.corpus.reading.pieces import Layout, Piece, described, with_newlines
 
 RECORD = 32 << 20
 """Maximum bytes of a record that is read (our choice). The content of longer ones is not read."""

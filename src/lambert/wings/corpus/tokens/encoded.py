@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from lambert.core.errors import DataError
 from lambert.core.files import open_regular, read_file
-from lambert.text.pieces import as_text
 from lambert.text.tokenizers.encoding import Encoded, Encoder
 from lambert.wings.corpus.documents import MARK, Documents, Part, Source, add_name
 from lambert.wings.corpus.parts import pyarrow
+from lambert.wings.corpus.reading.pieces import as_text
 
 _ARRAYS = {"ids": "ids_T", "lengths": "lengths_n", "sentences": "sentences_D", "hashes": "hashes_D"}
 """The array columns and their fields of `Encoded`. The column `files` has for each document the number of its input

@@ -16,8 +16,8 @@ from lambert.core.files import open_regular, read_file, replace_files
 from lambert.core.randomness import Stream, key, unit
 from lambert.core.shards import SPLITS, SplitWriter, has_hash, token_type, with_hash
 from lambert.text.tokenizers.encoding import Encoded
-from lambert.text.tokenizers.unigram import cross_entropy, entropy
 from lambert.wings.corpus.documents import Part
+from lambert.wings.corpus.tokens.unigram import cross_entropy, entropy
 
 STATE, _SEEN, _FILES = "state.json", "seen.bin", "files.bin"
 COUNTS = ("kept", "tokens", "unknown", "repeated", "empty", "short", "duplicate", "weight")

@@ -13,8 +13,8 @@ from lambert.core.urls import is_remote
 from lambert.engine.progress import progress
 from lambert.runs.result import Result, Say, silent
 from lambert.text.tokenizers import roles, tokenizer
-from lambert.text.tokenizers.unigram import cross_entropy, entropy
 from lambert.wings.corpus.config import VerifyCorpusConfig
+from lambert.wings.corpus.tokens.unigram import cross_entropy, entropy
 
 _LABEL = len("verified")
 

@@ -162,7 +162,7 @@ def determined(work: Work, cluster: Cluster, held: float, per_token: int) -> int
     if cluster.devices == 1:
         return tokens
     least = micro_batches.LEAST["cpu" if cluster.device.kind == "cpu" else "cuda"]
-    return micro_batches.shared(tokens, least, work.batch_size * work.mean, work.longest, cluster.devices)
+    return micro_batches.divide_update(tokens, least, work.batch_size * work.mean, work.longest, cluster.devices)
 
 
 def _alone(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
@@ -202,7 +202,7 @@ def _operations(work: Work) -> tuple[float, float]:
     attention."""
     many, config = len(work.lengths), work.config
     targets = {name: max(1, round(count * many)) for name, count in work.targets.items()}
-    total = operations.training(config, work.lengths, targets, work.labels, work.frozen)
+    total = operations.count_training(config, work.lengths, targets, work.labels, work.frozen)
     # Sequences of one token have the same products but no attention.
     alone = operations.encoder_forward(config, [1] * sum(work.lengths))
     passes = 1 + 2 * (config.layers - work.frozen) / config.layers
@@ -213,7 +213,7 @@ def _operations(work: Work) -> tuple[float, float]:
 def _per_token(work: Work, device: Device) -> int:
     kind = torch.device("cpu" if device.kind == "cpu" else "cuda")
     predicted = work.targets.get("mlm", 0.0) / work.mean
-    return memory.kept_per_token(
+    return memory.bytes_per_token(
         work.config, DTYPES[work.precision], kind, longest=work.longest, predicted=predicted,
         native=_native(work, device),
     )  # fmt: skip
