@@ -12,7 +12,7 @@ from typing import BinaryIO
 from xml.parsers import expat
 
 from lambert.text.streams import BLOCK, Stream
-from lambert.wings.corpus.reading.pieces import PIECE, Layout, Piece, described
+from lambert.wings.corpus.reading.pieces import PIECE, Layout, Piece, format_metadata
 from lambert.wings.corpus.reading.wikitext import Wikitext
 
 PAGE = 64 << 20
@@ -262,7 +262,7 @@ def _short(title: str) -> str:
 def _pieces(page: _Page, wikitext: Wikitext, place: str) -> Iterator[Piece]:
     """Yields the pieces of an article. An article longer than MediaWiki allows is converted in parts that end with a
     paragraph, which bounds the memory for any markup."""
-    start, title, about = 0, f"{page.title}\n\n", described({"title": page.title})
+    start, title, about = 0, f"{page.title}\n\n", format_metadata({"title": page.title})
     while len(page.text) - start > PIECE:
         cut = page.text.rfind("\n\n", start + PIECE // 2, start + PIECE)
         cut = cut if cut >= 0 else start + PIECE

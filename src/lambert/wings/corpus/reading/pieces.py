@@ -59,10 +59,10 @@ class Layout:
 def row_piece(row: Mapping[str, Any], layout: Layout, place: str) -> Piece:
     """Returns a row, which has the field of the text, as a document."""
     piece = text_piece(row[layout.text_field], layout.text_field, place)
-    return replace(piece, metadata=described(row, layout.metadata)) if layout.metadata else piece
+    return replace(piece, metadata=format_metadata(row, layout.metadata)) if layout.metadata else piece
 
 
-def lacks(field: str, names: Iterable[str], what: str) -> str:
+def describe_missing(field: str, names: Iterable[str], what: str) -> str:
     """Returns the end of a sentence that says that a table or an object lacks this column or field (`what`), and what
     to do."""
     listed = ", ".join(str(name)[:40] for name in list(names)[:8])
@@ -82,7 +82,7 @@ def text_piece(text: Any, field: str, place: str) -> Piece:
     return Piece(with_newlines(text), place)
 
 
-def bounded(piece: Piece) -> Iterator[Piece]:
+def divide_piece(piece: Piece) -> Iterator[Piece]:
     """Yields a piece in parts of at most `PIECE` characters, divided after a paragraph, or else a line, or else a
     word."""
     text, start = piece.text, 0
@@ -105,7 +105,7 @@ def _kind(value: Any) -> str:
     return f"a value of the type {type(value).__name__}"
 
 
-def described(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
+def format_metadata(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
     """Returns the values with these names, or all, as the metadata of a document. Values of types that JSON lacks
     become text."""
     chosen = values if names is None else {name: values[name] for name in names if name in values}

@@ -42,9 +42,9 @@ from lambert.wings.corpus.reading.pieces import (
     PIECE,
     Layout,
     Piece,
-    bounded,
-    described,
-    lacks,
+    describe_missing,
+    divide_piece,
+    format_metadata,
     row_piece,
     with_newlines,
 )
@@ -87,7 +87,7 @@ def read_wikipedia(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         elif raw.strip() or not last:
             piece = _decode(raw.rstrip() if last else raw, number, last)
             begin = _WIKI_START.match(piece.text)
-            about = described(dict(_ATTRIBUTE.findall(begin[0]))) if begin else ""
+            about = format_metadata(dict(_ATTRIBUTE.findall(begin[0]))) if begin else ""
             yield replace(piece, text=piece.text[begin.end() if begin else 0 :], metadata=about)
         opened = opened and not last
 
@@ -126,7 +126,7 @@ def _columns(table: Table, layout: Layout) -> tuple[list[str], str]:
     found = aliases(names, [field, *layout.metadata])
     names = [found.get(name, name) for name in names]
     if field not in names:
-        return [], lacks(field, names, "column")
+        return [], describe_missing(field, names, "column")
     return names, "" if names.count(field) == 1 else f"has two columns {field!r}"
 
 
@@ -154,7 +154,7 @@ def _by_columns(
     found = aliases(names, wanted)
     columns = {name: found.get(name, name) for name in names if found.get(name, name) in wanted}
     if layout.text_field not in columns.values():
-        yield Piece("", "row 1", error=lacks(layout.text_field, names, "column"))
+        yield Piece("", "row 1", error=describe_missing(layout.text_field, names, "column"))
         return
     number = 0
     try:
@@ -261,7 +261,7 @@ def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator
             stream.read(len(BOM))
         for piece in reader(cast(BinaryIO, opened if kind in _SEEKING else stream), layout):
             place = piece.place
-            yield from bounded(piece)
+            yield from divide_piece(piece)
     except Unreadable as error:
         yield Piece("", place, error=str(error))
     except Exception as error:
@@ -410,5 +410,5 @@ def _field(row: Row, layout: Layout, place: str) -> Piece:
     if found := aliases([*row], [field, *layout.metadata]) if field not in row else {}:
         row = {found.get(name, name): value for name, value in row.items()}
     if field not in row:
-        return Piece("", place, error=wrapped(row) or lacks(field, row, "field"))
+        return Piece("", place, error=wrapped(row) or describe_missing(field, row, "field"))
     return row_piece(row, layout, place)

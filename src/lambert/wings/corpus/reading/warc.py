@@ -12,7 +12,7 @@ from typing import BinaryIO
 from lambert.text.streams import BLOCK
 from lambert.wings.corpus.reading.html import PAGE, page_text
 from lambert.wings.corpus.reading.http_body import Undecodable, decode_body
-from lambert.wings.corpus.reading.pieces import Layout, Piece, described, with_newlines
+from lambert.wings.corpus.reading.pieces import Layout, Piece, format_metadata, with_newlines
 
 RECORD = 32 << 20
 """Maximum bytes of a record that is read (our choice). The content of longer ones is not read."""
@@ -53,7 +53,7 @@ def read_warc(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
                 place += f" ({_short(url)})"
             text, over = _document(record)
             about = {"url": url, "date": record.headers.get("warc-date", "")} if url and text else {}
-            yield Piece(with_newlines(text), place, metadata=described(about), passed_over=over)
+            yield Piece(with_newlines(text), place, metadata=format_metadata(about), passed_over=over)
         except (_Damaged, Undecodable) as error:
             yield Piece("", place, error=str(error))
 
