@@ -18,7 +18,7 @@ from lambert.core.errors import DataError
 from lambert.inference.input_files import InputFiles
 from lambert.tasks import Columns, TaskConfig
 from lambert.tasks.reading.table import labelled_rows, plain_label
-from lambert.wings.corpus.reading.pieces import with_newlines
+from lambert.wings.corpus.reading.pieces import normalise_newlines
 from lambert.wings.corpus.reading.readers import Layout, read
 
 RIGHT = ("text", "label")
@@ -145,7 +145,7 @@ def test_every_verb_reads_the_same_rows(tmp_path: Path) -> None:
         assert [label for _, label in labelled] == [plain_label(label) for _, label in rows]
         assert predicted(path) == (expected, [])
         assert continued(path) == expected
-        assert prepared(path) == ([with_newlines(text) for text in expected], [])
+        assert prepared(path) == ([normalise_newlines(text) for text in expected], [])
 
     check()
 
@@ -176,7 +176,7 @@ def test_every_verb_refuses_in_the_same_words(tmp_path: Path) -> None:
             assert problems
             return
         assert told[: len(labelled)] == [text for text, _ in labelled]
-        assert texts == [with_newlines(text) for text in told]
+        assert texts == [normalise_newlines(text) for text in told]
         assert problems == errors
         assert refused == (errors[0] if errors else "")
 

@@ -52,12 +52,12 @@ CLEANERS: dict[str, Cleaner] = {"prose": prose}
 KIND = Kind((str,))
 
 
-def cleaner(name: str) -> Cleaner:
+def find_cleaner(name: str) -> Cleaner:
     """Returns the function with this name. Raises UsageError if it is unknown or cannot be imported."""
     return lookup(CLEANERS, name, "clean", KIND)
 
 
-def code_hash(function: object) -> str:
+def hash_code(function: object) -> str:
     """Returns the SHA-256 of the file that defines a function, or an empty string if there is no such file."""
     try:
         file = inspect.getsourcefile(inspect.unwrap(function))  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from lambert.core.shards import RECORD_HASH, has_hash, with_hash
 _WRITTEN = (errno.ENOTEMPTY, errno.EEXIST)
 
 
-def size_text(size: float) -> str:
+def format_size(size: float) -> str:
     """Returns a number of bytes as text: 3.2 GB, 17.0 MB, 0.4 kB."""
     for unit, count in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= count:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
 from lambert.wings.corpus.batch import Batch, Filter, Outcome
-from lambert.wings.corpus.cleaning import CLEANERS, Cleaner, call, cleaner, code_hash
+from lambert.wings.corpus.cleaning import CLEANERS, Cleaner, call, find_cleaner, hash_code
 from lambert.wings.corpus.filters import FILTERS
 from lambert.wings.corpus.reading.readers import Piece
-from lambert.wings.corpus.versions import of_filter
+from lambert.wings.corpus.versions import list_filter_versions
 
 if TYPE_CHECKING:
     from lambert.wings.corpus.config import PrepareConfig
@@ -29,7 +29,7 @@ Chain = list[tuple[str, Filter]]
 Sample = dict[str, str]
 
 
-def chain(names: Iterable[str], config: "PrepareConfig") -> Chain:
+def build_filters(names: Iterable[str], config: "PrepareConfig") -> Chain:
     """Returns the filters with these names. Raises UsageError if one is unknown or cannot be used with the settings."""
     return [(name, _filter(name, config)) for name in names]
 
@@ -39,21 +39,21 @@ def _filter(name: str, config: "PrepareConfig") -> Filter:
         return FILTERS[name].build(config)
     if ":" not in name and name not in CLEANERS:
         raise UsageError(f"clean = {name!r} is unknown.{nearest(name, [*FILTERS, *CLEANERS])}")
-    return by_document(name, cleaner(name))
+    return wrap_cleaner(name, find_cleaner(name))
 
 
-def decides(names: Iterable[str], config: "PrepareConfig") -> list[Any]:
+def list_causes(names: Iterable[str], config: "PrepareConfig") -> list[Any]:
     """Returns everything besides the documents that determines the result of these filters."""
     found: list[Any] = []
     for name in names:
         if name in FILTERS:
-            found.append((name, FILTERS[name].settings(config), of_filter(name)))
+            found.append((name, FILTERS[name].settings(config), list_filter_versions(name)))
         else:
-            found.append((name, code_hash(cleaner(name)) if ":" in name else "", of_filter(name)))
+            found.append((name, hash_code(find_cleaner(name)) if ":" in name else "", list_filter_versions(name)))
     return found
 
 
-def by_document(name: str, function: Cleaner) -> Filter:
+def wrap_cleaner(name: str, function: Cleaner) -> Filter:
     """Returns the filter that calls a function for each document."""
 
     def run(batch: Batch) -> Outcome:
@@ -94,7 +94,7 @@ class Ledger:
         digest = blake2b(data, digest_size=8).hexdigest()
         if len(own) < count or digest < own[-1]["hash"]:
             own.append({"hash": digest, "source": piece.source, "place": piece.place, "text": piece.text[:SHOWN]})
-            own[:] = smallest(own, count)
+            own[:] = select_smallest(own, count)
 
     def record(self) -> dict[str, Any]:
         """Returns the entries of the record of the part."""
@@ -104,7 +104,7 @@ class Ledger:
         }  # fmt: skip
 
 
-def smallest(samples: Iterable[Sample], count: int) -> list[Sample]:
+def select_smallest(samples: Iterable[Sample], count: int) -> list[Sample]:
     """Returns the samples with the smallest hashes, each content once, in the order of their hashes."""
     first: dict[str, Sample] = {}
     for sample in samples:
@@ -118,7 +118,7 @@ def merge_samples(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Sample
     for record in records:
         for reason, samples in record["samples"].items():
             found.setdefault(reason, []).extend(samples)
-    return {reason: smallest(samples, SAMPLED["all"]) for reason, samples in found.items()}
+    return {reason: select_smallest(samples, SAMPLED["all"]) for reason, samples in found.items()}
 
 
 def apply_filters(pieces: Iterable[Piece], filters: Chain, ledger: Ledger) -> Iterator[Piece]:

@@ -9,7 +9,7 @@ from lambert.core.errors import UsageError
 from lambert.core.settings import dotted
 from lambert.core.shards import check_corpus, check_shape, read_manifest
 from lambert.wings.corpus.documents import Documents
-from lambert.wings.corpus.reading.pieces import as_text
+from lambert.wings.corpus.reading.pieces import escape_name
 from lambert.wings.corpus.stages import FileCounts
 
 _DOCUMENTS = {"read": int, "kept": int, "dropped": {"*": int}, "unreadable": [str]}
@@ -82,11 +82,11 @@ def count_files(
             source[name] += own[count]
         dropped = {name: own[name] for name in _DROPPED}
         if by_step is None:
-            unreadable = documents.bad_of[as_text(file)]
+            unreadable = documents.bad_of[escape_name(file)]
             read = own["kept"] - own["repeated"] + sum(dropped.values()) + unreadable
             before = {"read": read, "unreadable": unreadable}
         else:
-            before = by_step[as_text(file)]
+            before = by_step[escape_name(file)]
         counts = {**before, **dropped, "repeated": own["repeated"]}
         some = {name: count for name, count in counts.items() if count or name == "read"}
         inputs.append({**entry, "documents": {**some, "kept": own["kept"]}, "tokens": own["tokens"]})

@@ -24,10 +24,10 @@ from lambert.engine import process
 from lambert.text.tokenizers import roles, tokenizer
 from lambert.text.tokenizers.encoding import Encoded
 from lambert.wings.corpus.config import PrepareConfig
-from lambert.wings.corpus.disk import disk_errors, size_text
-from lambert.wings.corpus.documents import Documents, Part, apply_weights, file_sources, most_found
-from lambert.wings.corpus.duplicates.minhash import rensa
-from lambert.wings.corpus.filtering import chain
+from lambert.wings.corpus.disk import disk_errors, format_size
+from lambert.wings.corpus.documents import Documents, Part, apply_weights, list_file_sources, select_found
+from lambert.wings.corpus.duplicates.minhash import import_rensa
+from lambert.wings.corpus.filtering import build_filters
 from lambert.wings.corpus.manifest import check_same, count_files, read_existing
 from lambert.wings.corpus.parts import pyarrow
 from lambert.wings.corpus.reading import files
@@ -83,11 +83,11 @@ def prepare(
         roles.specials(given, config.tokenizer)
     if config.stages:
         pyarrow()
-        chain(config.cleaners, config)
+        build_filters(config.cleaners, config)
         if config.deduplicates:
-            rensa()
+            import_rensa()
     inputs, stamps = files.hash_files(found, progress)
-    head = _head(config, given, inputs, urls)
+    head = _begin_manifest(config, given, inputs, urls)
     if config.url and config.makes_corpus:
         there = corpora.find_published(config.url, lambda found: check_same(public(config.url), found, head))
         if there is not None:
@@ -95,13 +95,15 @@ def prepare(
             return there
         corpora.begin(config.url, config.work_folder)
     preparation = partial(_Preparation, config, head, given, passed, progress, input_of)
-    text, used = files.text_bytes(chosen), files.text_bytes(chosen, config.weights)
+    text, used = files.estimate_text(chosen), files.estimate_text(chosen, config.weights)
     if not config.stages:
-        sources = apply_weights(file_sources(found, config.layout, config.format, stamps), input_of, config.weights)
+        sources = apply_weights(
+            list_file_sources(found, config.layout, config.format, stamps), input_of, config.weights
+        )
         documents = Documents(sources, used, config.max_bad)
         return preparation(documents).run()
     with lock_folder(config.work_folder, "work folder") as lock, share_processes():
-        workers, make = _workers(config, text), elsewhere(lock) if elsewhere else make_here
+        workers, make = _choose_workers(config, text), elsewhere(lock) if elsewhere else make_here
         shares = [config.weights[input_of[entry["file"]]] if config.weights else 1.0 for entry in inputs]
         counts, parts, by_file = make_parts(config, inputs, stamps, shares, given, workers, progress, make)
         if not config.makes_corpus:
@@ -133,7 +135,7 @@ def _with_local_inputs(config: PrepareConfig, progress: Progress) -> tuple[Prepa
     return replace(config, input=tuple(local), weights=weights, checksums=""), urls
 
 
-def _head(
+def _begin_manifest(
     config: PrepareConfig, given: Any, inputs: list[dict[str, Any]], urls: dict[str, str]
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the beginning of the manifest: what determines the corpus."""
@@ -258,7 +260,7 @@ class _Preparation:
                 "dropped": dropped,
                 "unreadable": documents.named,
                 "passed_over": dict(sorted(documents.passed_over.items())),
-                **({"found": most_found(documents.found)} if documents.found else {}),
+                **({"found": select_found(documents.found)} if documents.found else {}),
             },
             "characters_removed": sink.removed,
             "heldout_threshold": threshold,
@@ -269,7 +271,10 @@ class _Preparation:
     def _fill(self, sink: Sink, learnt: Any) -> dict[str, dict[str, Any]]:
         """Writes all documents to the splits and returns the manifest's entry of each."""
         config, documents = self.config, self.documents
-        workers, arguments = _workers(config, documents.text_bytes), (learnt.to_str(), config.language, config.lines)
+        workers, arguments = (
+            _choose_workers(config, documents.text_bytes),
+            (learnt.to_str(), config.language, config.lines),
+        )
         try:
             mark = sink.progress
             if isinstance(documents, EncodedDocuments):
@@ -313,7 +318,7 @@ class _Preparation:
             raise MachineError(f"{out} cannot be written: {folder} is not on a disk. Choose another {setting}.")
         if usage.free < needed:
             raise MachineError(
-                f"{folder} has {size_text(usage.free)} free and {out} may need {size_text(needed)}: "
+                f"{folder} has {format_size(usage.free)} free and {out} may need {format_size(needed)}: "
                 f"free space or choose another {setting}."
             )
 
@@ -334,5 +339,5 @@ def _report_prepared(head: dict[str, Any], progress: Progress) -> None:
     progress(size, size, "already prepared")
 
 
-def _workers(config: PrepareConfig, text_bytes: int) -> int:
+def _choose_workers(config: PrepareConfig, text_bytes: int) -> int:
     return config.workers or (1 if text_bytes < SMALL else min(process.count_cores(), MOST_WORKERS))

@@ -25,16 +25,16 @@ from lambert.core.files import atomic_file, make_folder, read_file, remove_all_l
 from lambert.core.registry import lookup
 from lambert.text.tokenizers.encoding import Encoder
 from lambert.text.tokenizers.tokenizer import fingerprint
-from lambert.wings.corpus.cleaning import code_hash
+from lambert.wings.corpus.cleaning import hash_code
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.disk import digest, disk_errors, have_hashes, read_record, write_record
-from lambert.wings.corpus.documents import Source, add_name, change_error, most_found, too_many_bad
+from lambert.wings.corpus.documents import Source, add_name, change_error, check_bad, select_found
 from lambert.wings.corpus.duplicates.deduplication import Lists, deduplicate
 from lambert.wings.corpus.duplicates.lists import Drops, apply_drops
-from lambert.wings.corpus.filtering import Ledger, apply_filters, decides, merge_samples
-from lambert.wings.corpus.filtering import chain as filters_of
+from lambert.wings.corpus.filtering import Ledger, apply_filters, list_causes, merge_samples
+from lambert.wings.corpus.filtering import build_filters as filters_of
 from lambert.wings.corpus.parts import read_part, whole, write_part
-from lambert.wings.corpus.reading.pieces import as_text
+from lambert.wings.corpus.reading.pieces import escape_name
 from lambert.wings.corpus.reading.readers import KIND, READERS, Layout, Piece
 from lambert.wings.corpus.reading.slices import SliceReader
 from lambert.wings.corpus.tokens.encoded import encode_part
@@ -79,7 +79,7 @@ class Extract:
         more: dict[str, Any] = {"named": named, "passed_over": passed_over, **Ledger().record()}
 
         def of_file(extent: Extent) -> Iterator[Piece]:
-            own = as_text(extent.source)
+            own = escape_name(extent.source)
             for piece in self._read(Path(extent.source), extent.part):
                 if piece.passed_over:
                     passed_over[piece.passed_over] = passed_over.get(piece.passed_over, 0) + 1
@@ -93,7 +93,7 @@ class Extract:
 
         def pieces() -> Iterator[Piece]:
             yield from chain.from_iterable(whole(of_file(extent)) for extent in unit.extents)
-            more["found"] = most_found(seen)
+            more["found"] = select_found(seen)
 
         expected = sum(extent.text_bytes for extent in unit.extents)
         found = report_progress(pieces(), expected, self.tell)
@@ -126,7 +126,7 @@ class Encode:
         self.tell: Callable[[float], None] = ignore_progress
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
-        read = _reader(unit, self._lists)
+        read = _make_reader(unit, self._lists)
         source = Source(_names(unit), unit.bytes, lambda _: read(lambda done: self.tell(done / max(unit.bytes, 1))))
         more = {"passed_over": {}, **Ledger().record()}
         return _write(self._folder, unit, lambda path: encode_part(path, source, self._encoder), more)
@@ -161,7 +161,7 @@ def make_parts(
         nonlocal units, files
         units = [unit.after(plan.step, VERSIONS[plan.step], plan.settings) for unit in units]
         records = _run_step(plan, units, config.stages, workers, progress, make)
-        counts[plan.step] = _sum(records)
+        counts[plan.step] = _sum_records(records)
         units = [replace(unit, path=_part(plan.folder, unit.key)) for unit in units]
         if plan.step in VERSIONS and plan.step != "encode":
             files = [record["files"] for record in records]
@@ -172,9 +172,9 @@ def make_parts(
                 for text in record["named"]:
                     add_name(named, text)
             counts["extract"]["named"] = named
-            too_many_bad(counts["extract"]["unreadable"], counts["extract"]["documents"], config.max_bad, named)
+            check_bad(counts["extract"]["unreadable"], counts["extract"]["documents"], config.max_bad, named)
 
-    for plan in plans(config):
+    for plan in list_plans(config):
         run_step(plan)
     lists = None
     if config.deduplicates:
@@ -191,7 +191,7 @@ def make_parts(
     else:
         _check_lists(config)
     sources = [
-        Source(_names(unit), unit.bytes, _reader(unit, lists), unit.key, grows=is_small(unit.extents[0].bytes))
+        Source(_names(unit), unit.bytes, _make_reader(unit, lists), unit.key, grows=is_small(unit.extents[0].bytes))
         for unit in units
     ]
     if "encode" in config.stages:
@@ -240,11 +240,11 @@ def _plan_encoding(config: PrepareConfig, given: Any, lists: Lists | None) -> Pl
     folder, how = config.work_folder / "encode", {"language": config.language, "lines": config.lines}
     arguments = (folder, lists, given.to_str(), *how.values())
     return Plan(
-        "encode", folder, Encode, arguments, how | {"tokenizer": fingerprint(given)}, partial(_complete, folder)
+        "encode", folder, Encode, arguments, how | {"tokenizer": fingerprint(given)}, partial(_read_complete, folder)
     )
 
 
-def _reader(unit: Unit, lists: Lists | None) -> Callable[[Callable[[int], None]], Iterator[Piece]]:
+def _make_reader(unit: Unit, lists: Lists | None) -> Callable[[Callable[[int], None]], Iterator[Piece]]:
     def pieces(tell: Callable[[int], None]) -> Iterator[Piece]:
         found = _read_part(unit, lambda share: tell(int(share * unit.bytes)))
         return found if lists is None else apply_drops(found, lists.of(unit.number))
@@ -257,16 +257,18 @@ def _read_part(unit: Unit, tell: Callable[[float], None]) -> Iterator[Piece]:
     return report_progress(read_part(unit.path), expected, tell)
 
 
-def plans(config: PrepareConfig) -> list[Plan]:
+def list_plans(config: PrepareConfig) -> list[Plan]:
     """Returns the steps that write texts, up to the last one that the command names."""
     layout = config.layout
-    reader = code_hash(lookup(READERS, config.format, "format", KIND)) if ":" in config.format else ""
+    reader = hash_code(lookup(READERS, config.format, "format", KIND)) if ":" in config.format else ""
     settings = {**asdict(layout), "format": config.format, "code": reader}
     folder = config.work_folder / "extract"
-    found = [Plan("extract", folder, Extract, (folder, layout, config.format), settings, partial(_complete, folder))]
+    found = [
+        Plan("extract", folder, Extract, (folder, layout, config.format), settings, partial(_read_complete, folder))
+    ]
     if config.cleaners and (config.makes_corpus or {"clean", "encode"}.intersection(config.stages)):
-        folder, settings = config.work_folder / "clean", {"clean": decides(config.cleaners, config)}
-        found.append(Plan("clean", folder, Clean, (folder, config), settings, partial(_complete, folder)))
+        folder, settings = config.work_folder / "clean", {"clean": list_causes(config.cleaners, config)}
+        found.append(Plan("clean", folder, Clean, (folder, config), settings, partial(_read_complete, folder)))
     return found
 
 
@@ -329,7 +331,7 @@ def _write(
         return write_record(path.with_suffix(".json"), {"key": unit.key, "sha256": sha256(path), **counts, **more})
 
 
-def _complete(folder: Path, unit: Unit) -> dict[str, Any] | None:
+def _read_complete(folder: Path, unit: Unit) -> dict[str, Any] | None:
     """Returns the record of a part if both files are unchanged since they were written, otherwise None."""
     path = _part(folder, unit.key)
     record = read_record(path.with_suffix(".json"), _RECORD)
@@ -343,7 +345,7 @@ def _remove_others(folder: Path, keys: set[str]) -> None:
             path.unlink()
 
 
-def _sum(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sum_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     total: dict[str, Any] = {
         name: sum(int(record[name]) for record in records) for name in ("documents", "unreadable", "characters")
     }

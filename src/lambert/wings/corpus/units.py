@@ -14,7 +14,7 @@ from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.disk import digest, disk_errors
 from lambert.wings.corpus.reading.readers import Layout
 from lambert.wings.corpus.reading.slices import WHOLE, Slice, divide
-from lambert.wings.corpus.versions import of_reader
+from lambert.wings.corpus.versions import list_reader_versions
 from lambert.wings.corpus.workers import Target, run
 
 SMALL = 1 << 20
@@ -126,7 +126,7 @@ def make_units(
 
 
 def _versions(extent: Extent, kind: str) -> tuple[str, ...]:
-    return of_reader(kind, inner_suffix(Path(extent.source)))
+    return list_reader_versions(kind, inner_suffix(Path(extent.source)))
 
 
 @dataclass(frozen=True, slots=True)

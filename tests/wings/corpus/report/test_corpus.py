@@ -162,9 +162,9 @@ def test_a_sample_has_whole_documents_of_all_parts(single: Path, monkeypatch: py
     assert sample.ends[-1] == sample.tokens
     for block in (1 << 20, 100, 7):
         monkeypatch.setattr(corpus_sample, "BLOCK", block)
-        counts = corpus_sample.piece_counts(split)
+        counts = corpus_sample.count_pieces(split)
         assert counts.tolist() == np.bincount(split.take(0, split.tokens), minlength=split.vocabulary).tolist()
-        assert corpus_sample.piece_counts(split, 500).sum() == 500
+        assert corpus_sample.count_pieces(split, 500).sum() == 500
 
 
 def test_a_sample_inside_one_document(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_the_documents_of_each_file_are_counted(tmp_path: Path, monkeypatch: pyt
 
 def test_padding() -> None:
     lengths = np.array([64] * 32 + [128] * 32)
-    to_length, shuffled, by_length = corpus_packing.pad_shares(lengths, 128)
+    to_length, shuffled, by_length = corpus_packing.measure_padding(lengths, 128)
     assert to_length == pytest.approx(0.25)
     assert by_length == 0.0
     assert shuffled == pytest.approx(0.25)
@@ -203,7 +203,7 @@ def test_epochs_are_those_of_the_packed_sequences(single: Path) -> None:
     lengths = packed.lengths("full", 128)
     assert not isinstance(lengths, str)
     assert lengths.sum() == Split(single).tokens + 2 * len(lengths)
-    (row,) = [row for row in packed.epochs_table(())["rows"] if row[0] == "mini-laptop"]
+    (row,) = [row for row in packed.make_epochs_table(())["rows"] if row[0] == "mini-laptop"]
     assert row[5] == f"{len(lengths):,}"
     assert float(row[-1].replace(",", "")) == pytest.approx(1200 * 128 / len(lengths), rel=0.01)
 
@@ -226,4 +226,4 @@ def test_histograms(lengths: list[int]) -> None:
     svg = histogram.draw("Tokens", np.array(lengths))
     assert "var(--run-0)" in svg
     assert "#fe0" not in svg
-    assert dict(histogram.quantiles(np.array(lengths)))["longest"] == f"{max(lengths):,}"
+    assert dict(histogram.list_quantiles(np.array(lengths)))["longest"] == f"{max(lengths):,}"

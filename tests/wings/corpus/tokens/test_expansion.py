@@ -31,7 +31,7 @@ def test_counts_of_words_are_those_of_whole_texts(lowercase: bool) -> None:
     for text in TEXTS:
         cleaned = " ".join(sentences.split(sentences.clean(text)[0]))
         counts = division.counts(Counter(cleaned.split()))
-        assert counts == Counter(additions.units(tokenizer, text))
+        assert counts == Counter(additions.split_units(tokenizer, text))
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         found = division.fragments(counts, unknown)
         assert (found.tokens, found.unknown) == (len(ids), ids.count(unknown))

@@ -22,7 +22,7 @@ from lambert.wings.corpus.config import DeduplicateConfig
 from lambert.wings.corpus.disk import digest, have_hashes, read_record
 from lambert.wings.corpus.duplicates import minhash
 from lambert.wings.corpus.duplicates.lists import DOCUMENT, LINE, Drops, write_lists
-from lambert.wings.corpus.duplicates.near import Index, clusters
+from lambert.wings.corpus.duplicates.near import Index, link_clusters
 from lambert.wings.corpus.duplicates.signatures import Sign, Signed
 from lambert.wings.corpus.duplicates.similarity import link_similar
 from lambert.wings.corpus.units import Make, Plan, Progress, make_here
@@ -94,7 +94,7 @@ def deduplicate(
 
 
 def _name(key: str, least: int) -> str:
-    versions = [VERSION, minhash.rensa().ALGORITHM_VERSION, unicodedata.unidata_version]
+    versions = [VERSION, minhash.import_rensa().ALGORITHM_VERSION, unicodedata.unidata_version]
     return digest([versions, key, least])[:16]
 
 
@@ -132,7 +132,7 @@ def _write(
 
     index = Index(signed, counts)
     unsure = folder / "unsure"
-    found = clusters(index, config.threshold, folder, unsure)
+    found = link_clusters(index, config.threshold, folder, unsure)
     compared = link_similar(index, found, unsure, config.threshold, folder, workers, tick)
     written = write_lists(index, found, folder, paragraphs=config.paragraphs)
     record = {

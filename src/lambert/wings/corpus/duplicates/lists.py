@@ -98,13 +98,13 @@ def write_lists(index: Index, clusters: Clusters, folder: Path, paragraphs: bool
     return {
         "parts": [
             {"key": part.key, "documents": documents, "lines": lines}
-            for part, documents, lines in zip(index.parts, _ranges(per_part), lines_bounds, strict=True)
+            for part, documents, lines in zip(index.parts, _compute_ranges(per_part), lines_bounds, strict=True)
         ],
         "documents": len(index) - int(counts.sum()),
         "characters": characters,
         "dropped": dict(zip(REASONS, counts.tolist(), strict=True)),
         "lines_removed": lines_bounds[-1][1] if lines_bounds else 0,
-        "samples": _samples(index, clusters, emptied),
+        "samples": _choose_samples(index, clusters, emptied),
     }
 
 
@@ -129,10 +129,12 @@ def _write_lines(
             own["document"], own["line"] = local, removed["line"]
             write(file, own)
             per_part += np.bincount(parts, minlength=len(per_part))
-    return _ranges(per_part)
+    return _compute_ranges(per_part)
 
 
-def _samples(index: Index, clusters: Clusters, emptied: npt.NDArray[np.bool_]) -> dict[str, list[dict[str, Any]]]:
+def _choose_samples(
+    index: Index, clusters: Clusters, emptied: npt.NDArray[np.bool_]
+) -> dict[str, list[dict[str, Any]]]:
     """Returns for each reason the dropped documents with the smallest content keys, each content once, with the
     document that is kept instead, if there is one."""
     found: dict[str, list[dict[str, Any]]] = {reason: [] for reason in REASONS}
@@ -168,7 +170,7 @@ def _chunks(count: int) -> Iterator[npt.NDArray[np.uint32]]:
         yield np.arange(at, min(at + CHUNK, count), dtype=np.uint32)
 
 
-def _ranges(counts: npt.NDArray[np.int64]) -> list[list[int]]:
+def _compute_ranges(counts: npt.NDArray[np.int64]) -> list[list[int]]:
     ends = np.cumsum(counts)
     return [[int(end - count), int(end)] for end, count in zip(ends, counts, strict=True)]
 

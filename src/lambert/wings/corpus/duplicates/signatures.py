@@ -92,7 +92,7 @@ class Sign:
     def __init__(self, least: int) -> None:
         """`least` is the number of characters of a long line; 0: lines are not hashed."""
         self._least = least
-        minhash.rensa()
+        minhash.import_rensa()
 
     def __call__(self, part: Signed) -> dict[str, Any]:
         count = 0
@@ -165,14 +165,14 @@ class _Batch:
             self._begun["key"] = self.keys
             return self._begun, np.zeros(0, dtype=LINE)
         words = shingles.find_words(self.texts)
-        hashes, bounds = shingles.shingles(self.texts, words)
+        hashes, bounds = shingles.hash_shingles(self.texts, words)
         blank = np.array([not text or text.isspace() for text in self.texts])
         documents = np.array(self._documents)
         pieces = np.zeros(len(self.texts), dtype=DOCUMENT)
         pieces["characters"] = [len(text) for text in self.texts]
         pieces["shingles"] = np.where(blank, 0, np.diff(bounds))
-        pieces["lines"] = shingles.lines_with_words(words)
-        pieces["signature"] = minhash.signatures(hashes, bounds)
+        pieces["lines"] = shingles.count_lines_with_words(words)
+        pieces["signature"] = minhash.compute_signatures(hashes, bounds)
         pieces["signature"][blank] = np.iinfo(np.uint32).max
         begun = len(self._begun)
         pieces = np.concatenate([self._begun, pieces])
@@ -186,7 +186,7 @@ class _Batch:
         self._begun = records[ended:]
         lines = np.zeros(0, dtype=LINE)
         if self._least:
-            found, texts, numbers = shingles.paragraphs(words, self._least)
+            found, texts, numbers = shingles.hash_paragraphs(words, self._least)
             lines = np.zeros(len(found), dtype=LINE)
             lines["hash"], lines["document"] = found, documents[texts]
             lines["line"] = numbers + np.array(self._lines)[texts]

@@ -47,7 +47,7 @@ def find_sources(
         else:
             matches = [Path(match) for match in sorted(glob.glob(os.path.expanduser(str(entry)), recursive=True))]
             if not matches:
-                raise DataError(f"No such file or folder: {entry}.{_near(path)}")
+                raise DataError(f"No such file or folder: {entry}.{_describe_near(path)}")
         for match in matches:
             refuse_archive(match)
             refuse_corpus(match)
@@ -72,7 +72,7 @@ def find_sources(
     return chosen, list(passed)
 
 
-def text_bytes(files: Mapping[Path, int], weights: Sequence[float] = ()) -> int:
+def estimate_text(files: Mapping[Path, int], weights: Sequence[float] = ()) -> int:
     """Returns an estimate of the bytes of text in the files, based on their sizes.
 
     Args:
@@ -80,7 +80,7 @@ def text_bytes(files: Mapping[Path, int], weights: Sequence[float] = ()) -> int:
             used; empty: once.
     """
     times = {file: weights[number] if weights else 1.0 for file, number in files.items()}
-    return int(sum(size_of(file) * EXPANSION.get(file.suffix.lower(), 1.0) * times[file] for file in files))
+    return int(sum(find_size(file) * EXPANSION.get(file.suffix.lower(), 1.0) * times[file] for file in files))
 
 
 def hash_files(
@@ -90,7 +90,7 @@ def hash_files(
     DataError if one cannot be read."""
     inputs: list[dict[str, Any]] = []
     stamps: list[tuple[int, int, int] | None] = []
-    done, total = 0, sum(map(size_of, found))
+    done, total = 0, sum(map(find_size, found))
     progress(0, total, "hashing inputs")
     for file in found:
         try:
@@ -103,7 +103,7 @@ def hash_files(
     return inputs, stamps
 
 
-def size_of(file: Path) -> int:
+def find_size(file: Path) -> int:
     """Returns the size of a file in bytes; 0 if it no longer exists, which is reported when it is read."""
     try:
         return file.stat().st_size
@@ -139,7 +139,7 @@ def _is_text(file: Path, text_field: str) -> bool:
     return inner in SUFFIXES or not inner
 
 
-def _near(path: Path) -> str:
+def _describe_near(path: Path) -> str:
     if not path.parent.is_dir():
         return f" The folder {path.parent} does not exist."
     names = sorted(child.name for child in path.parent.iterdir() if not child.name.startswith("."))[:5]

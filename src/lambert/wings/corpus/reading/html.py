@@ -24,11 +24,11 @@ _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM
 def read_html(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads an HTML file, which is one document: its main text."""
     data = stream.read(PAGE + 1)
-    text, problem = page_text(data)
+    text, problem = extract_page(data)
     yield Piece(text, "line 1", error=problem)
 
 
-def page_text(page: bytes, charset: str = "") -> tuple[str, str]:
+def extract_page(page: bytes, charset: str = "") -> tuple[str, str]:
     """Returns (main text of a page, "") or ("", reason why there is none).
 
     Args:
@@ -41,7 +41,7 @@ def page_text(page: bytes, charset: str = "") -> tuple[str, str]:
     needs = "Reading HTML needs resiliparse"
     extract = import_extra("resiliparse.extract.html2text", needs, "web").extract_plain_text
     web_name = import_extra("resiliparse.parse.encoding", needs, "web").map_encoding_to_html5
-    if _depth(page) > DEPTH:
+    if _measure_depth(page) > DEPTH:
         return "", f"has more than {DEPTH:,} nested <div>"
     declared = _CHARSET.search(page[:_DECLARED])
     names = [name for mark, name in _BOMS.items() if page.startswith(mark)]
@@ -66,7 +66,7 @@ def _decode(page: bytes, names: list[str]) -> tuple[str, str]:
     return text, ""
 
 
-def _depth(page: bytes) -> int:
+def _measure_depth(page: bytes) -> int:
     depth = most = 0
     for match in _DIV.finditer(page):
         depth = max(0, depth - 1 if match[1] else depth + 1)

@@ -56,9 +56,9 @@ class Layout:
     """Whether a stream begins at the beginning of the file. If not, it has only later rows, lines or pages."""
 
 
-def row_piece(row: Mapping[str, Any], layout: Layout, place: str) -> Piece:
+def make_row_piece(row: Mapping[str, Any], layout: Layout, place: str) -> Piece:
     """Returns a row, which has the field of the text, as a document."""
-    piece = text_piece(row[layout.text_field], layout.text_field, place)
+    piece = make_text_piece(row[layout.text_field], layout.text_field, place)
     return replace(piece, metadata=format_metadata(row, layout.metadata)) if layout.metadata else piece
 
 
@@ -69,7 +69,7 @@ def describe_missing(field: str, names: Iterable[str], what: str) -> str:
     return f"has no {what} {field!r} ({what}s: {listed}): name its {what} of text as text_field"
 
 
-def text_piece(text: Any, field: str, place: str) -> Piece:
+def make_text_piece(text: Any, field: str, place: str) -> Piece:
     """Returns the value of a field as a document, or as an unusable document if it is not a text."""
     if text is None:
         return Piece("", place)
@@ -79,7 +79,7 @@ def text_piece(text: Any, field: str, place: str) -> Piece:
         text.encode("utf-8")
     except UnicodeEncodeError:
         return Piece("", place, error="contains half of a surrogate pair, which is not a character")
-    return Piece(with_newlines(text), place)
+    return Piece(normalise_newlines(text), place)
 
 
 def divide_piece(piece: Piece) -> Iterator[Piece]:
@@ -112,11 +112,11 @@ def format_metadata(values: Mapping[str, Any], names: Iterable[str] | None = Non
     return json.dumps(chosen, ensure_ascii=True, default=str) if chosen else ""
 
 
-def with_newlines(text: str) -> str:
+def normalise_newlines(text: str) -> str:
     """Returns a text in which all line breaks are line feeds."""
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def as_text(source: str) -> str:
+def escape_name(source: str) -> str:
     """Returns the name of an input file as Unicode. Bytes that are not valid UTF-8 are escaped."""
     return source.encode(errors="backslashreplace").decode()

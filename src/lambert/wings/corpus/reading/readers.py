@@ -45,8 +45,8 @@ from lambert.wings.corpus.reading.pieces import (
     describe_missing,
     divide_piece,
     format_metadata,
-    row_piece,
-    with_newlines,
+    make_row_piece,
+    normalise_newlines,
 )
 from lambert.wings.corpus.reading.warc import SEPARATOR as RECORDS
 from lambert.wings.corpus.reading.warc import read_warc
@@ -96,14 +96,14 @@ def read_jsonl(stream: Stream, layout: Layout) -> Iterator[Piece]:
     """Reads JSON: an object in each line, or objects over several lines, alone or in an array, with text in the field
     `layout.text_field`."""
     for read in json_rows(stream, not layout.headed or has_lines(stream.peek())):
-        yield Piece("", read.place, error=read.error) if read.error else _field(read.row, layout, read.place)
+        yield Piece("", read.place, error=read.error) if read.error else _convert_row(read.row, layout, read.place)
 
 
 def read_csv(stream: Stream, layout: Layout) -> Iterator[Piece]:
     """Reads a table with the names of its columns in the first line and text in the column `layout.text_field`, or in
     the column with this number."""
     table = layout.table or table_of(stream.peek(), "")
-    names, problem = _columns(table, layout)
+    names, problem = _find_columns(table, layout)
     if problem:
         yield from [Piece("", f"line {table.begin[1] + 1}", error=problem)] * layout.headed
         return
@@ -112,10 +112,10 @@ def read_csv(stream: Stream, layout: Layout) -> Iterator[Piece]:
         start = (0, 0)
     stream.read(start[0])
     for read in table_rows(stream, table, names, *start):
-        yield Piece("", read.place, error=read.error) if read.error else row_piece(read.row, layout, read.place)
+        yield Piece("", read.place, error=read.error) if read.error else make_row_piece(read.row, layout, read.place)
 
 
-def _columns(table: Table, layout: Layout) -> tuple[list[str], str]:
+def _find_columns(table: Table, layout: Layout) -> tuple[list[str], str]:
     """Returns the names of the columns of a table, and "" or why it does not have exactly one column of text."""
     field = layout.text_field
     names = [*table.first]
@@ -132,16 +132,16 @@ def _columns(table: Table, layout: Layout) -> tuple[list[str], str]:
 
 def read_parquet(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads a Parquet file with text in the column `layout.text_field`. A few rows are in memory at a time."""
-    yield from _by_columns(ParquetFile, stream, layout, layout.groups)
+    yield from _read_columns(ParquetFile, stream, layout, layout.groups)
 
 
 def read_arrow(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads an Arrow file or stream with text in the column `layout.text_field`. A record batch is in memory at a time;
     datasets writes 1,000 rows in one."""
-    yield from _by_columns(ArrowFile, stream, layout)
+    yield from _read_columns(ArrowFile, stream, layout)
 
 
-def _by_columns(
+def _read_columns(
     kind: Callable[[BinaryIO], ArrowFile | ParquetFile], stream: BinaryIO, layout: Layout, *groups: Any
 ) -> Iterator[Piece]:
     """Yields the rows of a file of this kind. `groups` are the further arguments of its `rows`."""
@@ -159,7 +159,7 @@ def _by_columns(
     number = 0
     try:
         for number, row in enumerate(file.rows([*columns], *groups), 1):
-            yield row_piece({columns[name]: value for name, value in row.items()}, layout, f"row {number}")
+            yield make_row_piece({columns[name]: value for name, value in row.items()}, layout, f"row {number}")
     except UnreadableTable as error:
         yield Piece("", f"row {number + 1}", error=str(error))
 
@@ -220,7 +220,7 @@ def read(
     """
     with open_file(path) as raw:
         opened, inner = unpacked(path, raw, layout.max_ratio)
-        for piece in pieces(opened, inner, layout, kind):
+        for piece in read_pieces(opened, inner, layout, kind):
             yield piece
             tell(raw.tell())
 
@@ -233,7 +233,7 @@ def open_file(path: Path) -> BinaryIO:
         raise not_read(path, error) from error
 
 
-def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator[Piece]:
+def read_pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator[Piece]:
     """Yields the pieces of a decompressed stream, as `read` does. `suffix` is that of the file's name."""
     stream = Stream(opened)
     place = "line 1"
@@ -270,13 +270,13 @@ def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator
         yield Piece("", place, error=f"is damaged or truncated after this ({error or type(error).__name__})")
 
 
-def kind_of(kind: str, suffix: str, beginning: bytes, text_field: str) -> str:
+def recognise_kind(kind: str, suffix: str, beginning: bytes, text_field: str) -> str:
     """Returns `kind`, or if it is "auto" the name of the reader for a file with this suffix and beginning ("" for
     none)."""
     return recognise(suffix, beginning, text_field)[0] if kind == "auto" else kind
 
 
-def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] | None:
+def find_separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] | None:
     """Returns the separator of the documents of a file, or None if they can only be found from its beginning. That of
     the rows of a table is `NOTHING`, because a cell may contain line breaks."""
     if kind in _LINES and other_form(beginning):
@@ -311,7 +311,7 @@ def recognise(inner: str, beginning: bytes, text_field: str, encoding: str = UTF
     if kind == "csv" and not markup(beginning):
         if problem := binary(beginning):
             return "", problem
-        _, problem = _columns(table_of(beginning, inner), Layout(text_field=text_field))
+        _, problem = _find_columns(table_of(beginning, inner), Layout(text_field=text_field))
         return (kind, "") if not problem else ("", f"{problem}; it {labelled(inner)}")
     if inner == ".json":
         return (kind, "") if _has_field(beginning, text_field) else ("", f"has no rows with the field {text_field!r}")
@@ -402,13 +402,13 @@ def _decode(raw: bytes, number: int, last: bool) -> Piece:
     except UnicodeDecodeError as error:
         place = f"line {number + raw.count(bytes([10]), 0, error.start)}"
         return Piece("", place, last, invalid(raw, error.start))
-    return Piece(with_newlines(text), f"line {number}", last)
+    return Piece(normalise_newlines(text), f"line {number}", last)
 
 
-def _field(row: Row, layout: Layout, place: str) -> Piece:
+def _convert_row(row: Row, layout: Layout, place: str) -> Piece:
     field = layout.text_field
     if found := aliases([*row], [field, *layout.metadata]) if field not in row else {}:
         row = {found.get(name, name): value for name, value in row.items()}
     if field not in row:
         return Piece("", place, error=wrapped(row) or describe_missing(field, row, "field"))
-    return row_piece(row, layout, place)
+    return make_row_piece(row, layout, place)

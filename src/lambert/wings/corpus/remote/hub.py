@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import import_extra
 from lambert.core.urls import public
-from lambert.wings.corpus.remote.fetch import Body, Unavailable, public_text
+from lambert.wings.corpus.remote.fetch import Body, Unavailable, shorten_message
 
 SCHEME = "datasets"
 _SECONDS = 10
@@ -47,7 +47,7 @@ class Hub:
                 try:
                     row = next(rows, None)
                 except Exception as error:
-                    raise Unavailable(f"{type(error).__name__}: {public_text(str(error), url)}") from error
+                    raise Unavailable(f"{type(error).__name__}: {shorten_message(str(error), url)}") from error
                 if row is None:
                     break
                 held += json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n"
@@ -68,7 +68,7 @@ class Hub:
         except (ValueError, FileNotFoundError) as error:
             raise DataError(f"{shown} cannot be loaded: {' '.join(str(error).split())[:300]}") from error
         except Exception as error:
-            raise Unavailable(f"{type(error).__name__}: {public_text(str(error))}") from error
+            raise Unavailable(f"{type(error).__name__}: {shorten_message(str(error))}") from error
 
 
 def _check_reachable() -> None:

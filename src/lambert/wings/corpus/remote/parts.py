@@ -58,7 +58,7 @@ class PartStore:
     def pull_inputs(self, plan: Plan, unit: Any, inputs: Sequence[str | Path]) -> Any:
         """Fetches the files that the target of a plan reads for a unit and that this machine lacks. Returns the unit
         with the paths of this machine. Raises DataError if an input has changed since the command hashed it."""
-        lists = _lists(plan)
+        lists = _find_lists(plan)
         for path in lists:
             if not have_hashes({path: lists[path]}):
                 self.pull(path)
@@ -83,7 +83,7 @@ class PartStore:
 
     def push_inputs(self, plan: Plan, units: Iterable[Any]) -> None:
         """Copies the parts that the target of a plan reads, and that the store lacks, to the store."""
-        self.push(_lists(plan))
+        self.push(_find_lists(plan))
         if plan.step != "extract":
             for unit in units:
                 self.push(path for path in (unit.path, unit.path.with_suffix(".json")) if not self.has(path))
@@ -99,7 +99,7 @@ class PartStore:
         return path.relative_to(self._work).as_posix()
 
 
-def outputs(plan: Plan, unit: Any) -> list[Path]:
+def list_outputs(plan: Plan, unit: Any) -> list[Path]:
     """Returns the files that the target of a plan makes from a unit, the record last."""
     if isinstance(unit, Signed):
         return [unit.documents, unit.lines, unit.record]
@@ -107,7 +107,7 @@ def outputs(plan: Plan, unit: Any) -> list[Path]:
     return [part, part.with_suffix(".json")]
 
 
-def _lists(plan: Plan) -> dict[Path, str]:
+def _find_lists(plan: Plan) -> dict[Path, str]:
     """Returns the lists of duplicates that the target of a plan reads, with their SHA-256."""
     found = [value for value in plan.arguments if isinstance(value, Lists)]
     return {own.folder / name: digest for own in found for name, digest in own.record["files"].items()}

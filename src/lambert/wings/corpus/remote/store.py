@@ -12,8 +12,8 @@ from lambert.core.contents import sha256
 from lambert.core.errors import MachineError
 from lambert.core.files import open_regular
 from lambert.core.urls import public
-from lambert.wings.corpus.remote.fetch import Unavailable, public_text
-from lambert.wings.corpus.remote.servers import errors, filesystem
+from lambert.wings.corpus.remote.fetch import Unavailable, shorten_message
+from lambert.wings.corpus.remote.servers import errors, open_filesystem
 
 _BLOCK = 8 << 20
 _PART = 50 << 20
@@ -27,7 +27,7 @@ class Store:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         with _read_errors(self.url):
-            self._files, path = filesystem(self.url)
+            self._files, path = open_filesystem(self.url)
         self._path = path.rstrip("/")
 
     def objects(self) -> dict[str, dict[str, Any]]:
@@ -93,16 +93,16 @@ def _same_md5(entry: Mapping[str, Any], path: Path) -> bool:
     """Returns whether the store reports the MD5 of the file: Google as `md5Hash`, S3 as ETag, which for several parts
     is the MD5 of their MD5s."""
     if named := entry.get("md5Hash"):
-        return bool(base64.b64decode(named).hex() == _md5s(path, path.stat().st_size)[0].hex())
+        return bool(base64.b64decode(named).hex() == _hash_parts(path, path.stat().st_size)[0].hex())
     tag = _ETAG.fullmatch(str(entry.get("ETag") or ""))
     if tag is None:
         return False
-    md5s = _md5s(path, _PART if tag["parts"] else path.stat().st_size)
+    md5s = _hash_parts(path, _PART if tag["parts"] else path.stat().st_size)
     whole = hashlib.md5(b"".join(md5s), usedforsecurity=False).hexdigest() + f"-{len(md5s)}"
     return bool(tag["md5"] == (whole if tag["parts"] else md5s[0].hex()))
 
 
-def _md5s(path: Path, part: int) -> list[bytes]:
+def _hash_parts(path: Path, part: int) -> list[bytes]:
     """Returns the MD5 of each part of a file."""
     found: list[bytes] = []
     with open_regular(path) as file:
@@ -133,5 +133,5 @@ def _write_errors(url: str) -> Iterator[None]:
         try:
             yield
         except (FileNotFoundError, PermissionError) as error:
-            said = public_text(str(error), url).rstrip(".")
+            said = shorten_message(str(error), url).rstrip(".")
             raise MachineError(f"{public(url)} cannot be written: {said}. Choose another out.") from error

@@ -26,7 +26,7 @@ CHARACTERS = 1 << 17
 _LABELS = {"short": "short", "duplicate": "exact duplicate", "weight": "left out by weight", "repeated": "repeats"}
 
 
-def files_table(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def make_files_table(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a table of what became of the documents of each input file, the first `MOST` ones and the others
     together. It is empty if the corpus was made by a version that did not count them."""
     entries = [entry for entry in manifest["inputs"] if isinstance(entry.get("documents"), Mapping)]
@@ -46,19 +46,19 @@ def files_table(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return table("Documents of each input file", ["Input", *titles], rows)
 
 
-def inputs_table(manifest: Mapping[str, Any], learnt: Any) -> dict[str, Any]:
+def make_inputs_table(manifest: Mapping[str, Any], learnt: Any) -> dict[str, Any]:
     """Returns a table of the documents at the beginning of each input file, before any filter, for at most `FILES`
     files at equal distances in their list."""
     entries, settings = manifest["inputs"], manifest["settings"]
     chosen = [entries[len(entries) * n // min(FILES, len(entries))] for n in range(min(FILES, len(entries)))]
     encode = Encoder(learnt.to_str(), settings.get("language", "en"), settings.get("lines", "auto"), 16 << 20)
     unknown = roles.specials(learnt).unk
-    rows = [_row(entry, settings, encode, unknown) for entry in chosen]
+    rows = [_make_row(entry, settings, encode, unknown) for entry in chosen]
     columns = ["Input", "MB", "Documents", "Characters", "Tokens", "Characters of a token", "Unknown"]
     return table("Inputs", columns, rows)
 
 
-def _row(entry: Mapping[str, Any], settings: Mapping[str, Any], encode: Encoder, unknown: int) -> list[str]:
+def _make_row(entry: Mapping[str, Any], settings: Mapping[str, Any], encode: Encoder, unknown: int) -> list[str]:
     if is_remote(entry["file"]):
         return [f"{entry['file']} (is remote)", f"{entry['bytes'] / 1e6:,.1f}", *[""] * 5]
     path = Path(entry["file"])

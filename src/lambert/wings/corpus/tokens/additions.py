@@ -44,9 +44,9 @@ class Addition(ABC):
     def word(self, unit: str) -> str:
         """Returns the piece, existing or possible, of the word at the beginning of a unit; empty if there is none."""
 
-    def spelt(self, unit: str, pieces: Sequence[str]) -> tuple[int, int]:
+    def count_words(self, unit: str, pieces: Sequence[str]) -> tuple[int, int]:
         """Returns the number of words with a letter or digit in a unit, and how many of its `pieces` they take."""
-        return (1, len(pieces)) if _spelt([self.text(unit)]) else (0, 0)
+        return (1, len(pieces)) if _count_words([self.text(unit)]) else (0, 0)
 
     def extend(self, pieces: Sequence[str]) -> Tokenizer:
         """Returns a copy of the tokenizer in which these pieces have the ids `numbers`, in this order."""
@@ -104,7 +104,7 @@ class ByteLevel(Addition):
         for piece in sorted(pieces.keys() - added, key=pieces.__getitem__):
             if [token.value for token in self._tokenizer.model.tokenize(piece)] != [piece]:
                 text = roles.decoded(piece)
-                if any(units(self._tokenizer, before + text, raw=True)[-1:] == [piece] for before in _BEFORE):
+                if any(split_units(self._tokenizer, before + text, raw=True)[-1:] == [piece] for before in _BEFORE):
                     return piece
         return None
 
@@ -121,9 +121,9 @@ class Unigram(Addition):
         word = "".join(takewhile(roles.of_word, self.text(unit)))
         return roles.SPACE + word if unit.startswith(roles.SPACE) and _is_word(word) else ""
 
-    def spelt(self, unit: str, pieces: Sequence[str]) -> tuple[int, int]:
+    def count_words(self, unit: str, pieces: Sequence[str]) -> tuple[int, int]:
         runs = ["".join(run) for inside, run in groupby(self.text(unit), roles.of_word) if inside]
-        return _spelt(runs), _spelt(pieces)
+        return _count_words(runs), _count_words(pieces)
 
     def extend(self, pieces: Sequence[str]) -> Tokenizer:
         values, model = self._without(len(pieces)), self._tokenizer.model
@@ -144,13 +144,13 @@ class Unigram(Addition):
         return rebuilt(values, self._tokenizer)
 
 
-def addition(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Addition:
+def choose_addition(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Addition:
     """Returns the `Addition` of the tokenizer, which replaces [unused] pieces if `replace`. Raises DataError, which
     names the `source`, for a tokenizer of another kind.
     """
     free = roles.unused(tokenizer) if replace else []
     model = described(tokenizer)["model"]
-    kind, marks = model.get("type"), units(tokenizer, " ab ab")
+    kind, marks = model.get("type"), split_units(tokenizer, " ab ab")
     if kind == "WordPiece" and model["continuing_subword_prefix"] == CONTINUATION:
         return WordPiece(tokenizer, free)
     affixed = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or model.get("dropout")
@@ -165,14 +165,14 @@ def addition(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Addi
 
 
 @library_errors()
-def units(tokenizer: Tokenizer, text: str, *, raw: bool = False) -> list[str]:
+def split_units(tokenizer: Tokenizer, text: str, *, raw: bool = False) -> list[str]:
     """Returns the units of a text. If `raw`, the text is already normalized."""
     normalizer, pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
     text = normalizer.normalize_str(text) if normalizer and not raw else text
     return [unit for unit, _ in pre_tokenizer.pre_tokenize_str(text)] if pre_tokenizer else [text]
 
 
-def _spelt(parts: Sequence[str]) -> int:
+def _count_words(parts: Sequence[str]) -> int:
     """Returns the number of parts of a text that have a letter or digit."""
     return sum(any(map(str.isalnum, part)) for part in parts)
 

@@ -91,7 +91,7 @@ class Characters:
         return sorted(alphabet), sorted(joining)
 
 
-def train(
+def train_wordpiece(
     texts: Iterable[str],
     characters: Characters,
     *,
@@ -144,7 +144,7 @@ def train_bytes(texts: Iterable[str], *, vocabulary: int, lowercase: bool, min_f
     Source: Radford et al., 2019 (GPT-2); with BERT's special tokens: Warner et al., 2024 (ModernBERT).
     """
     learner = Tokenizer(models.BPE())
-    learner.normalizer = _normalizer([normalizers.NFC()], lowercase=lowercase)
+    learner.normalizer = _make_normalizer([normalizers.NFC()], lowercase=lowercase)
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     learner.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -161,7 +161,7 @@ def train_bytes(texts: Iterable[str], *, vocabulary: int, lowercase: bool, min_f
         show_progress=False,
     )
     learner.train_from_iterator(texts, trainer)
-    return _with_template(learner)
+    return _add_template(learner)
 
 
 def train_unigram(texts: Iterable[str], *, vocabulary: int, lowercase: bool) -> Any:
@@ -172,7 +172,7 @@ def train_unigram(texts: Iterable[str], *, vocabulary: int, lowercase: bool) -> 
     """
     learner = Tokenizer(models.Unigram())
     spaces = normalizers.Replace(Regex(" {2,}"), " ")
-    learner.normalizer = _normalizer([normalizers.NFKC(), spaces], lowercase=lowercase)
+    learner.normalizer = _make_normalizer([normalizers.NFKC(), spaces], lowercase=lowercase)
     learner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
     )
@@ -184,14 +184,14 @@ def train_unigram(texts: Iterable[str], *, vocabulary: int, lowercase: bool) -> 
         learner.train_from_iterator(texts, trainer)
     except Exception as error:  # the library raises bare Exception
         raise UsageError(f"vocabulary = {vocabulary} is too small or too large for the text: {error}.") from error
-    return _with_template(learner)
+    return _add_template(learner)
 
 
-def _normalizer(parts: list[Any], *, lowercase: bool) -> Any:
+def _make_normalizer(parts: list[Any], *, lowercase: bool) -> Any:
     return normalizers.Sequence([*parts, *([normalizers.Lowercase()] if lowercase else [])])
 
 
-def _with_template(tokenizer: Any) -> Any:
+def _add_template(tokenizer: Any) -> Any:
     """Adds BERT's template. The tokenizer encodes special tokens in a text as ordinary text."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
@@ -249,7 +249,7 @@ def learn(
             strips = config.strip_accents
             if strips is None and lowers and characters.measure_accents() > ACCENTED:
                 strips = False
-            learnt = train(
+            learnt = train_wordpiece(
                 lines, characters, vocabulary=size, lowercase=lowers, strip_accents=strips, min_frequency=least
             )
     spool.unlink()

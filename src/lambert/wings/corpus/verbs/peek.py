@@ -14,9 +14,9 @@ from lambert.text.streams import Stream, unpacked
 from lambert.text.tokenizers import roles, tokenizer
 from lambert.text.tokenizers.trial import library_errors
 from lambert.wings.corpus.config import PeekConfig, PrepareConfig
-from lambert.wings.corpus.filtering import Chain, Ledger, apply_filters, chain
+from lambert.wings.corpus.filtering import Chain, Ledger, apply_filters, build_filters
 from lambert.wings.corpus.reading import files
-from lambert.wings.corpus.reading.readers import Layout, Piece, kind_of, open_file, separator
+from lambert.wings.corpus.reading.readers import Layout, Piece, find_separator, open_file, recognise_kind
 from lambert.wings.corpus.reading.slices import END, WHOLE, Slice, SliceReader, divide
 
 LABEL = 12
@@ -79,8 +79,8 @@ def format_documents(documents: Sequence[Peeked], width: int) -> Iterator[str]:
     for number, document in enumerate(documents, 1):
         if number > 1:
             yield ""
-        for label, text in _lines(document):
-            yield _fit(f"{label:<{LABEL}}{_plain(text)}", width)
+        for label, text in _list_lines(document):
+            yield _fit(f"{label:<{LABEL}}{_make_plain(text)}", width)
 
 
 def peek(config: PrepareConfig, count: int = DOCUMENTS) -> list[Peeked]:
@@ -95,29 +95,29 @@ def peek(config: PrepareConfig, count: int = DOCUMENTS) -> list[Peeked]:
     """
     without = [config.folder, config.work_folder] if config.folder.parts else []
     found, _ = files.find(config.input, without, config.text_field)
-    filters = chain(config.cleaners, config)
+    filters = build_filters(config.cleaners, config)
     learnt = None
     if config.tokenizer != "train":
         learnt = tokenizer.load(Path(config.tokenizer), lowercase=config.lowercase)
     each = -(-count // min(len(found), count))
     chosen = [found[len(found) * n // min(len(found), count)] for n in range(min(len(found), count))]
-    documents = [(file, piece) for file in chosen for piece in _documents(file, config, each)]
-    return [_after_steps(file, piece, filters, config, learnt) for file, piece in documents[:count]]
+    documents = [(file, piece) for file in chosen for piece in _sample_documents(file, config, each)]
+    return [_run_steps(file, piece, filters, config, learnt) for file, piece in documents[:count]]
 
 
-def _documents(path: Path, config: PrepareConfig, count: int) -> list[Piece]:
+def _sample_documents(path: Path, config: PrepareConfig, count: int) -> list[Piece]:
     """Returns the first piece of each of `count` documents of a file, or of fewer if it has fewer."""
     layout = config.layout
-    places = _places(path, layout, config.format, count)
+    places = _choose_places(path, layout, config.format, count)
     read = SliceReader(layout, config.format)
     pieces: list[Piece] = []
     for place in places:
-        pieces += islice(_begun(read(path, place)), -(-count // len(places)))
+        pieces += islice(_take_first_pieces(read(path, place)), -(-count // len(places)))
     read.close()
     return pieces[:count]
 
 
-def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
+def _take_first_pieces(pieces: Iterator[Piece]) -> Iterator[Piece]:
     """Yields the first piece of each document."""
     inside = False
     for piece in islice(pieces, _TRIED):
@@ -127,15 +127,15 @@ def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
             inside = not piece.last
 
 
-def _places(path: Path, layout: Layout, kind: str, count: int) -> Sequence[Slice]:
+def _choose_places(path: Path, layout: Layout, kind: str, count: int) -> Sequence[Slice]:
     """Returns at most `count` places at which to begin reading."""
     with open_file(path) as raw:
         opened, inner = unpacked(path, raw)
         if opened is not raw:
             return [WHOLE]
         beginning = Stream(opened).peek()
-        kind = kind_of(kind, inner, beginning, layout.text_field)
-        between = None if kind == "parquet" else separator(kind, layout, beginning)
+        kind = recognise_kind(kind, inner, beginning, layout.text_field)
+        between = None if kind == "parquet" else find_separator(kind, layout, beginning)
     if kind == "parquet":
         groups = divide(path, layout, kind)
         return [groups[len(groups) * n // count] for n in range(count)] if len(groups) >= count else groups
@@ -145,7 +145,7 @@ def _places(path: Path, layout: Layout, kind: str, count: int) -> Sequence[Slice
     return [Slice(size * n // count, END) for n in range(count)]
 
 
-def _after_steps(path: Path, piece: Piece, filters: Chain, config: PrepareConfig, learnt: Any) -> Peeked:
+def _run_steps(path: Path, piece: Piece, filters: Chain, config: PrepareConfig, learnt: Any) -> Peeked:
     if piece.error:
         return Peeked(str(path), piece.place, "", whole=True, error=piece.error)
     done: list[Filtered] = []
@@ -163,12 +163,12 @@ def _after_steps(path: Path, piece: Piece, filters: Chain, config: PrepareConfig
         words = [word for sentence in found[:PIECES] for word in sentence.split()]
         tokens, pieces = None, words[:PIECES]
     else:
-        tokens, pieces = _tokens(found, learnt)
+        tokens, pieces = _encode(found, learnt)
     return Peeked(str(path), piece.place, piece.text, piece.last, "", done, found, tokens, pieces)
 
 
 @library_errors()
-def _tokens(found: list[str], learnt: Any) -> tuple[int, list[str]]:
+def _encode(found: list[str], learnt: Any) -> tuple[int, list[str]]:
     """Returns the number of tokens of sentences, and the first of them as text."""
     unknown = roles.specials(learnt).unk
     encodings = learnt.encode_batch(found, add_special_tokens=False)
@@ -180,7 +180,7 @@ def _tokens(found: list[str], learnt: Any) -> tuple[int, list[str]]:
     return sum(map(len, encodings)), list(islice(pieces, PIECES))
 
 
-def _lines(document: Peeked) -> Iterator[tuple[str, str]]:
+def _list_lines(document: Peeked) -> Iterator[tuple[str, str]]:
     yield "document", f"{document.source}, {document.place}"
     if document.error:
         yield "unreadable", document.error
@@ -229,7 +229,7 @@ def _escape(text: str) -> str:
     )
 
 
-def _plain(text: str) -> str:
+def _make_plain(text: str) -> str:
     """Returns the beginning of a text in one line, without characters that control a terminal."""
     return "".join(c if c.isprintable() else " " for c in text[:2000])
 

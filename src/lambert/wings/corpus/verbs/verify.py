@@ -60,7 +60,7 @@ def verify(
     learnt = tokenizer.load(corpus)
     specials = roles.specials(learnt, str(corpus / tokenizer.JSON))
     if specials.vocabulary != manifest["vocabulary"]:
-        raise _differs(corpus / tokenizer.JSON, "pieces", specials.vocabulary, manifest["vocabulary"])
+        raise _difference_error(corpus / tokenizer.JSON, "pieces", specials.vocabulary, manifest["vocabulary"])
     total = sum(manifest["splits"][name]["tokens"] for name in SPLITS)
     done = 0
     counts: dict[str, Any] = {}
@@ -76,12 +76,12 @@ def verify(
         _check_split(corpus, split, manifest["splits"][name], counts, specials.unk)
     kept = sum(manifest["splits"][name]["documents"] for name in SPLITS)
     if manifest["documents"]["kept"] != kept:
-        raise _differs(corpus / "manifest.json", "documents", kept, manifest["documents"]["kept"])
+        raise _difference_error(corpus / "manifest.json", "documents", kept, manifest["documents"]["kept"])
     known = {f"{name}/{shard['file']}" for name in SPLITS for shard in manifest["splits"][name]["shards"]}
     for path in sorted(corpus.glob("*/*.bin")):
         if str(path.relative_to(corpus)) not in known:
             raise DataError(f"{path} is not a file of this corpus: its manifest does not name it. Remove it.")
-    changed, gone = _inputs(manifest)
+    changed, gone = _compare_inputs(manifest)
     remote = [entry["file"] for entry in manifest["inputs"] if is_remote(entry["file"])]
     return {**manifest, "inputs_changed": changed, "inputs_gone": gone, "inputs_remote": remote}
 
@@ -107,14 +107,14 @@ def _check_split(corpus: Path, split: Split, entry: dict[str, Any], counts: dict
     }
     for what, value in found.items():
         if what in entry and not np.isclose(entry[what], value, rtol=1e-9, atol=1e-12):
-            raise _differs(corpus / split.name, what, value, entry[what])
+            raise _difference_error(corpus / split.name, what, value, entry[what])
 
 
-def _differs(path: Path, what: str, found: Any, said: Any) -> DataError:
+def _difference_error(path: Path, what: str, found: Any, said: Any) -> DataError:
     return DataError(f"{path} has {found} {what}, and its manifest says {said}. {_REMEDY}")
 
 
-def _inputs(manifest: dict[str, Any]) -> tuple[list[str], list[str]]:
+def _compare_inputs(manifest: dict[str, Any]) -> tuple[list[str], list[str]]:
     changed, gone = [], []
     for entry in manifest["inputs"]:
         if is_remote(entry["file"]):
