@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 from commands import one_line
+from json_lines import predict
 
 from lambert import pretrain
 from lambert.core.errors import UsageError
 from lambert.core.shards import Split
-from lambert.tasks import TaskConfig, learn, predict
+from lambert.tasks import TaskConfig, learn
 from lambert.text.tokenizers import tokenizer as tokenizers
 
 Lambert = Callable[..., Any]

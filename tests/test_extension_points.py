@@ -98,7 +98,7 @@ def test_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(TASKS, "mine", TASKS["classify"])
     config = TaskConfig(name="mine")
-    assert tasks.resolved(config, Path("rows.csv")).name == "mine"
+    assert tasks.resolve(config, Path("rows.csv")).name == "mine"
     assert tasks.task_class(config).__name__ == "Classify"
 
 

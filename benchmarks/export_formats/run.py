@@ -38,7 +38,7 @@ from lambert.core.world import World
 from lambert.engine.precision import Precision
 from lambert.inference.outputs import outputs
 from lambert.inference.text_model import TextModel
-from lambert.tasks import scored
+from lambert.tasks import score_predictions
 from lambert.wings.convert import onnx, openvino, original, program
 from lambert.wings.convert.config import ExportConfig
 from lambert.wings.convert.padded import input_names, output_names
@@ -147,7 +147,7 @@ def opened(name: str, source: original.Original, args: argparse.Namespace, folde
         found = {}
         if data:
             read = model.read(data)
-            found = scored(model.task, read, model.task.predictions(read, model.outputs(read)))
+            found = score_predictions(model.task, read, model.task.predictions(read, model.outputs(read)))
         return Kind(name, size(model.folder, "model.safetensors"), partial(flat, model), None, found, [])
     out = folder / name.replace(":", "-")
     made = "float32" if precision == "bfloat16" else precision
@@ -173,7 +173,7 @@ def opened(name: str, source: original.Original, args: argparse.Namespace, folde
 def scores_of(model: TextModel, runtime: Padded, data: Path) -> dict[str, float]:
     read = model.read(data)
     found = outputs(runtime, read, Precision("float32"), World(), TOKENS)
-    return scored(model.task, read, model.task.predictions(read, found))
+    return score_predictions(model.task, read, model.task.predictions(read, found))
 
 
 def flat(model: TextModel, inputs: Arrays) -> Mapping[str, Tensor]:

@@ -37,7 +37,7 @@ from lambert.tasks.reading.cache import FeatureCache
 from lambert.text.tokenizers import tokenizer as lambert_tokenizer
 
 BATCH = 32
-SETTINGS = TaskConfig(name="squad").resolved()
+SETTINGS = TaskConfig(name="squad").resolve_length()
 PEER = BENCHMARKS / "peers/transformers_squad.py"
 
 

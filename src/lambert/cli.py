@@ -272,7 +272,7 @@ class _Line:
 
 
 def _refuse_name(name: str) -> None:
-    """Raises UsageError for the name of a verb that does not exist, if there is something to say beside the list."""
+    """Raises UsageError for an incomplete name of a verb, and for a name in NOT_YET."""
     if listed := [verb for verb in all_verbs() if verb.startswith(f"{name} ")]:
         raise UsageError(f"{name} is the first word of {', '.join(listed)}: give both words.")
     if name in NOT_YET:
@@ -308,7 +308,7 @@ def _command(
         return run_verb(dataclasses.replace(chosen, **unparsed) if unparsed else chosen, say=_say)
 
     def with_table(recipe: Recipe = None, /, *, config: Any) -> Any:
-        return run_verb(dataclasses.replace(config, **unparsed), settings, say=_say)
+        return run_verb(dataclasses.replace(config, **unparsed), say=_say)
 
     def with_runs(runs: Runs, /, *, config: Any) -> Any:
         return run_verb(dataclasses.replace(config or kind(), runs=tuple(runs)), say=_say)
@@ -319,20 +319,17 @@ def _command(
     def with_run_recipe(recipe: RunRecipe, /, *, config: Any) -> Any:
         if recipe.suffix != ".toml" or not recipe.is_file():
             raise explain_no_recipe(recipe, None)
-        return run_verb(dataclasses.replace(config or kind(), recipe=recipe, **unparsed), settings, say=_say)
+        return run_verb(dataclasses.replace(config or kind(), recipe=recipe, **unparsed), say=_say)
 
     def with_verb(verb: Inner, /, *, config: Any) -> Any:
-        return run_verb(config or kind(), tokens, settings, say=_say)
-
-    def with_calls(*, config: Any) -> Any:
-        return run_verb(config or kind(), call, say=_say)
+        return run_verb(config or kind(), tokens, say=_say)
 
     def flags_only(*, config: Any) -> Any:
         return run_verb(config or kind(), say=_say)
 
     commands = {
         "recipe": with_recipe, "table": with_table, "runs": with_runs, "folder": with_folder, "verb": with_verb,
-        "recipe of a run": with_run_recipe, "calls": with_calls, "flags": flags_only,
+        "recipe of a run": with_run_recipe, "flags": flags_only,
     }  # fmt: skip
     command: Any = commands[verb.takes]
     optional = not any(field.default is field.default_factory for field in dataclasses.fields(kind))

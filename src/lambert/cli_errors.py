@@ -13,7 +13,7 @@ from lambert.core.settings import dotted_names, required
 from lambert.verb import Verb, all_verbs, settings_of
 
 BEFORE_FLAGS = {"runs": "RUN folder", "recipe of a run": "RECIPE", "folder": "{} folder", "verb": "VERB"}
-"""What a verb requires before its flags, by what it takes."""
+"""The argument that a verb requires before its flags, by `Verb.takes`."""
 
 
 def place_of(token: Any, tokens: list[str], source: str) -> tuple[str, str]:

@@ -26,7 +26,6 @@ from lambert.engine.progress import aside, in_notebook
 from lambert.runs.result import Say, silent
 from lambert.text.memory import data_file, is_path, is_rows
 from lambert.verb import Verb, all_verbs, list_training, name_of, settings_of
-from lambert.verbs.settings.training import find_verb
 
 
 @contextmanager
@@ -60,7 +59,10 @@ def find_training_verb(recipe: object, settings: Mapping[str, Any], caller: str)
         raise UsageError(
             f"{caller}: give corpus for pre-training or data for fine-tuning, in the recipe or in the call."
         )
-    return find_verb(named & {"corpus", "data"})
+    own = "corpus" if "corpus" in named else "data"
+    return next(
+        one for one, kind in list_training().items() if own in {field.name for field in dataclasses.fields(kind)}
+    )
 
 
 def call_settings(verb: str, recipe: object, given: Mapping[str, Any]) -> Any:
@@ -96,7 +98,7 @@ def _nest(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_files(verb: Verb, recipe: object, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns keywords with the paths of files, which are written beside the run folder, instead of rows."""
+    """Writes keywords that are rows to files beside the run folder, and returns the keywords with their paths."""
     base = given.get("base") if verb.takes == "table" else None
     nested = {f"base__{name}": value for name, value in base.items()} if isinstance(base, Mapping) else {}
     found = {name: value for name, value in given.items() if not nested or name != "base"} | nested

@@ -12,11 +12,10 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Literal
 
-Takes = Literal["recipe", "table", "runs", "recipe of a run", "folder", "verb", "calls", "flags", "arguments"]
+Takes = Literal["recipe", "table", "runs", "recipe of a run", "folder", "verb", "flags", "arguments"]
 """What follows the name of a verb. recipe: an optional TOML file; table: one with a table of the verb's name, which has
 its settings; runs: run folders; recipe of a run: that of a verb that trains; folder: the folder that `first` names;
-verb: after the flags, another verb; calls: flags, and the verb calls other verbs; flags: flags only; arguments:
-arguments that another program defined."""
+verb: after the flags, another verb; flags: flags only; arguments: arguments that another program defined."""
 
 
 LESS_MEMORY = "Free memory that other programs use."
@@ -60,8 +59,8 @@ class Verb:
     rows: tuple[str, ...] = ()
     """Settings that the library also takes as rows in memory."""
     split: str = ""
-    """A function that separates what the command line does not parse: of the table of a recipe and its path if the verb
-    takes "table", otherwise of the tokens. It returns what is parsed, and other settings."""
+    """A function that separates the settings that the command line does not parse. Its arguments are the recipe and its
+    path if the verb takes "table", otherwise the tokens. It returns the part to parse, and the other settings."""
 
 
 @cache
@@ -73,7 +72,7 @@ def packages() -> tuple[ModuleType, ...]:
 
 
 def collect(name: str) -> Iterator[Any]:
-    """Yields what each of `packages` defines under a name, where it does."""
+    """Yields the value of a name in each of `packages` that defines it."""
     for package in packages():
         if (found := getattr(package, name, None)) is not None:
             yield found
@@ -87,7 +86,7 @@ def all_verbs() -> Mapping[str, Verb]:
 
 
 def load_provided(name: str) -> Any:
-    """Returns what a wing provides to the house under this name (`PROVIDES`)."""
+    """Returns the object that a wing provides to the house under this name (`PROVIDES`)."""
     return load(next(places[name] for places in collect("PROVIDES") if name in places))
 
 
@@ -98,7 +97,7 @@ def find(tokens: Sequence[str]) -> Verb | None:
 
 
 def load(place: str) -> Any:
-    """Returns what a place of a record names."""
+    """Imports the object at a place of a record and returns it."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(f"lambert.{module}"), name)
 

@@ -33,6 +33,7 @@ def faults(mode: str, **variables: str) -> int:
     return int(done.stdout.split()[-1])
 
 
+@pytest.mark.slow
 def test_pages_are_kept() -> None:
     assert faults("keep") < faults("leave") / 4  # some pages are lost where memory is short
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from json_lines import predict
 from odd_files import EXAMPLES, damaged, encoded, fuzz, some
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, LambertError, UsageError
-from lambert.tasks import TaskConfig, create, predict
+from lambert.tasks import TaskConfig, create
 from lambert.tasks.config import Columns, SquadConfig
 from lambert.text.tokenizers import tokenizer as tokenizers
 

@@ -13,14 +13,17 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from odd_files import EXAMPLES, fuzz
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 
 from lambert.core.errors import DataError
 from lambert.inference.input_files import InputFiles
-from lambert.tasks import Columns, TaskConfig
-from lambert.tasks.reading.table import labelled_rows, plain_label
+from lambert.tasks import Columns, TaskConfig, create
+from lambert.tasks.reading.table import plain_label, read_labelled_rows
 from lambert.wings.corpus.reading.pieces import normalise_newlines
 from lambert.wings.corpus.reading.readers import Layout, read
 
+TASK = create(TaskConfig(labels=("a", "b")), Tokenizer(WordPiece()))
 RIGHT = ("text", "label")
 NAMES = (RIGHT, RIGHT, RIGHT, ("Text", "LABEL"), (" text", "label "), ("TEXT", "Label"))
 LABELS = (
@@ -97,7 +100,7 @@ def trained(path: Path) -> tuple[list[tuple[str, str]], str]:
     """The rows that finetune, evaluate and sweep read, and why they refuse the file."""
     found: list[tuple[str, str]] = []
     try:
-        for _, row in labelled_rows(path, Columns(), []):
+        for _, row in read_labelled_rows(path, Columns(), []):
             found.append((row["text"], plain_label(row["label"])))
     except DataError as error:
         return found, str(error).removeprefix(str(path))
@@ -106,7 +109,7 @@ def trained(path: Path) -> tuple[list[tuple[str, str]], str]:
 
 def predicted(path: Path) -> tuple[list[str], list[str]]:
     try:
-        rows = list(InputFiles([path], TaskConfig()).rows())
+        rows = list(InputFiles([path], TASK).rows())
     except DataError as error:
         return [], [str(error).removeprefix(str(path))]
     errors = [str(row.error).removeprefix(str(path)) for row in rows if row.error is not None]
@@ -121,7 +124,7 @@ def prepared(path: Path) -> tuple[list[str], list[str]]:
 
 def continued(path: Path) -> list[str]:
     """The rows that predict reads if it is stopped after each one."""
-    files, found = InputFiles([path], TaskConfig()), []
+    files, found = InputFiles([path], TASK), []
     first = next(files.rows(), None)
     while first is not None:
         found.append(first.row["text"] if first.error is None else f"<{first.error}>")

@@ -13,7 +13,7 @@ from lambert.core.errors import LambertError
 from lambert.engine import metrics_file
 from lambert.inference.answer_file import input_identity
 from lambert.tasks import Columns
-from lambert.tasks.reading.table import labelled_rows
+from lambert.tasks.reading.table import read_labelled_rows
 from lambert.tasks.scores import examples
 from lambert.text import rows
 from lambert.text.tokenizers import tokenizer as tokenizers
@@ -32,7 +32,7 @@ def tokenizer(path: Path) -> None:
 
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
-    "labelled rows": ("train.csv", lambda path: list(labelled_rows(path, Columns(), []))),
+    "labelled rows": ("train.csv", lambda path: list(read_labelled_rows(path, Columns(), []))),
     "rows": ("rows.jsonl", lambda path: list(rows.lines(path))),
     "text": ("text.txt", lambda path: list(readers.read(path, readers.Layout()))),
     "Parquet": ("rows.parquet", lambda path: list(readers.read(path, readers.Layout()))),

@@ -111,7 +111,7 @@ def test_wrong_requests_are_answered(pretrained: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=rf"^max_length = {length} must be from 8 to 64, the model's positions\.$"):
             model.encode(TEXTS, max_length=length)
     with pytest.raises(UsageError, match="The encoder has 7 positions, fewer than 8: use one with more"):
-        TaskConfig().resolved(7)
+        TaskConfig().resolve_length(7)
     with pytest.raises(UsageError, match="takes texts, not int"):
         model.encode([1])  # type: ignore[list-item]
     with pytest.raises(DataError, match="No such model folder"):

@@ -22,7 +22,7 @@ def shape(hidden: int = 128) -> EncoderConfig:
 
 def test_what_a_recipe_names_is_kept() -> None:
     assert FreshEncoderConfig(init_range=0.1).shape(100) == EncoderConfig(vocabulary=100, init_range=0.1)
-    assert TaskConfig(max_length=64).resolved(32).max_length == 64
+    assert TaskConfig(max_length=64).resolve_length(32).max_length == 64
     assert FinetuneOptimConfig(lr=3e-5).resolved(shape()).lr == 3e-5
     for given in ({"steps": 7}, {"epochs": 0.5}, {"steps": 7, "epochs": 2.0}):
         settings: dict[str, Any] = dict(given)
@@ -75,7 +75,7 @@ def test_the_learning_rate_falls_with_the_width() -> None:
     [("classify", 512, 512), ("tag", 64, 64), ("squad", 512, 384), ("classify", 2048, 512)],
 )
 def test_the_length_is_the_models(task: str, positions: int, length: int) -> None:
-    assert TaskConfig(name=task).resolved(positions).max_length == length
+    assert TaskConfig(name=task).resolve_length(positions).max_length == length
 
 
 @pytest.mark.parametrize(("sequences", "steps"), [(48, 300), (3200, 300), (3201, 301), (32_000, 3000)])
@@ -84,9 +84,9 @@ def test_three_epochs_and_at_least_three_hundred_updates(sequences: int, steps: 
 
 
 def test_resolved_settings_stay_as_they_are() -> None:
-    task, optim = TaskConfig().resolved(), FinetuneOptimConfig().resolved(shape())
+    task, optim = TaskConfig().resolve_length(), FinetuneOptimConfig().resolved(shape())
     train = FinetuneTrainConfig().resolved(100)
-    assert (task.resolved(768), optim.resolved(shape(768)), train.resolved(10**6)) == (task, optim, train)
+    assert (task.resolve_length(768), optim.resolved(shape(768)), train.resolved(10**6)) == (task, optim, train)
 
 
 def test_warmup_steps_take_the_place_of_the_share() -> None:
@@ -110,4 +110,4 @@ def test_an_end_above_the_learning_rate_is_refused_once_it_is_known() -> None:
     config = FinetuneOptimConfig(end_lr=1e-4)
     assert dataclasses.replace(config, lr=1e-3).resolved(shape()).end_lr == 1e-4
     with pytest.raises(UsageError, match="end_lr"):
-        config.resolved(shape(768))
+        config.resolve_length(shape(768))

@@ -361,7 +361,7 @@ def test_found_recorded_and_kept_to_the_bit(
     said = r"micro-batches of up to ([\d,]+) tokens \("
     free = 80 * MB
     monkeypatch.setattr(microbatch, "free_memory", lambda device: free)
-    monkeypatch.setattr(microbatch, "kept_per_token", lambda *arguments, **settings: MB)
+    monkeypatch.setattr(microbatch, "bytes_per_token", lambda *arguments, **settings: MB)
     done = lambert("pretrain", out=tmp_path / "run", **same)
     assert done.code == 0, done.err
     (found,) = map(int, re.findall(said, done.err))

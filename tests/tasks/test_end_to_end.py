@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from json_lines import predict
 from task_cases import CASES, VOCABULARY, Case, conll, sentences
 from tokenizers import Tokenizer
 
@@ -15,7 +16,7 @@ from lambert.data.stream import sequential
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.folder import read_config
-from lambert.tasks import create, described, learn, predict
+from lambert.tasks import create, learn, parse_task
 
 Build = Callable[[list[str]], Tokenizer]
 
@@ -51,7 +52,7 @@ def test_learns_by_heart(words: Tokenizer, tmp_path: Path, case: Case) -> None:
     weights.save(model, tmp_path / "model", task.model_config())
 
     model = weights.load(tmp_path / "model")[0].eval()
-    task = create(described(read_config(tmp_path / "model")), words)
+    task = create(parse_task(read_config(tmp_path / "model")), words)
 
     def outputs_of(source: Any) -> Any:
         with torch.no_grad():
@@ -78,7 +79,7 @@ def test_a_pretrained_model_fills_masks(words: Tokenizer, tmp_path: Path) -> Non
     config = EncoderConfig(vocabulary=words.get_vocab_size(), hidden=32, intermediate=64, positions=64)
     weights.save(weights.fresh(config, {"mlm": 0, "nsp": 2}, seed=1), tmp_path, {})
     model = weights.load(tmp_path)[0].eval()
-    task = create(described(read_config(tmp_path)), words)
+    task = create(parse_task(read_config(tmp_path)), words)
     lines = [json.dumps({"text": text}) for text in ("[MASK] lives in [MASK].", "Ann [MASK] in Rome.")]
 
     def outputs_of(source: Any) -> Any:

@@ -19,7 +19,7 @@ from lambert.engine.precision import Precision
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.tasks import TaskConfig, learn
-from lambert.tasks.labels import LabelLoss, learnt
+from lambert.tasks.labels import LabelLoss, learn_labels
 
 Build = Callable[[list[str]], Tokenizer]
 WORDS = ["good", "bad", "film", "so"]
@@ -118,21 +118,21 @@ def test_sums_of_weights_do_not_depend_on_their_order() -> None:
 
 
 def test_labels_of_numbers_and_text_are_refused() -> None:
-    assert learnt([("x:1", "10"), ("x:2", "9")]) == ("9", "10")
-    assert learnt([("x:1", "b"), ("x:2", "a"), ("x:3", "b")]) == ("a", "b")
+    assert learn_labels([("x:1", "10"), ("x:2", "9")]) == ("9", "10")
+    assert learn_labels([("x:1", "b"), ("x:2", "a"), ("x:3", "b")]) == ("a", "b")
     with pytest.raises(DataError, match=r"^x:2: label 'label' is not a whole number, and label '1' \(x:1\) is one\."):
-        learnt([("x:1", "1"), ("x:2", "label"), ("x:3", "0"), ("x:4", "no")])
+        learn_labels([("x:1", "1"), ("x:2", "label"), ("x:3", "0"), ("x:4", "no")])
 
 
 def test_many_fractions_are_no_labels() -> None:
     """Steps of a scale may be."""
     numbers = [(f"x:{n}", f"{n / 8:.3f}") for n in range(11)]
-    assert len(learnt(numbers[:10])) == 10
+    assert len(learn_labels(numbers[:10])) == 10
     with pytest.raises(
         DataError, match=r'^x:0: label \'0\.000\' and 10 others are numbers and not whole.* task\.name = "regress"'
     ):
-        learnt(numbers)
-    assert len(learnt([*numbers, ("x:11", "high")])) == 12
+        learn_labels(numbers)
+    assert len(learn_labels([*numbers, ("x:11", "high")])) == 12
 
 
 def test_class_weights_that_do_not_fit(words: Tokenizer, path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import Columns, TaskConfig, create, described, learn, resolved, scored
+from lambert.tasks import Columns, TaskConfig, create, learn, parse_task, resolve, score_predictions
 from lambert.tasks.named import NAMED
 
 Build = Callable[[list[str]], Tokenizer]
@@ -70,12 +70,12 @@ def rows(path: Path, *found: dict[str, Any]) -> Path:
 def test_official_files(name: str, words: Tokenizer, tmp_path: Path) -> None:
     file, text, truth = OFFICIAL[name]
     path = written(tmp_path / file, text)
-    task, data = learn(resolved(TaskConfig(name=name), path), words, path)
+    task, data = learn(resolve(TaskConfig(name=name), path), words, path)
     assert data.truth_N.tolist() == truth
     assert task.config.name == NAMED[name].task
     assert task.config.metrics == NAMED[name].metrics
     assert (data.second is None) == (HUB[name][1] == "")
-    later = create(described(json.loads(json.dumps(task.model_config()))), words)
+    later = create(parse_task(json.loads(json.dumps(task.model_config()))), words)
     assert later.config == task.config
     assert later.read(path).truth_N.tolist() == truth
 
@@ -87,7 +87,7 @@ def test_files_of_the_hub(name: str, words: Tokenizer, tmp_path: Path) -> None:
     labels = range(len(NAMED[name].labels)) if NAMED[name].labels else [2.5, 5.0]
     pair = {text: "good film"} | ({text_b: "bad"} if text_b else {})
     path = rows(tmp_path / "x.jsonl", *({"idx": 7, **pair, "label": label} for label in labels))
-    task, data = learn(resolved(TaskConfig(name=name), path), words, path)
+    task, data = learn(resolve(TaskConfig(name=name), path), words, path)
     assert data.truth_N.tolist() == list(labels)
     columns = task.config.columns
     assert (columns.text, columns.text_b, columns.label) == (text, text_b, "label")
@@ -97,19 +97,19 @@ def test_files_of_the_hub(name: str, words: Tokenizer, tmp_path: Path) -> None:
 
 def test_own_settings_override(tmp_path: Path) -> None:
     path = rows(tmp_path / "x.jsonl", {"title": "a", "sentence": "b", "label": 1})
-    found = resolved(TaskConfig(name="glue/sst2", columns=Columns(text="title"), labels=("bad", "good")), path)
+    found = resolve(TaskConfig(name="glue/sst2", columns=Columns(text="title"), labels=("bad", "good")), path)
     assert (found.columns.text, found.columns.label, found.labels) == ("title", "label", ("bad", "good"))
-    assert resolved(TaskConfig(name="glue/sst2", metrics=("f1",)), path).metrics == ("f1",)
+    assert resolve(TaskConfig(name="glue/sst2", metrics=("f1",)), path).metrics == ("f1",)
 
 
 def test_other_tasks_are_left_as_they_are(tmp_path: Path) -> None:
     path = rows(tmp_path / "x.jsonl", {"text": "a", "label": 1})
     for name in ("classify", "regress", "squad", "tag", "mine:Task"):
-        assert resolved(TaskConfig(name=name), path) == TaskConfig(name=name)
+        assert resolve(TaskConfig(name=name), path) == TaskConfig(name=name)
 
 
 def test_tagging_takes_labels_and_the_score(tmp_path: Path) -> None:
-    found = resolved(TaskConfig(name="conll2003"), tmp_path / "none.jsonl")
+    found = resolve(TaskConfig(name="conll2003"), tmp_path / "none.jsonl")
     assert (found.name, found.metrics) == ("tag", ("span_f1", "f1"))
     assert found.columns == Columns(label_names=found.labels)
     assert found.labels == ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
@@ -120,13 +120,13 @@ def test_tagging_takes_labels_and_the_score(tmp_path: Path) -> None:
 )
 def test_unknown_names(name: str, near: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"task.name = '{name}' is unknown\. Did you mean '{near}'"):
-        resolved(TaskConfig(name=name), tmp_path / "x.tsv")
+        resolve(TaskConfig(name=name), tmp_path / "x.tsv")
 
 
 @pytest.mark.parametrize("name", ["superglue/wsc", "superglue/record"])
 def test_data_sets_that_no_task_can_read(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"^task\.name = '{name}' is not supported: the data set .*\.$"):
-        resolved(TaskConfig(name=name), tmp_path / "train.jsonl")
+        resolve(TaskConfig(name=name), tmp_path / "train.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_data_sets_that_no_task_can_read(name: str, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_files_of_other_layouts(name: str, file: str, text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
-        resolved(TaskConfig(name=name), written(tmp_path / file, text))
+        resolve(TaskConfig(name=name), written(tmp_path / file, text))
 
 
 def test_numbers_that_are_no_labels(words: Tokenizer, tmp_path: Path) -> None:
@@ -152,14 +152,14 @@ def test_numbers_that_are_no_labels(words: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"x\.jsonl:2: label '-1' is not among .*: negative, positive\. As numbers they are 0 to 1; -1 "
     ):
-        learn(resolved(TaskConfig(name="glue/sst2"), path), words, path)
+        learn(resolve(TaskConfig(name="glue/sst2"), path), words, path)
 
 
 def test_official_scores_come_first(words: Tokenizer, tmp_path: Path) -> None:
     path = written(tmp_path / "x.tsv", OFFICIAL["glue/mrpc"][1])
-    task, data = learn(resolved(TaskConfig(name="glue/mrpc"), path), words, path)
+    task, data = learn(resolve(TaskConfig(name="glue/mrpc"), path), words, path)
     chances = [np.array([0.1, 0.9]), np.array([0.2, 0.8])]
-    found = scored(task, data, chances)
+    found = score_predictions(task, data, chances)
     assert list(found)[:4] == ["f1", "f1_se", "accuracy", "accuracy_se"]
     assert found == task.score(data, chances)
     assert (found["f1"], found["accuracy"]) == (pytest.approx(2 / 3), 0.5)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from json_lines import predict
 from sklearn.metrics import f1_score
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import Columns, TaskConfig, create, described, learn, predict, resolved, scored
-from lambert.tasks.reading.multirc import answer_rows
-from lambert.tasks.reading.table import read_rows
-from lambert.tasks.reading.templates import columns_of, filled, is_template
+from lambert.tasks import Columns, TaskConfig, create, learn, parse_task, resolve, score_predictions
+from lambert.tasks.reading.table import answer_rows, read_rows
+from lambert.tasks.reading.templates import columns_of, fill, is_template
 
 Build = Callable[[list[str]], Tokenizer]
 # In the form of the official files (Roemmele et al. 2011; Pilehvar and Camacho-Collados 2019; Khashabi et al. 2018).
@@ -86,7 +86,7 @@ def written(path: Path, rows: list[Any]) -> Path:
 
 
 def read(name: str, path: Path, tokenizer: Tokenizer) -> tuple[Any, Any]:
-    return learn(resolved(TaskConfig(name=name), path), tokenizer, path)
+    return learn(resolve(TaskConfig(name=name), path), tokenizer, path)
 
 
 def texts(data: Any, tokenizer: Tokenizer) -> list[str]:
@@ -114,7 +114,7 @@ def test_copa(characters: Tokenizer, tmp_path: Path) -> None:
     ]
     hub = [{**row, "label": ("choice1", "choice2")[row["label"]]} for row in COPA]  # as a ClassLabel names them
     assert task.read(written(tmp_path / "hub.jsonl", hub)).truth_N.tolist() == [0, 1]
-    again = create(described(json.loads(json.dumps(task.model_config()))), characters)
+    again = create(parse_task(json.loads(json.dumps(task.model_config()))), characters)
     assert again.config == task.config
     unlabelled = [{key: row[key] for key in ("premise", "choice1", "choice2", "question")} for row in COPA]
     assert texts(again.parse(unlabelled, ["1", "2"]), characters) == texts(data, characters)
@@ -159,7 +159,7 @@ def test_multirc_in_both_forms(characters: Tokenizer, tmp_path: Path) -> None:
 
 def test_the_question_of_a_long_paragraph_is_not_cut(characters: Tokenizer, tmp_path: Path) -> None:
     path = written(tmp_path / "train.jsonl", MULTIRC)
-    _, data = learn(resolved(TaskConfig(name="superglue/multirc", max_length=60), path), characters, path)
+    _, data = learn(resolve(TaskConfig(name="superglue/multirc", max_length=60), path), characters, path)
     assert data.lengths_S.max() == 60
     assert texts(data, characters)[1].endswith(plain("[SEP] What did Susan want? Sleep [SEP]"))
 
@@ -184,7 +184,7 @@ def test_official_scores_of_multirc(characters: Tokenizer, tmp_path: Path) -> No
             zip(rows, said, strict=True), lambda pair: (pair[0]["idx"]["paragraph"], pair[0]["idx"]["question"])
         )
         matches = [all(row["label"] == answer for row, answer in pairs) for _, pairs in questions]
-        scores = scored(task, data, [np.eye(2)[said[n]] for n in order])
+        scores = score_predictions(task, data, [np.eye(2)[said[n]] for n in order])
         assert list(scores)[:4] == ["f1", "f1_se", "exact_match", "exact_match_se"]
         assert scores["f1"] == pytest.approx(f1_score([row["label"] for row in rows], said))
         assert scores["exact_match"] == pytest.approx(np.mean(matches))
@@ -246,4 +246,4 @@ def test_templates() -> None:
     assert columns_of("") == []
     assert columns_of("{a}: {b.c} {d|x=1|y=2}") == ["a", "b.c", "d"]
     assert [is_template(name) for name in ("text", "a {b}", "{}")] == [False, True, False]
-    assert filled("{a}, {b|x=one|=none}!", {"a": "{b}", "b": ""}.__getitem__, "f:1") == "{b}, none!"
+    assert fill("{a}, {b|x=one|=none}!", {"a": "{b}", "b": ""}.__getitem__, "f:1") == "{b}, none!"

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from json_lines import predict
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import TASKS, Columns, SquadConfig, TaskConfig, check_metrics, create, described, learn, predict
-from lambert.tasks.task import stored, write_rows
+from lambert.tasks import TASKS, Columns, SquadConfig, TaskConfig, check_metrics, create, learn, parse_task
+from lambert.tasks.task import describe_task, write_rows
 
 Build = Callable[[list[str]], Tokenizer]
 
@@ -29,8 +30,8 @@ def test_descriptions_read_back_equal() -> None:
         name="squad", max_length=99, labels=("b", "a"), top=3,
         columns=Columns(text="1", text_b="2", header=True), squad=SquadConfig(version="2.0", null_threshold=-1.5),
     )  # fmt: skip
-    assert described(json.loads(json.dumps(stored(config)))) == config
-    assert described(stored(TaskConfig())) == TaskConfig()
+    assert parse_task(json.loads(json.dumps(describe_task(config)))) == config
+    assert parse_task(describe_task(TaskConfig())) == TaskConfig()
 
 
 @pytest.mark.parametrize(
@@ -49,21 +50,21 @@ def test_rows_to_predict_have_the_names_of_columns_as_keys(columns: Columns, key
 
 def test_descriptions_of_other_origin() -> None:
     labels = {"1": "b", "0": "a"}
-    assert described({"architectures": ["BertForSequenceClassification"], "id2label": labels}).labels == ("a", "b")
-    assert described({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x"}}).name == "regress"
-    assert described({"architectures": ["BertForTokenClassification"], "id2label": labels}).name == "tag"
-    assert described({"architectures": ["BertForQuestionAnswering"]}).name == "squad"
-    assert described({"architectures": ["BertForPreTraining"]}) == TaskConfig(name="mask")
-    assert described({}, "squad").name == "squad"
+    assert parse_task({"architectures": ["BertForSequenceClassification"], "id2label": labels}).labels == ("a", "b")
+    assert parse_task({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x"}}).name == "regress"
+    assert parse_task({"architectures": ["BertForTokenClassification"], "id2label": labels}).name == "tag"
+    assert parse_task({"architectures": ["BertForQuestionAnswering"]}).name == "squad"
+    assert parse_task({"architectures": ["BertForPreTraining"]}) == TaskConfig(name="mask")
+    assert parse_task({}, "squad").name == "squad"
     with pytest.raises(UsageError, match="fine-tuned for the task 'classify', not 'squad'"):
-        described(stored(TaskConfig()), "squad")
+        parse_task(describe_task(TaskConfig()), "squad")
     for damaged in ({"name": "classify", "colour": "red"}, {"labels": 3}, {"columns": "text"}, "classify"):
         with pytest.raises(DataError, match="does not describe its task correctly"):
-            described({"lambert": {"task": damaged}})
+            parse_task({"lambert": {"task": damaged}})
     with pytest.raises(DataError, match="does not describe its task correctly"):
-        described({"lambert": "squad"})
+        parse_task({"lambert": "squad"})
     with pytest.raises(DataError, match=r"The model's config\.json has id2label = \{'O': '0'\}; it must be an object"):
-        described({"architectures": ["BertForTokenClassification"], "id2label": {"O": "0"}})
+        parse_task({"architectures": ["BertForTokenClassification"], "id2label": {"O": "0"}})
 
 
 @pytest.mark.parametrize(
@@ -133,9 +134,9 @@ def test_a_task_from_outside_has_the_defaults_of_the_base_class(mine: str, words
     check_metrics(task, ["a score that is not known"])
     assert task.examples(None, []) is None
     assert not task.has_examples
-    assert task.tuned(None, []) is task
+    assert task.tune(None, []) is task
     assert task.with_top(0) is task
-    assert (task.model_files(8), task.width(8), task.model_config()) == ({}, 8, stored(task.config))
+    assert (task.model_files(8), task.width(8), task.model_config()) == ({}, 8, describe_task(task.config))
     assert task.write(tmp_path / "x.jsonl", None, [1, 2]) == [tmp_path / "x.jsonl"]
     assert (tmp_path / "x.jsonl").read_text() == '{"n": 1}\n{"n": 2}\n'
     with pytest.raises(UsageError, match="top is for classify"):
@@ -170,37 +171,27 @@ def test_importing_the_settings_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_lines_that_cannot_be_predicted(words: Tokenizer) -> None:
-    task = create(TaskConfig(labels=("a", "b")), words)
-    good = '{"text": "ann"}'
-
-    def outputs(data: Any) -> list[dict[str, torch.Tensor]]:
-        return [{"label": torch.zeros(data.size(0), 2)}]
-
-    for bad, message in (
-        ("{", r"line 3 is not JSON \([^:]*\)\.$"),
-        ("[" * 100_000, "line 3 is not JSON"),
-        ("[1]", "line 3 is not a JSON object"),
-        ("{}", "line 3: 'text' is"),
-    ):
-        found = predict(task, outputs, [good, "", bad], chunk=1)
-        assert next(found)["label"] == "a"
-        with pytest.raises(DataError, match=message):
-            next(found)
-
-
-def test_prediction_streams(words: Tokenizer) -> None:
-    task = create(TaskConfig(labels=("a", "b")), words)
-    taken = []
-
-    def lines() -> Any:
-        for number in range(10):
-            taken.append(number)
-            yield '{"text": "ann"}'
-
-    found = predict(task, lambda data: [{"label": torch.zeros(data.size(0), 2)}], lines(), chunk=2)
-    next(found)
-    assert len(taken) == 2
+@pytest.mark.parametrize(
+    ("task", "columns", "expected"),
+    [
+        ("classify", Columns(), ["text"]),
+        ("classify", Columns(text="sentence"), ["sentence"]),
+        ("classify", Columns(text="1", text_b="2"), ["text", "text_b"]),
+        ("regress", Columns(text="one", text_b="two"), ["one", "two"]),
+        ("classify", Columns(text="{title}: {body}"), ["title", "body"]),
+        ("classify", Columns(text_b="text_b", text_b_optional=True), ["text"]),
+        ("multilabel", Columns(text="{body}"), ["body"]),
+        ("choice", Columns(), ["text", "choices"]),
+        ("choice", Columns(text="a", text_b="b", choices=("x", "y")), ["a", "b", "x", "y"]),
+        ("squad", Columns(), ["question", "context"]),
+        ("tag", Columns(text="1"), ["text"]),
+        ("mask", Columns(), ["text"]),
+        ("embed", Columns(text="a", text_b="b"), ["a"]),
+    ],
+)
+def test_the_keys_that_a_model_reads(task: str, columns: Columns, expected: list[str], words: Tokenizer) -> None:
+    config = TaskConfig(task, columns=columns, labels=("a", "b"))
+    assert create(config, words).inputs()[0] == expected
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def started(out: Path, *, short: bool = False, monkeypatch: pytest.MonkeyPatch) 
             (out / "pretrain" / "scores.json").write_text('{"mlm": 2.0}')
         return COMPARED if tokens[0] == "compare" else None
 
-    done = demo.run(demo.DemoConfig(out, short), call)
+    with monkeypatch.context() as context:
+        context.setattr(cli, "call", call)
+        done = demo.run(demo.DemoConfig(out, short))
     assert done.folder == out / "names-pretrained" / "seed-1"
     assert done.scores == ({"mlm": 2.0} if short else {"mlm": 2.0, "f1": 0.5, "f1_scratch": 0.25})
     return found

@@ -5,36 +5,18 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import nearest
 from lambert.core.unsupported import CONLL, refuse_archive
 from lambert.inference.input_rows import START, InputRow, Position, input_row
-from lambert.tasks import TaskConfig
-from lambert.tasks.reading.table import named
+from lambert.tasks import Task
+from lambert.tasks.reading.table import list_columns
 from lambert.tasks.reading.templates import columns_of
-from lambert.tasks.tag.conll import word_column
 from lambert.text.read_row import placed
 from lambert.text.rows import JSON, KNOWN, TABLES, RowFile, kind, opened
 from lambert.text.streams import sheet
-
-
-def columns_read(config: TaskConfig) -> tuple[list[str], list[str]] | None:
-    """Returns the columns that rows to predict must have, and those that they may have; None if the task is from
-    outside. A column "a.b" is the key b of the object in the column a."""
-    columns = config.columns
-    names = [name for text in columns.row_keys() for name in columns_of(text)]
-    may = [names.pop()] if columns.text_b_optional else []
-    found: dict[str, tuple[list[str], list[str]]] = {
-        **dict.fromkeys(("classify", "multilabel", "regress"), (names, may)),
-        "choice": ([*names, *columns.choices], []),
-        "squad": (["question", "context"], []),
-        "tag": ([], [word_column(columns), "text"]),
-        "embed": (names[:1], ["prompt_b", "prompt_name"]),
-        "mask": (["text"], []),
-    }
-    return found.get(config.name)
 
 
 class InputFiles:
@@ -42,7 +24,7 @@ class InputFiles:
 
     Args:
         paths: The files.
-        config: The task, which says what columns it reads.
+        task: The task, which says what columns it reads; all of the file are read for one from outside.
         keep: Further columns to read.
 
     Raises:
@@ -50,9 +32,9 @@ class InputFiles:
         DataError: A file does not exist, or is a spreadsheet.
     """
 
-    def __init__(self, paths: Sequence[Path], config: TaskConfig, keep: Sequence[str] = ()) -> None:
-        self.paths, self._config, self._keep = paths, config, [*keep]
-        self._columns = columns_read(config)
+    def __init__(self, paths: Sequence[Path], task: Task[Any, Any], keep: Sequence[str] = ()) -> None:
+        self.paths, self._config, self._keep = paths, task.config, [*keep]
+        self._columns = None if ":" in task.config.name else task.columns_read()
         for path in paths:
             refuse_archive(path)
             if not path.is_file():
@@ -88,7 +70,7 @@ class InputFiles:
     ) -> Iterator[InputRow]:
         columns = self._config.columns
         kept = [*self._keep, *chain.from_iterable(self._columns or ())]
-        file = RowFile(path, stream, kind(path), named(columns), columns.header, kept, self.notes)
+        file = RowFile(path, stream, kind(path), list_columns(columns), columns.header, kept, self.notes)
         only = None
         given = [name for text in (columns.text, columns.text_b) for name in columns_of(text)]
         copies: dict[str, str] = {}

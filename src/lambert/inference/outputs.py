@@ -31,7 +31,7 @@ from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.model.initial_head import PREDICTED
-from lambert.tasks import Task, TaskConfig, create, needed_roles
+from lambert.tasks import Task, TaskConfig, create, list_roles
 from lambert.tasks.config import Columns, OtherColumns
 from lambert.tasks.model_folder import task_of
 from lambert.tasks.reading.files import digest
@@ -80,15 +80,16 @@ def load_task(
     settings = layout.read_config(folder)
     layout.check_family(settings, folder)
     config = task_of(folder, settings, name)
-    tokenizer = tokenizers.load(folder, needs=needed_roles(config.name))
+    tokenizer = tokenizers.load(folder, needs=list_roles(config.name))
     check_named(config.name, (*code, name), "lambert.task.name", folder / layout.CONFIG)
     if columns is not None:
-        config = replace(config, columns=columns.over(config.columns))
+        columns = columns.over(config.columns) if isinstance(columns, OtherColumns) else columns
+        config = replace(config, columns=columns)
     if squad and config.name != "squad":
         raise UsageError(f"{' and '.join(squad)} is for squad, not for {config.name!r}, the task of {folder}.")
     config = replace(config, squad=replace(config.squad, **squad))
     positions = layout.encoder_config(settings, folder, code).positions
-    length = min(config.resolved(positions).max_length, positions)
+    length = min(config.resolve_length(positions).max_length, positions)
     task = create(replace(config, max_length=length), tokenizer)
     if isinstance(task, Embed):
         task.layers = sentence_transformers.layers(folder)

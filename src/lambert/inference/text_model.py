@@ -29,13 +29,13 @@ from lambert.model.folder import model_folder, read_config
 from lambert.model.heads import Model
 from lambert.model.pooling import modes_of, pooled, pooling_of
 from lambert.model.publish import publish
-from lambert.tasks import Outputs, Row, Task, TaskConfig, asked, scored
+from lambert.tasks import Outputs, Row, Task, TaskConfig, make_request, score_predictions
 from lambert.tasks.card import card_of_converted
 from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, OtherColumns
-from lambert.tasks.reading.bad_rows import readable
-from lambert.tasks.reading.mismatch import using_a_model
+from lambert.tasks.reading.mismatch import advise_model_user
 from lambert.tasks.reading.templates import columns_of, is_template
 from lambert.tasks.reading.unknown import unknown_notes
+from lambert.tasks.task import make_readable_request
 from lambert.tasks.vectors import sentence_transformers
 from lambert.tasks.vectors.embed import Embed
 from lambert.tasks.vectors.similarity import similarity
@@ -200,7 +200,7 @@ class TextModel:
         """
         places = places or [f"text {number}" for number in range(1, len(texts) + 1)]
         rows = [self._row(text, place) for text, place in zip(texts, places, strict=True)]
-        data, finish = asked(self.task.with_top(top), rows, places)
+        data, finish = make_request(self.task.with_top(top), rows, places)
         return Request(self._work, data, finish)
 
     def readable(
@@ -216,7 +216,7 @@ class TextModel:
             except UsageError as error:
                 errors[number] = error
         kept = [*rows]
-        found = readable(self.task.with_top(top), [*rows.values()], [places[number] for number in kept])
+        found = make_readable_request(self.task.with_top(top), [*rows.values()], [places[number] for number in kept])
         errors |= {kept[at]: error for at, error in found[2].items()}
         request = Request(self._work, *found[1]) if found[1] is not None else None
         return [kept[at] for at in found[0]], request, errors
@@ -369,7 +369,7 @@ class TextModel:
 
         for line in named(line for line in read.notes if line.startswith("note: ")):
             warnings.warn(line, stacklevel=2)
-        scores = scored(self.task, read, self.task.predictions(read, self.outputs(read)))
+        scores = score_predictions(self.task, read, self.task.predictions(read, self.outputs(read)))
         return Scores(scores, named(self.notes(path, read)))
 
     def notes(self, path: Path, data: Any) -> tuple[str, ...]:
@@ -403,7 +403,7 @@ class TextModel:
         """Reads a labelled file as a Source. Raises UsageError for a model that was not fine-tuned."""
         if self.task.config.name == "mask":
             raise UsageError(f"{self.path} is not fine-tuned, so it has no task to score: use `lambert finetune`.")
-        with using_a_model():
+        with advise_model_user():
             return self.task.read(path)
 
     def outputs(self, source: Source, advance: Callable[[int], None] = lambda sequences: None) -> Outputs:

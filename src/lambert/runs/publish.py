@@ -15,7 +15,7 @@ from lambert.model.heads import Model
 from lambert.model.publish import NotFinite, publish
 from lambert.runs.config import RunConfig
 from lambert.runs.result import SCORES
-from lambert.tasks.card import Origin, beginning, fenced, plain, use
+from lambert.tasks.card import Origin, fence, format_heading, plain, use
 from lambert.tasks.config import TaskConfig
 from lambert.text.tokenizers import tokenizer as tokenizers
 
@@ -68,12 +68,12 @@ def card(model: Model, config: RunConfig, scores: Mapping[str, float], trained: 
     base = None if getattr(config, "random_init", False) or config.init is None else Origin.of(config.init)
     task = trained.task if trained else None
     return (
-        beginning(model, config.out.name, base, task)
+        format_heading(model, config.out.name, base, task)
         + (_data(trained) if trained else "")
         + (f"## Held-out scores\n\n| score | value |\n|---|---|\n{rows}\n" if scores else "")
         + (_limits(trained, config) if trained else "")
         + f"## Use\n\n{use(model, task)}"
-        f"## Recipe\n\n{fenced(settings.text(config), 'toml')}"
+        f"## Recipe\n\n{fence(settings.text(config), 'toml')}"
     )
 
 

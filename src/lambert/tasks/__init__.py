@@ -1,7 +1,7 @@
 """Labelled text: the objectives, predictions and scores of fine-tuning tasks.
 
 task, train = learn(config.task, tokenizer, train_file)             # fine-tuning: labels come from the file
-task = create(described(model_config), tokenizer)                   # later: the model folder knows its task
+task = create(parse_task(model_config), tokenizer)                  # later: the model folder knows its task
 data = task.read(file)                                              # a core.batch.Source
 predictions = task.predictions(data, outputs)                       # model.outputs(batch) of every batch in order
 scores = task.score(data, predictions)
@@ -9,12 +9,12 @@ scores = task.score(data, predictions)
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from lambert.core.registry import Kind, choose, lookup
-from lambert.tasks import named
+from lambert.core.registry import Kind, lookup
 from lambert.tasks.config import TASKS, Columns, EmbedConfig, SquadConfig, TaskConfig
-from lambert.tasks.task import Outputs, Row, Task, answers, asked, check_metrics, described, predict, scored
+from lambert.tasks.named import resolve
+from lambert.tasks.task import Outputs, Row, Task, check_metrics, make_request, parse_task, score_predictions
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -25,44 +25,45 @@ KIND = Kind(
 )  # fmt: skip
 
 __all__ = [
-    "TASKS", "Columns", "EmbedConfig", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
-    "answers", "asked", "check_metrics", "create", "described", "learn", "needed_roles", "predict", "resolved",
-    "scored", "task_class",
+    "TASKS",
+    "Columns",
+    "EmbedConfig",
+    "Outputs",
+    "Row",
+    "SquadConfig",
+    "Task",
+    "TaskConfig",
+    "check_metrics",
+    "create",
+    "learn",
+    "list_roles",
+    "make_request",
+    "parse_task",
+    "resolve",
+    "score_predictions",
+    "task_class",
 ]  # fmt: skip
 
 
 def task_class(config: TaskConfig) -> type[Task[Any, Any]]:
-    """Returns the class of a task, one from outside only if it derives from `Task`. Raises UsageError for an unknown
-    name."""
+    """Returns the class of a task. Raises UsageError for an unknown name or a class that is no `Task`."""
     found: Any = lookup(TASKS, config.name, "task.name", KIND)
     if isinstance(found, str):
         module, _, name = found.partition(":")
         found = getattr(importlib.import_module(module), name)
-    kind: type[Task[Any, Any]] = found
-    return kind
+    return cast("type[Task[Any, Any]]", found)
 
 
-def needed_roles(name: str) -> tuple[str, ...]:
+def list_roles(name: str) -> tuple[str, ...]:
     """Returns the roles of the special tokens that the vocabulary must have for the task of this name."""
     return ("cls", "sep", "mask") if name == "mask" else ("cls", "sep")
 
 
-def resolved(config: TaskConfig, path: Path) -> TaskConfig:
-    """Returns the settings of the ordinary task for the name of a data set such as glue/mrpc, whose labelled file is
-    `path`, and with the labels that the file declares. Raises UsageError for an unknown name."""
-    if ":" not in config.name:
-        choose({**TASKS, **named.NAMED, **named.REFUSED}, config.name, "task.name")
-    return named.resolved(config, path)
-
-
 def create(config: TaskConfig, tokenizer: "Tokenizer") -> Task[Any, Any]:
-    """Returns the task of a complete description, with labels, as `described` reads it from a model folder."""
-    task: Task[Any, Any] = task_class(config)(config.resolved(), tokenizer)
-    return task
+    """Returns the task of a complete description, with labels, as `parse_task` reads it from a model folder."""
+    return task_class(config)(config.resolve_length(), tokenizer)
 
 
 def learn(config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Task[Any, Any], Any]:
-    """Returns the task, its description completed from the training file, and the training data: a Source with
-    targets."""
-    learnt: tuple[Task[Any, Any], Any] = task_class(config).learn(config.resolved(), tokenizer, path)
-    return learnt
+    """Returns the task, completed from the training file, and the training data, a Source with targets."""
+    return task_class(config).learn(config.resolve_length(), tokenizer, path)

@@ -53,10 +53,10 @@ class Origin:
 def card_of_converted(model: Model, out: Path, source: Path, task: TaskConfig) -> str:
     """Returns the model card of a folder that was converted from another: its shape, its origin, and how to load it."""
     known = None if task.name == "mask" else task
-    return f"{beginning(model, out.name, Origin.of(source), known)}## Use\n\n{use(model, known)}".rstrip() + "\n"
+    return f"{format_heading(model, out.name, Origin.of(source), known)}## Use\n\n{use(model, known)}".rstrip() + "\n"
 
 
-def beginning(model: Model, name: str, base: Origin | None, task: TaskConfig | None) -> str:
+def format_heading(model: Model, name: str, base: Origin | None, task: TaskConfig | None) -> str:
     """Returns the metadata, the title and the shape of a model with this name."""
     shape = model.config
     size = sum(parameter.numel() for parameter in model.parameters())
@@ -82,8 +82,8 @@ def _front(model: Model, base: Origin | None, task: TaskConfig | None) -> str:
     name = task.name if task else "mask" if "mlm" in model.objectives else ""
     lines = {
         "library_name": library,
-        "license": _scalar(base.license) if base else "",
-        "base_model": _quoted(base.name) if base else "",
+        "license": _format_scalar(base.license) if base else "",
+        "base_model": _quote(base.name) if base else "",
         "pipeline_tag": PIPELINES.get(name, ""),
         "tags": f"[{DEFAULT if model.config.custom_block else model.config.block}, lambert]",
     }
@@ -91,12 +91,11 @@ def _front(model: Model, base: Origin | None, task: TaskConfig | None) -> str:
 
 
 def use(model: Model, task: TaskConfig | None) -> str:
-    """Returns the text that says how to load the model: with Lambert, and with the library that reads the folder. The
-    snippets run in the folder."""
+    """Returns the section of the card on how to load the model. Its snippets run in the model folder."""
     shape = model.config
     code = f", code=[{json.dumps(shape.block)}]" if shape.custom_block else ""
     own = f'import lambert\n\nmodel = lambert.load("."{code})\nprint({_call(model, task)})\n'
-    said = fenced(own, "python") + "\n"
+    said = fence(own, "python") + "\n"
     if shape.custom_block:
         return (
             f"{said}Its layers are of the class {plain(shape.block)}, which must be importable and named by `--code`. "
@@ -115,7 +114,7 @@ def use(model: Model, task: TaskConfig | None) -> str:
         theirs = f"from transformers import AutoModel{has}{head}, AutoTokenizer\n\n"
         theirs += f'tokenizer = AutoTokenizer.from_pretrained(".")\nmodel = AutoModel{has}{head}.from_pretrained(".")\n'
         theirs += _inputs(task) + "outputs = model(**inputs)\n"
-    return f"{said}{fenced(theirs, 'python')}\n"
+    return f"{said}{fence(theirs, 'python')}\n"
 
 
 def _call(model: Model, task: TaskConfig | None) -> str:
@@ -159,10 +158,10 @@ _MARKUP = re.compile(r"[\\`*\[\]<>|&~$#@]|:(?=//)|(?<=www)\.|(?<![A-Za-z0-9])_|_
 
 def plain(text: str) -> str:
     """Returns a line of Markdown that shows the text unchanged."""
-    return _MARKUP.sub(r"\\\g<0>", _printable(text))
+    return _MARKUP.sub(r"\\\g<0>", _blank_unprintable(text))
 
 
-def _printable(text: str) -> str:
+def _blank_unprintable(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
@@ -170,17 +169,17 @@ _WORD = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[A-Za-z][A-Za-z0-
 """A text that YAML reads as a text without quotation marks."""
 
 
-def _scalar(text: str) -> str:
+def _format_scalar(text: str) -> str:
     """Returns a text as YAML has it."""
-    return text if not text or _WORD.fullmatch(text) else _quoted(text)
+    return text if not text or _WORD.fullmatch(text) else _quote(text)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Returns a text as YAML and JSON have it, in quotation marks."""
-    return json.dumps(_printable(text), ensure_ascii=False)
+    return json.dumps(_blank_unprintable(text), ensure_ascii=False)
 
 
-def fenced(text: str, language: str) -> str:
+def fence(text: str, language: str) -> str:
     """Returns a code block whose fence is longer than any in the text (CommonMark, section 4.5)."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)

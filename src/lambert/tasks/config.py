@@ -95,10 +95,6 @@ class Columns:
         text = "text" if not self.text or self.text.isdecimal() else self.text
         return text, "text_b" if self.text_b.isdecimal() else self.text_b
 
-    def over(self, columns: Self) -> Self:
-        """Returns these columns: unlike OtherColumns, nothing is taken from `columns`."""
-        return self
-
 
 @dataclass(frozen=True, slots=True)
 class OtherColumns:
@@ -262,8 +258,9 @@ class EmbedConfig:
         """Returns whether vectors have length 1."""
         return self.loss != "margin" if self.normalize is None else self.normalize
 
-    def compared(self) -> str:
-        """Returns the name of the function by which vectors are compared."""
+    @property
+    def similarity_name(self) -> str:
+        """The name of the function that compares vectors."""
         return self.similarity or ("dot" if self.loss == "margin" else "cosine")
 
     def named_prompts(self) -> dict[str, str]:
@@ -363,7 +360,7 @@ class TaskConfig:
                 f"task.long_text = {self.long_text!r} divides single texts, not pairs: unset it or task.columns.text_b."
             )
 
-    def resolved(self, positions: int = LONGEST) -> Self:
+    def resolve_length(self, positions: int = LONGEST) -> Self:
         """Returns these settings with `max_length` for an encoder with this many positions. Raises UsageError if the
         encoder has too few."""
         if positions < SHORTEST:

@@ -44,7 +44,7 @@ class Teacher:
         lacking_N = soft_NL.isnan().any(1)
         if lacking_N.any():
             soft_NL[lacking_N] = _masses(target.labels_N[lacking_N], soft_NL.shape[1])
-        return _softened(target, soft_NL, share, self.temperature)
+        return _soften(target, soft_NL, share, self.temperature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,10 @@ class SpanTeacher:
         """Returns the targets of these windows with the teacher's predictions."""
         bounds = self.bounds_S1
         soft_T2 = np.concatenate([self.soft_T2[bounds[window] : bounds[window + 1]] for window in windows_S])
-        return _softened(target, torch.from_numpy(soft_T2), self.share, self.temperature)
+        return _soften(target, torch.from_numpy(soft_T2), self.share, self.temperature)
 
 
-def _softened(target: Target, soft_NL: Tensor, share: float, temperature: float) -> SoftTarget:
+def _soften(target: Target, soft_NL: Tensor, share: float, temperature: float) -> SoftTarget:
     return SoftTarget(
         target.at_N, target.labels_N, target.weights_N, soft_NL=soft_NL, share=share, temperature=temperature
     )
@@ -108,8 +108,7 @@ def check_teacher(config: TaskConfig, teacher: TaskConfig) -> None:
 
 
 def teacher_of(values: Floats, config: TaskConfig, theirs: Sequence[str], share: float, temperature: float) -> Teacher:
-    """Returns the teacher with these values [N], or probabilities [N, L] of labels in the order `theirs`, for a student
-    of the task `config`."""
+    """Returns the teacher of the task `config`, from values [N] or probabilities [N, L] of the labels `theirs`."""
     if config.labels:
         values = values[:, [theirs.index(label) for label in config.labels]]
     return Teacher(values, share, 0.0 if config.name in _MIXED else temperature)

@@ -1,10 +1,10 @@
-"""The labels of a training file, and what each counts in the training loss."""
+"""The labels of a training file, and their weights in the training loss."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from lambert.core.batch import Ints, Target, exact_weights
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.reading.label_names import is_number, whole
-from lambert.tasks.reading.table import ordered
+from lambert.tasks.reading.table import sort_labels
 from lambert.tasks.scores.metrics import Floats
 from lambert.text.tables import as_seen
 
@@ -24,8 +24,8 @@ _FRACTIONS = 10
 """Fractions up to which they may be names of classes, such as steps of a scale; ours."""
 
 
-def learnt(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Returns the distinct labels of (place, label), sorted as by `table.ordered`. If all are whole numbers, 1.0 is 1.
+def learn_labels(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Returns the distinct labels of (place, label), sorted as by `sort_labels`. If all are whole numbers, 1.0 is 1.
 
     Raises DataError if some are whole numbers and others are not, which is mostly a mistake in the file: a second
     header, or a shifted column; or if they are many numbers that are not whole, which is regression.
@@ -47,7 +47,7 @@ def learnt(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
             f"{places[texts[0]]}: label {shown(texts[0])} and {len(texts) - 1:,} others are numbers and not whole. "
             'To predict numbers, set task.name = "regress"; if they are names, list them in task.labels.'
         )
-    return ordered([*places])
+    return sort_labels([*places])
 
 
 def check_different(values_N: npt.ArrayLike, name: str, path: Path) -> None:
@@ -59,9 +59,8 @@ def check_different(values_N: npt.ArrayLike, name: str, path: Path) -> None:
         )
 
 
-def absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Returns a note with the labels that no example of a file has, if there are any. `counts_L`: examples with each
-    label."""
+def note_absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    """Returns a note that lists the labels without an example, if there are any. `counts_L`: examples of each label."""
     names = [shown(labels[label]) for label in np.flatnonzero(counts_L == 0)]
     if not names:
         return ()
@@ -69,28 +68,22 @@ def absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[str, ..
     return (f"note: no row of {path} has the label{'s' * (len(names) > 1)} {listed}.",)
 
 
-def doubtful(labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Returns notes about labels of a training file that may mean something else than classes of their own: names that
-    differ in case only or look alike, numbers that differ in leading zeros only, numbers with decimal commas, names of
-    missing values."""
-    forms: dict[str, list[str]] = {}
-    shapes: dict[str, list[str]] = {}
-    for label in labels:
-        forms.setdefault(label.casefold(), []).append(label)
-        shapes.setdefault(as_seen(label), []).append(label)
-    numbers: dict[str, list[str]] = {}
-    for label in filter(is_number, labels):
-        numbers.setdefault(label.lstrip("0") or "0", []).append(label)
+def note_doubtful(labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    """Returns notes about labels that may not be classes of their own: names that differ in case only or look alike,
+    numbers that differ in leading zeros only, numbers with decimal commas, names of missing values."""
     commas = [label for label in labels if _COMMA.fullmatch(label)]
     every = all(_COMMA.fullmatch(label) or is_number(label) for label in labels)
     found = [
-        ("differ in case only and are classes of their own", _several(forms)),
+        ("differ in case only and are classes of their own", _list_alike(labels, str.casefold)),
         (
             "differ only in characters that are not seen, in white space or in their width, and are classes of their "
             "own",
-            _several(shapes),
+            _list_alike(labels, as_seen),
         ),
-        ("differ in leading zeros only and are classes of their own", _several(numbers)),
+        (
+            "differ in leading zeros only and are classes of their own",
+            _list_alike(filter(is_number, labels), lambda label: label.lstrip("0") or "0"),
+        ),
         (
             'look like numbers with a decimal comma and are classes here (for task.name = "regress", write a point)',
             [shown(label) for label in commas] if every else [],
@@ -112,28 +105,22 @@ _MISSING = frozenset({"nan", "NaN", "None", "null", "NULL", "N/A", "n/a", "#N/A"
 """What pandas, spreadsheets and programs write for a missing value; "none" and "NA" are left out, which are names."""
 
 
-def _several(forms: Mapping[str, Sequence[str]]) -> list[str]:
-    return [" and ".join(map(shown, same)) for same in forms.values() if len(same) > 1]
+def _list_alike(labels: Iterable[str], key: Callable[[str], str]) -> list[str]:
+    """Returns the groups of several labels with the same key."""
+    groups: dict[str, list[str]] = {}
+    for label in labels:
+        groups.setdefault(key(label), []).append(shown(label))
+    return [" and ".join(same) for same in groups.values() if len(same) > 1]
 
 
-def check_class_weights(config: TaskConfig) -> None:
-    """Raises UsageError if the number of class weights is not that of the labels."""
-    if config.class_weights != "balanced":
-        _check_one_for_each("class_weights has {} weights", config.class_weights, config.labels)
-
-
-def check_label_thresholds(config: TaskConfig) -> None:
-    """Raises UsageError if the number of thresholds is not that of the labels."""
-    if config.label_thresholds != "best":
-        _check_one_for_each("label_thresholds has {} thresholds", config.label_thresholds, config.labels)
-
-
-def _check_one_for_each(what: str, values: tuple[float, ...], labels: tuple[str, ...]) -> None:
-    if values and len(values) != len(labels):
+def check_one_for_each(config: TaskConfig, setting: Literal["class_weights", "label_thresholds"]) -> None:
+    """Raises UsageError if the setting has numbers, and not one for each label."""
+    values, labels = getattr(config, setting), config.labels
+    if values and not isinstance(values, str) and len(values) != len(labels):
         listed = ", ".join(labels[:10]) + (", ..." if len(labels) > 10 else "")
         raise UsageError(
-            f"task.{what.format(len(values))}, and there are {len(labels)} labels: give one for each of {listed}, in "
-            "this order."
+            f"task.{setting} has {len(values)} {setting.partition('_')[2]}, and there are {len(labels)} labels: give "
+            f"one for each of {listed}, in this order."
         )
 
 

@@ -14,7 +14,7 @@ from lambert.tasks.config import TaskConfig
 from lambert.tasks.reading.segments import Cuts, Segments
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.metrics import softmax
-from lambert.tasks.sentences.sentences import tokenised
+from lambert.tasks.sentences.sentences import tokenise
 from lambert.tasks.task import Outputs, Row, Task, text_of
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers.tokenizer import with_mask
@@ -52,26 +52,29 @@ class Mask(Task[Masked, list[Candidates]]):
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Masked]:
-        _unlabelled()
+        _refuse_labels()
 
     def read(self, path: Path, *, training: bool = False) -> Masked:
-        _unlabelled()
+        _refuse_labels()
 
     def score_names(self) -> tuple[str, ...]:
         return ()
 
     def score(self, data: Masked, predictions: Sequence[list[Candidates]]) -> dict[str, float]:
-        _unlabelled()
+        _refuse_labels()
 
     def examples(self, data: Masked, predictions: Sequence[list[Candidates]]) -> Examples:
-        _unlabelled()
+        _refuse_labels()
+
+    def inputs(self) -> tuple[list[str], list[str]]:
+        return ["text"], []
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Masked:
         """Reads rows {"text": ...}, each with at least one [MASK] within `max_length`."""
         texts = [
             text_of(row, "text", place).replace("[MASK]", self.piece) for row, place in zip(rows, places, strict=True)
         ]
-        plain = tokenised(self.tokenizer, self.config, texts)
+        plain = tokenise(self.tokenizer, self.config, texts)
         data = Masked(self.tokenizer, plain.first, None, plain.counts)
         data.unknown = plain.unknown
         data.mask, data.masks = self.mask, [_places(plain.first, row, self.mask) for row in range(len(texts))]
@@ -83,12 +86,11 @@ class Mask(Task[Masked, list[Candidates]]):
         return data
 
     def predictions(self, data: Masked, outputs: Outputs) -> list[list[Candidates]]:
-        """Returns the `top` candidates for each [MASK] of each example. The logits of one batch are in memory at a
-        time."""
+        """Returns the `top` candidates for each [MASK] of each example. Holds the logits of one batch at a time."""
         found: list[Candidates] = []
         for batch in outputs:
             logits_NV = batch[self.head].detach().float().cpu().numpy().astype(np.float64)
-            logits_NV[:, self.pieces :] = -np.inf  # rows that pad the table
+            logits_NV[:, self.pieces :] = -np.inf  # padding of the vocabulary
             chances_NV = softmax(logits_NV)
             best_NK = np.argsort(-logits_NV, axis=1, kind="stable")[:, : self.top or self.config.top]
             for best_K, chances_V in zip(best_NK, chances_NV, strict=True):
@@ -101,13 +103,14 @@ class Mask(Task[Masked, list[Candidates]]):
         return [
             {
                 "masks": [
-                    [{"token": self._shown(token), "probability": chance} for token, chance in best] for best in each
+                    [{"token": self._decode_piece(token), "probability": chance} for token, chance in best]
+                    for best in each
                 ]
             }
             for each in predictions
         ]
 
-    def _shown(self, token: int) -> str:
+    def _decode_piece(self, token: int) -> str:
         """Returns a piece as text; pieces of WordPiece with their ##."""
         if roles.prefix(self.tokenizer):
             return str(self.tokenizer.id_to_token(token))
@@ -122,5 +125,5 @@ def _places(cuts: Cuts, sequence: int, mask: int) -> list[int]:
     return places
 
 
-def _unlabelled() -> Never:
+def _refuse_labels() -> Never:
     raise UsageError("The task 'mask' only predicts: it has no labelled data to learn from or to score.")

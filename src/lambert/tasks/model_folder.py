@@ -10,7 +10,7 @@ from lambert.model import folder as layout
 from lambert.model.config import EncoderConfig
 from lambert.model.labels import label_keys, label_names
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.task import described
+from lambert.tasks.task import parse_task
 from lambert.tasks.vectors import sentence_transformers
 
 CONFIG = "config.json"
@@ -33,12 +33,12 @@ def task_of(folder: Path, settings: Mapping[str, Any], name: str = "") -> TaskCo
         UsageError: The folder is of another task than `name`.
         DataError: The description is damaged, or of something that Lambert does not have.
     """
-    config = described(settings, name, folder / CONFIG)
+    config = parse_task(settings, name, folder / CONFIG)
     if settings.get("lambert"):
         return config
     pairs = sentence_transformers.is_cross_encoder(folder)
     if sentence_transformers.root(folder) and not pairs and name in ("", "embed"):
-        return sentence_transformers.described(folder)
+        return sentence_transformers.read_task(folder)
     if config.name not in _CUT:
         return config
     try:
@@ -70,14 +70,14 @@ def _activation(config: TaskConfig, folder: Path, named: str, *, crosses: bool) 
     )
 
 
-def kept(folder: Path, encoder: EncoderConfig) -> tuple[dict[str, Any], dict[str, str | bytes]]:
-    """Returns what a copy of a model folder keeps beside its encoder and tokenizer: keys of config.json, without ids of
-    special tokens that the encoder does not have, and the files of sentence-transformers by name. Raises DataError if
-    other programs could not read them."""
+def read_extras(folder: Path, encoder: EncoderConfig) -> tuple[dict[str, Any], dict[str, str | bytes]]:
+    """Returns what a copy of a model folder has beside encoder and tokenizer: keys of config.json, without ids of
+    special tokens that the encoder lacks, and the files of sentence-transformers. Raises DataError for a damaged
+    key."""
     found = layout.read_config(folder)
     path = folder / layout.CONFIG
     extra = {name: found[name] for name in KEPT if found.get(name) is not None}
-    _check_kept(extra, path)
+    _check_extras(extra, path)
     extra = {n: value for n, value in extra.items() if n not in _IDS or layout.names_pieces(value, encoder.vocabulary)}
     if layout.answering_head(found, layout.check_family(found, folder)) in layout.LABELLED_HEADS:
         extra |= label_keys(label_names(found, path))
@@ -85,16 +85,16 @@ def kept(folder: Path, encoder: EncoderConfig) -> tuple[dict[str, Any], dict[str
         extra |= sentence_transformers.config_keys(activation)
     if sentence_transformers.root(folder) is None or sentence_transformers.is_cross_encoder(folder):
         return extra, {}
-    config = sentence_transformers.described(folder)
+    config = sentence_transformers.read_task(folder)
     config = replace(config, max_length=min(config.max_length or encoder.positions, encoder.positions))
     return extra, sentence_transformers.files(config, encoder.hidden, sentence_transformers.layers(folder))
 
 
-def _check_kept(kept: Mapping[str, Any], path: Path) -> None:
+def _check_extras(extras: Mapping[str, Any], path: Path) -> None:
     """Raises DataError if a copied key has a form that other programs could not read."""
-    kind = kept.get("problem_type", "")
+    kind = extras.get("problem_type", "")
     forms = {
-        **{name: isinstance(kept.get(name, 0), int | list) for name in _IDS},
+        **{name: isinstance(extras.get(name, 0), int | list) for name in _IDS},
         "problem_type": kind in ("", "regression", "single_label_classification", "multi_label_classification"),
     }
     for name, right in forms.items():

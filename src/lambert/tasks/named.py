@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks.config import Columns, OtherColumns, TaskConfig
+from lambert.core.registry import choose
+from lambert.tasks.config import TASKS, Columns, OtherColumns, TaskConfig
 from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.label_names import is_number
-from lambert.tasks.reading.table import beginning
-from lambert.tasks.reading.table import named as columns_named
+from lambert.tasks.reading.table import list_columns as columns_named
+from lambert.tasks.reading.table import read_beginning
 from lambert.tasks.tag.conll import tag_column
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What is known of a data set."""
+    """A data set: its task, scores, columns and labels."""
 
     task: str
     """The task: classify, regress, choice or tag."""
@@ -105,16 +106,18 @@ REFUSED = {
 """Data sets that no task can read, and why."""
 
 
-def resolved(config: TaskConfig, path: Path) -> TaskConfig:
+def resolve(config: TaskConfig, path: Path) -> TaskConfig:
     """Returns the settings of the ordinary task for a named one, with the layout whose columns the labelled file `path`
     has. A setting that differs from its default is kept. Without a name and without labels, the labels are those that
     the file declares (`files.class_names`). Labels that are names are also those of the numbers 0, 1, ..., unless the
     data set has named them in another order.
 
     Raises:
-        UsageError: No task can read the data set.
+        UsageError: The name is unknown, or no task can read the data set.
         DataError: The file has the columns of no layout.
     """
+    if ":" not in config.name:
+        choose({**TASKS, **NAMED, **REFUSED}, config.name, "task.name")
     if config.name in REFUSED:
         raise UsageError(f"task.name = {config.name!r} is not supported: the data set {REFUSED[config.name]}.")
     named = NAMED.get(config.name)
@@ -127,7 +130,9 @@ def resolved(config: TaskConfig, path: Path) -> TaskConfig:
             metrics=config.metrics or named.metrics,
         )
     if config.name in ("classify", "tag") and not config.labels and (declared := class_names(path)):
-        label = config.columns.label if config.name == "classify" else tag_column(config.columns, beginning(path)[0])
+        label = (
+            config.columns.label if config.name == "classify" else tag_column(config.columns, read_beginning(path)[0])
+        )
         config = replace(config, labels=declared.get(label, ()))
     if config.columns.label_names or not config.labels or any(is_number(label) for label in config.labels):
         return config
@@ -135,10 +140,9 @@ def resolved(config: TaskConfig, path: Path) -> TaskConfig:
     return replace(config, columns=replace(config.columns, label_names=own))
 
 
-def evaluated(name: str, columns: OtherColumns, path: Path) -> tuple[str, OtherColumns]:
-    """Returns the ordinary task for a named one, and the columns of its labelled file `path`, with the names that the
-    data set gives to numbers; other names and columns as they are. They are for scoring a model that may have been
-    trained on other data."""
+def resolve_for_evaluation(name: str, columns: OtherColumns, path: Path) -> tuple[str, OtherColumns]:
+    """Returns the ordinary task for a named one, and the columns of its labelled file `path` with the names of label
+    numbers; other names and columns unchanged. For scoring a model that may have been trained on other data."""
     named = NAMED.get(name)
     if named is None:
         return name, columns
@@ -155,7 +159,7 @@ def _columns(config: TaskConfig, named: Named, path: Path) -> Columns:
         for field in fields(Columns)
         if (value := getattr(config.columns, field.name)) != getattr(plain, field.name)
     }
-    found, first = beginning(path)
+    found, first = read_beginning(path)
     layouts = [replace(layout, **own) for layout in named.layouts]
     for layout in layouts:
         columns = columns_named(layout)
@@ -168,10 +172,10 @@ def _columns(config: TaskConfig, named: Named, path: Path) -> Columns:
             return layout
     raise DataError(
         f"{path} has none of the layouts of {config.name}. Columns found: {', '.join(found[:20])}. Columns expected: "
-        f"{'; or '.join(map(_listed, layouts))}. Name others as task.columns.text, text_b and label."
+        f"{'; or '.join(map(_format_layout, layouts))}. Name others as task.columns.text, text_b and label."
     )
 
 
-def _listed(layout: Columns) -> str:
+def _format_layout(layout: Columns) -> str:
     names = ", ".join(dict.fromkeys(columns_named(layout)))
     return f"{names} (numbers of columns, no header)" if layout.header is False else names

@@ -3,7 +3,7 @@
 import copy
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -14,10 +14,11 @@ from lambert.core.registry import nearest
 from lambert.core.settings import as_dict, typed
 from lambert.model.labels import label_names
 from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig, check_task_name
-from lambert.tasks.reading.mismatch import using_a_model
+from lambert.tasks.reading.mismatch import advise_model_user
+from lambert.tasks.reading.templates import columns_of
 from lambert.tasks.scores.examples import Examples
 from lambert.text import read_row
-from lambert.text.json_rows import decoded, parsed
+from lambert.text.json_rows import decoded
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -45,18 +46,19 @@ class Task(ABC, Generic[D, P]):
     labels: int
     """Number of outputs of the head."""
     ranks = False
-    """Whether `rows` can list the most probable labels, answers or pieces alone."""
+    """Whether `rows` can list only the most probable labels, answers or pieces."""
     top = 0
-    """How many of them `rows` lists; 0: as the settings say."""
+    """Number that `rows` lists; 0: as the settings say."""
 
     def __init__(self, config: TaskConfig, tokenizer: "Tokenizer") -> None:
         """Makes the task of a complete description, with labels."""
         self.config, self.tokenizer = config, tokenizer
 
     @classmethod
-    @abstractmethod
     def learn(cls, config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Self, D]:
         """Returns the task, completed from the training file (labels, version), and the training data."""
+        task = cls(config, tokenizer)
+        return task, task.read(path, training=True)
 
     @abstractmethod
     def read(self, path: Path, *, training: bool = False) -> D:
@@ -78,23 +80,35 @@ class Task(ABC, Generic[D, P]):
     def rows(self, data: D, predictions: Sequence[P]) -> list[Row]:
         """Returns predictions as plain values, one row per example."""
 
+    def inputs(self) -> tuple[list[str], list[str]]:
+        """Returns the required and the optional keys of a row to predict. "a.b" is the key b of the column a."""
+        columns = self.config.columns
+        names, names_b = map(columns_of, columns.row_keys())
+        if columns.text_b_optional:
+            return [*dict.fromkeys(names)], names_b
+        return [*dict.fromkeys([*names, *names_b])], []
+
+    def columns_read(self) -> tuple[list[str], list[str]]:
+        """Returns the required and the optional columns of a file of rows to predict."""
+        return self.inputs()
+
     def score_names(self) -> tuple[str, ...] | None:
-        """Returns the names of all scores that labelled data may have, without standard errors and counts; None: they
-        are not known, so `task.metrics` is not checked."""
+        """Returns the names of all possible scores, without standard errors and counts; None: not known, so
+        `task.metrics` is not checked."""
         return None
 
     def examples(self, data: D, predictions: Sequence[P]) -> Examples | None:
-        """Returns what is kept of each labelled example for `lambert compare` and for error analysis; None: nothing."""
+        """Returns the scored examples for `lambert compare` and error analysis; None: the task has none."""
         return None
 
     @property
     def has_examples(self) -> bool:
-        """Whether `examples` keeps something, which is so if a class defines it."""
+        """Whether the class defines `examples`."""
         return type(self).examples is not Task.examples
 
-    def tuned(self, data: D, predictions: Sequence[P]) -> Self:
-        """Returns the task with the settings that are chosen by its predictions for the dev data: the thresholds of
-        multilabel and squad, and the temperature of classify."""
+    def tune(self, data: D, predictions: Sequence[P]) -> Self:
+        """Returns the task with the settings that its predictions for the dev data choose: the thresholds of multilabel
+        and squad, and the temperature of classify."""
         return self
 
     def with_top(self, top: int) -> Self:
@@ -111,17 +125,15 @@ class Task(ABC, Generic[D, P]):
         return found
 
     def write(self, path: Path, data: D, predictions: Sequence[P]) -> list[Path]:
-        """Writes the predictions in the usual format of the task, by default with a row of JSON for each example.
-        Returns all files that were written."""
+        """Writes the predictions in the format of the task, by default JSON lines. Returns the written files."""
         return [write_rows(path, self.rows(data, predictions))]
 
     def model_config(self) -> dict[str, Any]:
         """Returns keys for config.json: {"lambert": {"task": ...}} and the keys that Hugging Face reads."""
-        return stored(self.config)
+        return describe_task(self.config)
 
     def model_files(self, width: int) -> dict[str, str | bytes]:
-        """Returns the contents of the files that the task adds to a model folder, by their paths there. `width` is that
-        of the states."""
+        """Returns the files that the task adds to a model folder, by path. `width` is that of the states."""
         return {}
 
     def width(self, hidden: int) -> int:
@@ -129,7 +141,7 @@ class Task(ABC, Generic[D, P]):
         return hidden
 
 
-def scored(task: Task[Any, Any], data: Any, predictions: Sequence[Any]) -> dict[str, float]:
+def score_predictions(task: Task[Any, Any], data: Any, predictions: Sequence[Any]) -> dict[str, float]:
     """Returns the scores of the predictions, with those of `task.config.metrics` first."""
     found = task.score(data, predictions)
     first = [key for name in task.config.metrics for key in (name, f"{name}_se") if key in found]
@@ -154,8 +166,8 @@ def most_probable(chances: Mapping[str, float], top: int) -> dict[str, float]:
     return dict(sorted(chances.items(), key=lambda item: -item[1])[:top])
 
 
-def stored(config: TaskConfig) -> dict[str, Any]:
-    """Returns {"lambert": {"task": ...}} for config.json. `described` is its inverse."""
+def describe_task(config: TaskConfig) -> dict[str, Any]:
+    """Returns {"lambert": {"task": ...}} for config.json. `parse_task` is its inverse."""
     return {"lambert": {"task": as_dict(config)}}
 
 
@@ -165,7 +177,7 @@ _ARCHITECTURES = {
 }  # fmt: skip
 
 
-def described(
+def parse_task(
     model_config: Mapping[str, Any], name: str = "", source: object = "The model's config.json"
 ) -> TaskConfig:
     """Returns the task that config.json of a model folder describes. For a folder that Lambert did not write, the task
@@ -183,10 +195,10 @@ def described(
     try:
         kept = ours.get("task")
         if kept is None:
-            return _foreign(model_config, name, source)
+            return _infer_task(model_config, name, source)
         if name and name != kept.get("name"):
             raise UsageError(f"The model was fine-tuned for the task {kept.get('name')!r}, not {name!r}.")
-        found = _described(kept)
+        found = _parse_description(kept)
     except (AttributeError, TypeError, ValueError) as error:
         raise DataError(f"{source} does not describe its task correctly: {error}.") from error
     if found.labels and "id2label" in model_config and label_names(model_config, source) != found.labels:
@@ -197,7 +209,7 @@ def described(
     return found
 
 
-def _described(kept: Mapping[str, Any]) -> TaskConfig:
+def _parse_description(kept: Mapping[str, Any]) -> TaskConfig:
     """Raises TypeError or ValueError if a value has a wrong type or is out of range."""
     parts: dict[str, Any] = {"columns": Columns, "squad": SquadConfig, "tag": TagConfig, "embed": EmbedConfig}
     given = {name: typed(part, kept.get(name, {})) for name, part in parts.items()}
@@ -208,7 +220,7 @@ def _described(kept: Mapping[str, Any]) -> TaskConfig:
         raise ValueError(str(error).rstrip(".")) from error
 
 
-def _foreign(model_config: Mapping[str, Any], name: str, source: object) -> TaskConfig:
+def _infer_task(model_config: Mapping[str, Any], name: str, source: object) -> TaskConfig:
     architecture = "".join(model_config.get("architectures") or [])
     found = next((task for part, task in _ARCHITECTURES.items() if part in architecture), "mask")
     labels = label_names(model_config, source)
@@ -218,39 +230,17 @@ def _foreign(model_config: Mapping[str, Any], name: str, source: object) -> Task
     elif found == "classify" and (problem == "regression" or len(labels) == 1):
         found = "regress"
     name = name or found
-    return _described({"name": name, "labels": labels if name in ("classify", "multilabel", "tag") else ()})
+    return _parse_description({"name": name, "labels": labels if name in ("classify", "multilabel", "tag") else ()})
 
 
-def predict(
-    task: Task[Any, Any], outputs_of: Callable[[Any], Outputs], lines: Iterable[str], *, chunk: int = 512
-) -> Iterator[Row]:
-    """Yields one prediction for each JSON line, in order and in constant memory: `chunk` lines at a time. Blank lines
-    are skipped.
-
-    `outputs_of(source)` runs the model over every sequence of a Source in order. Raises DataError that names a bad
-    line, after the predictions of the chunks before it.
-    """
-    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-    while block := list(islice(numbered, chunk)):
-        places = [f"line {number}" for number, _ in block]
-        rows = [json_row(line, place) for (_, line), place in zip(block, places, strict=True)]
-        yield from answers(task, outputs_of, rows, places)
+Asked = tuple[Any, Callable[[Outputs], list[Row]]]
+"""The sequences of rows without labels, and the function from their outputs to predictions."""
 
 
-def answers(
-    task: Task[Any, Any], outputs_of: Callable[[Any], Outputs], rows: Sequence[Row], places: Sequence[str]
-) -> list[Row]:
-    """Returns one prediction for each row, with the row's "id" if it has one. `places` names each row in error
-    messages."""
-    data, finish = asked(task, rows, places)
-    return finish(outputs_of(data))
-
-
-def asked(
-    task: Task[Any, Any], rows: Sequence[Row], places: Sequence[str]
-) -> tuple[Any, Callable[[Outputs], list[Row]]]:
-    """Returns the sequences of rows without labels as a Source, and the function from their outputs to `answers`."""
-    with using_a_model():
+def make_request(task: Task[Any, Any], rows: Sequence[Row], places: Sequence[str]) -> Asked:
+    """Returns the sequences of rows without labels as a Source, and the function from their outputs to one
+    prediction for each row, with the row's "id" if it has one. `places` names each row in error messages."""
+    with advise_model_user():
         data = task.parse(rows, places)
 
     def finish(outputs: Outputs) -> list[Row]:
@@ -260,12 +250,53 @@ def asked(
     return data, finish
 
 
-def json_row(line: str, place: str) -> Row:
-    """Parses a line of JSON. Raises DataError if it is not a JSON object."""
-    row, problem = parsed(line)
-    if problem:
-        raise DataError(f"{place} {problem}.")
-    return row
+_NAMED = 8
+"""Number of bad rows found by the names in the errors of the whole, before each row is read on its own; ours."""
+
+
+def make_readable_request(
+    task: Task[Any, Any], rows: Sequence[Row], places: Sequence[str]
+) -> tuple[list[int], Asked | None, dict[int, DataError]]:
+    """Returns the numbers of the rows that the task can read, their sequences with the function from outputs to
+    predictions (`make_request`; None without such a row), and the error of each other row by its number.
+
+    Rows are read together. An error begins with the place of its row, so the row is left out and the rest is read
+    again; if that does not end soon, or the error names no row, each row is read on its own.
+    """
+    errors: dict[int, DataError] = {}
+    good = [*range(len(rows))]
+    while good:
+        try:
+            return (
+                good,
+                make_request(task, [rows[number] for number in good], [places[number] for number in good]),
+                errors,
+            )
+        except DataError as error:
+            bad = next((number for number in good if _names(str(error), places[number])), None)
+            found = {bad: error} if bad is not None and len(errors) < _NAMED else {}
+            found = found or _one_by_one(task, rows, places, good)
+            if not found:
+                raise
+            errors |= found
+        good = [number for number in good if number not in errors]
+    return good, None, errors
+
+
+def _names(message: str, place: str) -> bool:
+    return message.startswith((f"{place}:", f"{place} "))
+
+
+def _one_by_one(
+    task: Task[Any, Any], rows: Sequence[Row], places: Sequence[str], numbers: Sequence[int]
+) -> dict[int, DataError]:
+    found = {}
+    for number in numbers:
+        try:
+            make_request(task, [rows[number]], [places[number]])
+        except DataError as error:
+            found[number] = error
+    return found
 
 
 def keys_found(row: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ VERBS = (
         "verbs.demo:run",
         "verbs.demo:DemoConfig",
         place=10,
-        takes="calls",
+        takes="flags",
         less_memory="The demo needs 1.8 GB: free memory that other programs use.",
         continues=True,
         computes=True,

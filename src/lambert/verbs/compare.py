@@ -17,7 +17,7 @@ from lambert.tasks.scores.comparison import POWER, RESAMPLES, Difference, McNema
 from lambert.tasks.scores.comparison import compare as differences_of
 from lambert.tasks.scores.examples import EXAMPLES, Examples, is_examples
 from lambert.tasks.scores.formulas import Formula
-from lambert.tasks.task import described
+from lambert.tasks.task import parse_task
 
 SEED_FOLDERS = "seed-*"
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -101,7 +101,7 @@ def _systems(config: CompareConfig, say: Say) -> list[System]:
     like = own[0].seeds[0] if own else None
     task = _task(own[0], like.task) if own and like else predictions.task_of(config.gold)
     scored = [
-        System(letter, path, [predictions.scored_file(path, config.gold, task, like, say)], {})
+        System(letter, path, [predictions.score_file(path, config.gold, task, like, say)], {})
         for letter, path in foreign
     ]
     return sorted([*own, *scored], key=lambda system: system.letter)
@@ -119,7 +119,7 @@ def _task(system: System, name: str) -> TaskConfig:
     from lambert.model.folder import read_config  # which needs torch
 
     folders = [path for path in (system.path, *sorted(system.path.glob(SEED_FOLDERS))) if (path / "model").is_dir()]
-    return described(read_config(folders[0] / "model")) if folders else TaskConfig(name=name)
+    return parse_task(read_config(folders[0] / "model")) if folders else TaskConfig(name=name)
 
 
 def _system(letter: str, path: Path) -> System:
@@ -162,7 +162,7 @@ def _check(systems: Sequence[System]) -> None:
     for system in systems:
         for one in system.seeds:
             if one.task != first.task:
-                raise DataError(f"{systems[0].path} is of the task {first.task!r}, {system.path} of {one.task!r}.")
+                raise DataError(f"{systems[0].path} has the task {first.task!r}, {system.path} has {one.task!r}.")
             if one.data_sha256 != first.data_sha256:
                 raise DataError(
                     f"{systems[0].path} was scored on {first.data} (SHA-256 {first.data_sha256[:12]}), {system.path} "

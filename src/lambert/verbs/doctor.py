@@ -183,7 +183,7 @@ def _kernels() -> Finding:
 
 
 def _triton() -> Finding:
-    """Checks what torch.compile needs on a GPU."""
+    """Looks for Triton, which torch.compile needs on a GPU."""
     version = _version("triton")
     if version is None:
         return Finding("torch.compile", "no triton", "note", "pip install triton; without it nothing is compiled")
@@ -191,7 +191,7 @@ def _triton() -> Finding:
 
 
 def _compiler() -> Finding:
-    """Checks what torch.compile needs on a CPU: a C++ compiler, which is tried. Does not import torch."""
+    """Compiles a probe with the C++ compiler that torch.compile needs on a CPU. Does not import torch."""
     names = (os.environ.get("CXX", ""), "g++", "clang++")
     compiler = next((path for name in names if (path := shutil.which(name)) is not None), None)
     if compiler is None:

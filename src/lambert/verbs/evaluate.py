@@ -12,7 +12,7 @@ from lambert.engine.signals import START_AGAIN, graceful_stop
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Result, Say, silent
-from lambert.tasks import Outputs, named, scored
+from lambert.tasks import Outputs, named, score_predictions
 from lambert.tasks.scores.examples import examples_of, is_examples, write
 from lambert.tasks.task import is_predictions
 from lambert.verbs.settings.evaluate import EvaluateConfig
@@ -43,7 +43,7 @@ def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[st
     them."""
     with detect(config.inference.device) as world:
         with world.together("reading the model and the data"):
-            name, columns = named.evaluated(config.task, config.columns, config.data)
+            name, columns = named.resolve_for_evaluation(config.task, config.columns, config.data)
             model = TextModel(config.model, name, config.code, config.inference, world, columns, config.squad())
             task = model.task
             if config.predictions is not None and ":" not in task.config.name:  # a task from outside has its own format
@@ -67,7 +67,7 @@ def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[st
                 deque(found, maxlen=0)
                 return {}, ()
             predictions = task.predictions(data, _then(found, lambda: bar.show("scoring")))
-    scores = scored(task, data, predictions)
+    scores = score_predictions(task, data, predictions)
     if config.predictions is not None:
         for path in task.write(config.predictions, data, predictions):
             if not config.json:

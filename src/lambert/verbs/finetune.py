@@ -38,11 +38,11 @@ from lambert.runs.publish import LabelledFile, Trained, publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import freeze
 from lambert.runs.updates import run_to_end, run_updates
-from lambert.tasks import Outputs, TaskConfig, check_metrics, described, needed_roles, resolved, scored
+from lambert.tasks import Outputs, TaskConfig, check_metrics, list_roles, parse_task, resolve, score_predictions
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
 from lambert.tasks.reading.cache import FOLDER, FeatureCache
-from lambert.tasks.reading.dev_split import divided
-from lambert.tasks.reading.files import digest, training_and_dev
+from lambert.tasks.reading.dev_split import split_off_dev
+from lambert.tasks.reading.files import digest, find_splits
 from lambert.tasks.reading.unknown import unknown_notes
 from lambert.tasks.scores.examples import EXAMPLES, examples_of, write
 from lambert.tasks.vectors import sentence_transformers
@@ -80,7 +80,7 @@ def first_scores(config: FinetuneConfig) -> dict[str, float]:
             return {}
         precision = Precision(resolve_precision(config.train.precision, world), world.device)
         found = outputs(run.model.to(world.device), run.dev, precision, world, config.train.micro_tokens or _TOKENS)
-        return scored(run.task, run.dev, run.task.predictions(run.dev, found))
+        return score_predictions(run.task, run.dev, run.task.predictions(run.dev, found))
 
 
 def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = silent) -> Iterator[Step]:
@@ -121,7 +121,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 return {}
             try:
                 predict(model, precision, micro_tokens)
-                return scored(task, dev, kept)
+                return score_predictions(task, dev, kept)
             except Interrupted:
                 return {}
 
@@ -143,7 +143,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 name = resolve_precision(config.train.precision, world)
                 predict(model, Precision(name, world.device), config.train.micro_tokens or _TOKENS)
             if scores is not None and world.is_first:
-                task_found = task if dev is None else task.tuned(dev, kept)
+                task_found = task if dev is None else task.tune(dev, kept)
                 if dev_path is not None and (examples := examples_of(task_found, dev, kept, dev_path)):
                     write(config.out / EXAMPLES, examples)
                 dev_file = LabelledFile(dev_path, hashes["the dev data"], dev.counts) if dev_path and dev else None
@@ -178,12 +178,13 @@ class _Prepared:
 def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     """Reads the data and the encoder of a run. Raises LambertError if they do not fit each other or the settings."""
     folder = model_folder(given.init)
-    train_path, held_out = training_and_dev(given.data, given.dev)
-    config = replace(given, data=train_path, dev=held_out, task=resolved(given.task, train_path))
+    train_path, held_out = find_splits(given.data, given.dev)
+    config = replace(given, data=train_path, dev=held_out, task=resolve(given.task, train_path))
     config.check_dev()
     shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
-    tokenizer = tokenizers.load(folder, needs=needed_roles(config.task.name))
-    task_config, optim = _fill_from_folder(config.task, folder).resolved(shape.positions), config.optim.resolve(shape)
+    tokenizer = tokenizers.load(folder, needs=list_roles(config.task.name))
+    task_config = _fill_from_folder(config.task, folder).resolve_length(shape.positions)
+    optim = config.optim.resolve(shape)
     config = replace(config, task=task_config, optim=optim)
     cache = FeatureCache(config.cache, tokenizer, agreement.code())
     task: Any
@@ -194,7 +195,7 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     if isinstance(held_out, float):
         kept = config.cache or config.out.with_name(f"{config.out.name}-rows")
         parts = [*data.notes]
-        train_path, dev_path, line = divided(train_path, held_out, task.config, kept)
+        train_path, dev_path, line = split_off_dev(train_path, held_out, task.config, kept)
         data = cache.read(task, train_path, training=True)
         parts.append(line)
     layers = sentence_transformers.layers(folder) if task.config.name == "embed" else []
@@ -223,7 +224,7 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
         notes = [*report.warnings(), *notes]
     notes += filter(None, [_note_untrained(layers), _note_reader(shape, heads), freeze(model, config.train.freeze)])
     if config.task.name == "embed":
-        notes += filter(None, [_note_similarity(folder, task.embed.compared())])
+        notes += filter(None, [_note_similarity(folder, task.embed.similarity_name)])
     files = {"the labelled data": train_path} | ({"the dev data": dev_path} if dev_path else {})
     hashes = {name: digest(path) for name, path in files.items()}
     if not config.random_init:
@@ -240,7 +241,7 @@ def _load_teacher(config: FinetuneConfig, task: Any, tokenizer: Any, world: Worl
     if config.distil.teacher is None or not config.distil.share:
         return None
     folder = model_folder(config.distil.teacher)
-    check_teacher(task.config, described(layout.read_config(folder), source=folder / layout.CONFIG))
+    check_teacher(task.config, parse_task(layout.read_config(folder), source=folder / layout.CONFIG))
     inference = InferenceConfig(device=str(world.device))
     teacher = TextModel(config.distil.teacher, "", config.code, inference, world, task.config.columns)
     if task.config.name == "squad":
@@ -270,7 +271,7 @@ def _ask_teacher(
     judge: Any = task if spans else teacher.task
     theirs = data if spans else teacher.read(path)
     found = [{name: tensor.cpu() for name, tensor in batch.items()} for batch in teacher.outputs(theirs)]
-    scores = scored(judge, theirs, judge.predictions(theirs, found))
+    scores = score_predictions(judge, theirs, judge.predictions(theirs, found))
     name, value = next(iter(scores.items()))
     line = f"teacher  {options.teacher}, {name} {value:.4f} on the training file"
     soft = judge.soft(theirs, found)
@@ -288,10 +289,10 @@ def _list_chosen(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]
 
 
 def _fill_from_folder(task: TaskConfig, folder: Path) -> TaskConfig:
-    """Returns the task with what a folder of vectors says of them, where the task says nothing."""
+    """Returns the task with the settings of a folder of vectors where the task has defaults."""
     if task.name != "embed" or sentence_transformers.root(folder) is None:
         return task
-    theirs, unset = sentence_transformers.described(folder), TaskConfig(name="embed")
+    theirs, unset = sentence_transformers.read_task(folder), TaskConfig(name="embed")
     kept = {
         name: getattr(theirs.embed, name)
         for name in _OF_VECTORS

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lambert import cli
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.files import scratch_folder
 from lambert.core.launcher import ENDS, Ended
@@ -47,7 +48,7 @@ class LaunchConfig:
     timeout: int = 50
     """Seconds to wait for the other machines."""
     dry_run: bool = False
-    """Show what would be started, and start nothing."""
+    """Print the command and its environment, and start nothing."""
 
     def __post_init__(self) -> None:
         if self.nproc_per_node != "auto" and not (self.nproc_per_node.isdecimal() and int(self.nproc_per_node)):
@@ -126,13 +127,11 @@ def _check_order(tokens: list[str]) -> None:
         )
 
 
-def run(config: LaunchConfig, tokens: list[str], read: Callable[[list[str]], Any], say: Say = silent) -> None:
+def run(config: LaunchConfig, tokens: list[str], say: Say = silent) -> None:
     """Starts the verb in `tokens` once per process and waits until the group has ended.
 
     Args:
         tokens: The command line: `launch`, its flags, the verb and the verb's arguments.
-        read: Returns the verb's settings, or None if only help was requested. It is called before any process starts,
-            so that a wrong setting is reported once.
         say: Prints a line of a dry run.
 
     Raises:
@@ -161,7 +160,7 @@ def run(config: LaunchConfig, tokens: list[str], read: Callable[[list[str]], Any
         say("settings   " + " ".join(f"{name}={value}" for name, value in settings.items()))
         say("command    " + shlex.join([sys.executable, "-P", "-m", "lambert", *command]))
         return
-    chosen = read(command)
+    chosen = cli.settings(command)  # before any process starts, so that a wrong setting is reported once
     if chosen is None:
         return
     if config.machines[1] == 1 and hasattr(chosen, "train"):  # the processes of other machines are not known here

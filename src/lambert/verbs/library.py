@@ -1,4 +1,4 @@
-"""The verbs of the house as Python functions (`lambert.library` says what they have in common)."""
+"""The verbs of the house as Python functions, with the conventions of `lambert.library`."""
 
 from collections.abc import Generator
 from contextlib import ExitStack
@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lambert import cli
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.step import Step
 from lambert.library import call_settings, find_training_verb, lines, report_stops
@@ -23,6 +22,7 @@ from lambert.verbs.settings.evaluate import EvaluateConfig
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.sweep import SweepConfig
+from lambert.verbs.settings.verify import VerifyConfig
 from lambert.verbs.verify.comparison import Verified
 
 
@@ -60,7 +60,7 @@ def sweep(recipe: str | Path | SweepConfig | None = None, /, **settings: Any) ->
     Signals are handled as in `pretrain`.
     """
     with report_stops():
-        return sweeping.run(call_settings("sweep", recipe, settings), cli.settings, lines())
+        return sweeping.run(call_settings("sweep", recipe, settings), lines())
 
 
 def evaluate(recipe: str | Path | EvaluateConfig | None = None, /, **settings: Any) -> Result:
@@ -119,10 +119,10 @@ def verify(
         settings: Settings that override the recipe.
     """
     config = call_settings(find_training_verb(recipe, settings, "verify"), recipe, {"out": "run", **settings})
-    name = str(recipe) if isinstance(recipe, str | Path) else "the recipe"
+    name = Path(recipe) if isinstance(recipe, str | Path) else Path("the recipe")
     own, compared = (None if folder is None else Path(folder) for folder in (out, run))
     with report_stops():
-        return verification.verify_run(config, name, updates, own, compared, [*settings])
+        return verification.verify_run(VerifyConfig(name, tuple(settings), updates, own, compared), config)
 
 
 def _updates(config: PretrainConfig | FinetuneConfig) -> Generator[Step, None, None]:

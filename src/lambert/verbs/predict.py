@@ -30,9 +30,9 @@ from lambert.inference.input_rows import START, InputRow, Position, plain, rows_
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
-from lambert.tasks import Outputs, Row, Task, asked
-from lambert.tasks.reading.bad_rows import readable
+from lambert.tasks import Outputs, Row, Task, make_request
 from lambert.tasks.reading.unknown import Unknown
+from lambert.tasks.task import make_readable_request
 from lambert.verbs.settings.predict import PredictConfig
 
 OutputsOf = Callable[[Source], Outputs]
@@ -54,7 +54,7 @@ def run(config: PredictConfig, say: Say = silent) -> None:
 
 
 def _describe_interruption(config: PredictConfig) -> tuple[str, str]:
-    """Returns what an interruption after the first predictions leaves, and how to continue after any."""
+    """Returns the state after an interruption that follows the first predictions, and how to continue."""
     if _continues(config):
         return "; the predictions so far are kept", CONTINUE
     if config.input:
@@ -146,7 +146,7 @@ def _lead(
 ) -> DataError | None:  # fmt: skip
     """Reads the input, sends the rows of every chunk to the other ranks, and writes the predictions. Returns the error
     to raise at the end if rows had errors. Raises BrokenPipeError for a closed output."""
-    files = InputFiles(config.input, task.config, [*_parse_keep(config.keep)]) if config.input else None
+    files = InputFiles(config.input, task, [*_parse_keep(config.keep)]) if config.input else None
     with ExitStack() as stack:
         sink = stack.enter_context(_open_sink(config, model, say))
         tally = sink.tally
@@ -233,12 +233,12 @@ def _answers(
     task: Task[Any, Any], outputs_of: OutputsOf, world: World, config: PredictConfig, chunk: Sequence[InputRow],
     tally: Tally,
 ) -> Iterator[Row]:  # fmt: skip
-    """Yields the prediction or the error of each row of a chunk, with what is copied of the row. Raises DataError for
-    the first error if `errors` is "stop"."""
+    """Yields the prediction or the error of each row of a chunk, with the copied columns. Raises DataError for the
+    first error if `errors` is "stop"."""
     errors = {number: row.error for number, row in enumerate(chunk) if row.error is not None}
     whole = [number for number in range(len(chunk)) if number not in errors]
     places, rows = [chunk[number].place for number in whole], [chunk[number].row for number in whole]
-    good, request, found = readable(task, rows, places)
+    good, request, found = make_readable_request(task, rows, places)
     errors |= {whole[number]: error for number, error in found.items()}
     if errors and config.errors == "stop":
         raise errors[min(errors)]
@@ -272,5 +272,5 @@ def _follow(task: Task[Any, Any], outputs_of: OutputsOf, world: World) -> None:
     """Computes this rank's share of every chunk."""
     while received := json.loads(world.broadcast_text("", _INPUT_SECONDS)):
         rows, places = received
-        source, finish = asked(task, rows, places)
+        source, finish = make_request(task, rows, places)
         deque(finish(outputs_of(source)), maxlen=0)

@@ -7,7 +7,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.model.config import EncoderConfig
 from lambert.model.labels import listed
 from lambert.tasks import TaskConfig
-from lambert.tasks.reading.segments import shared
+from lambert.tasks.reading.segments import count_shared
 from lambert.tasks.sentences.sentences import Sentences
 from lambert.verbs.settings.finetune import FinetuneConfig
 
@@ -29,7 +29,7 @@ def describe_counts(path: Path, data: Any, task: TaskConfig) -> str:
 
 def note_shared_rows(train: Any, dev: Any, train_path: Path, dev_path: Path | None) -> list[str]:
     """Returns a note about dev examples whose texts are also those of training examples, if there are some."""
-    count, total = (0, 0) if dev is None else shared(train, dev)
+    count, total = (0, 0) if dev is None else count_shared(train, dev)
     if not count:
         return []
     return [

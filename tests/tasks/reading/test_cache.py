@@ -81,7 +81,7 @@ def files(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("case", [*CASES, weighted, ranking, scored])
 def test_features_are_equal_bit_by_bit(case: Case, words: Tokenizer, tmp_path: Path) -> None:
     settings, path = case(tmp_path)
-    settings = settings.resolved()
+    settings = settings.resolve_length()
     task, train = learn(settings, words, path)
     dev = task.read(path)
     for notes in (0, 2):  # built, and read
@@ -103,7 +103,7 @@ def test_whatever_features_depend_on_finds_another_file(
     change: str, words: Tokenizer, wordpiece: Build, tmp_path: Path
 ) -> None:
     settings, path = squad(tmp_path)
-    cached(tmp_path / "cache", words).learn(settings.resolved(), path)
+    cached(tmp_path / "cache", words).learn(settings.resolve_length(), path)
     tokenizer, software = words, "1"
     if change == "bytes":
         path.write_text(path.read_text().replace("works", "lives"))
@@ -116,10 +116,10 @@ def test_whatever_features_depend_on_finds_another_file(
     else:
         software = "2"
     found = cached(tmp_path / "cache", tokenizer, software)
-    _, data = found.learn(settings.resolved(), path)
+    _, data = found.learn(settings.resolve_length(), path)
     assert found.notes == []
     assert len(files(tmp_path / "cache")) == 2
-    assert plain(data) == plain(learn(settings.resolved(), tokenizer, path)[1])
+    assert plain(data) == plain(learn(settings.resolve_length(), tokenizer, path)[1])
 
 
 def test_judgements_depend_on_their_texts(words: Tokenizer, tmp_path: Path) -> None:
@@ -151,15 +151,15 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_built_anew_with_one_warning(damage: str, words: Tokenizer, tmp_path: Path) -> None:
     settings, path = tag(tmp_path)
-    _, expected = cached(tmp_path / "cache", words).learn(settings.resolved(), path)
+    _, expected = cached(tmp_path / "cache", words).learn(settings.resolve_length(), path)
     (file,) = files(tmp_path / "cache")
     file.write_bytes(DAMAGES[damage](file.read_bytes()))
     found = cached(tmp_path / "cache", words)
-    assert plain(found.learn(settings.resolved(), path)[1]) == plain(expected)
+    assert plain(found.learn(settings.resolve_length(), path)[1]) == plain(expected)
     (note,) = found.notes
     assert note.startswith(f"warning: {file} was damaged")
     again = cached(tmp_path / "cache", words)
-    again.learn(settings.resolved(), path)
+    again.learn(settings.resolve_length(), path)
     assert again.notes == [f"{path}  features are read from {tmp_path / 'cache'}"]
 
 
@@ -177,7 +177,7 @@ def test_a_file_makes_objects_of_labelled_data_only(name: str, words: Tokenizer,
 def _learn(words: str, folder: Path, path: Path, barrier: Any, results: Any) -> None:
     found = FeatureCache(folder, Tokenizer.from_str(words), "1")
     barrier.wait()
-    data = found.learn(TaskConfig(name="squad").resolved(), path)[1]
+    data = found.learn(TaskConfig(name="squad").resolve_length(), path)[1]
     results.put((found.notes, int(data.lengths_S.sum())))
 
 
@@ -208,7 +208,7 @@ def _learn_together(words: str, folder: Path, path: Path, barrier: Any, results:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache.tasks, "learn", build)
-        FeatureCache(folder, Tokenizer.from_str(words), "1").learn(classify(path)[0].resolved(), path / "x.jsonl")
+        FeatureCache(folder, Tokenizer.from_str(words), "1").learn(classify(path)[0].resolve_length(), path / "x.jsonl")
     results.put(path.name)
 
 
@@ -258,7 +258,9 @@ def test_a_folder_that_cannot_be_used(words: Tokenizer, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(features, "write", full)
     found = cached(tmp_path / "cache", words)
-    assert plain(found.learn(settings.resolved(), path)[1]) == plain(learn(settings.resolved(), words, path)[1])
+    assert plain(found.learn(settings.resolve_length(), path)[1]) == plain(
+        learn(settings.resolve_length(), words, path)[1]
+    )
     assert found.notes == [
         f"warning: the features of {path} are not kept: No space left on device ({tmp_path / 'cache'})."
     ]
@@ -266,7 +268,7 @@ def test_a_folder_that_cannot_be_used(words: Tokenizer, tmp_path: Path, monkeypa
 
 def test_data_of_a_task_from_outside_are_not_kept(words: Tokenizer, tmp_path: Path) -> None:
     settings, path = classify(tmp_path)
-    config = dataclasses.replace(settings, name="lambert.tasks.sentences.classify:Classify").resolved()
+    config = dataclasses.replace(settings, name="lambert.tasks.sentences.classify:Classify").resolve_length()
     found = cached(tmp_path / "cache", words)
     task, data = found.learn(config, path)
     assert plain(found.read(task, path).truth_N) == plain(data.truth_N)

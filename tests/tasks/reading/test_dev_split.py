@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks import TaskConfig, create, learn
 from lambert.tasks.config import Columns
-from lambert.tasks.reading.dev_split import divided, is_dev
-from lambert.tasks.reading.segments import shared
+from lambert.tasks.reading.dev_split import is_dev, split_off_dev
+from lambert.tasks.reading.segments import count_shared
 
 NUMBERS = range(60)
 TEXTS = [f"ann met {number}" for number in NUMBERS]
@@ -96,17 +96,17 @@ def test_every_task_reads_the_two_parts(name: str, words: Tokenizer, tmp_path: P
     path = tmp_path / file
     path.write_text(content)
     task, whole = learn(config, words, path)
-    train_path, dev_path, line = divided(path, 0.3, task.config, tmp_path / "rows")
+    train_path, dev_path, line = split_off_dev(path, 0.3, task.config, tmp_path / "rows")
     train, dev = task.read(train_path, training=True), task.read(dev_path)
     of = "questions" if config.name == "squad" else "examples"
     assert train.counts[of] + dev.counts[of] == whole.counts[of]
     assert f"{train.counts[of]:,} train and {dev.counts[of]:,} dev rows" in line
     assert 0.1 * whole.counts[of] < dev.counts[of] < 0.5 * whole.counts[of]
-    assert shared(train, dev) == (0, dev.counts[of])
-    assert shared(whole, dev) == (dev.counts[of], dev.counts[of])
+    assert count_shared(train, dev) == (0, dev.counts[of])
+    assert count_shared(whole, dev) == (dev.counts[of], dev.counts[of])
     assert {*train.keys.tolist(), *dev.keys.tolist()} == {*whole.keys.tolist()}
     before = train_path.read_bytes(), dev_path.read_bytes()
-    assert divided(path, 0.3, task.config, tmp_path / "rows")[:2] == (train_path, dev_path)
+    assert split_off_dev(path, 0.3, task.config, tmp_path / "rows")[:2] == (train_path, dev_path)
     assert (train_path.read_bytes(), dev_path.read_bytes()) == before
 
 
@@ -114,7 +114,7 @@ def test_the_side_of_a_row_depends_on_its_text_alone(tmp_path: Path) -> None:
     def dev_texts(name: str, rows: list[tuple[str, str]]) -> list[str]:
         path = tmp_path / name
         path.write_text(jsonl([{"id": n, "text": text, "label": label} for n, (text, label) in enumerate(rows)]))
-        found = divided(path, 0.3, TaskConfig(labels=("x", "y")), tmp_path)[1]
+        found = split_off_dev(path, 0.3, TaskConfig(labels=("x", "y")), tmp_path)[1]
         return [json.loads(line)["text"] for line in found.read_text().splitlines()]
 
     rows = [(text, "x") for text in TEXTS]
@@ -131,7 +131,7 @@ def test_labels_of_dev_rows_alone_are_known(words: Tokenizer, tmp_path: Path) ->
     labels = ["rare" if is_dev(json.dumps([text]), 0.3) else "ab"[n % 2] for n, text in enumerate(TEXTS)]
     path.write_text(jsonl([{"text": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)]))
     task, _ = learn(TaskConfig(), words, path)
-    train_path, dev_path, _ = divided(path, 0.3, task.config, tmp_path)
+    train_path, dev_path, _ = split_off_dev(path, 0.3, task.config, tmp_path)
     assert "no row of" in create(task.config, words).read(train_path, training=True).notes[0]
     assert {*task.read(dev_path).truth_N.tolist()} == {task.config.labels.index("rare")}
 
@@ -140,13 +140,13 @@ def test_data_that_cannot_be_divided(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(jsonl([{"text": "a", "label": "x"}, {"text": "a", "label": "y"}]))
     with pytest.raises(DataError, match=r"dev = 0\.5 leaves no (train|dev) rows of the 2 in .*name a file of dev data"):
-        divided(path, 0.5, TaskConfig(labels=("x", "y")), tmp_path)
+        split_off_dev(path, 0.5, TaskConfig(labels=("x", "y")), tmp_path)
     with pytest.raises(UsageError, match="reads its own files: name a file of dev data"):
-        divided(path, 0.5, TaskConfig(name="mine:Task"), tmp_path)
+        split_off_dev(path, 0.5, TaskConfig(name="mine:Task"), tmp_path)
 
 
 def test_texts_of_both_files_are_counted_whatever_their_labels(words: Tokenizer, tmp_path: Path) -> None:
     for name, rows in (("a", [("ann", "x"), ("met", "y"), ("ann met", "x")]), ("b", [("met", "x"), ("Ann", "y")])):
         (tmp_path / f"{name}.jsonl").write_text(jsonl([{"text": text, "label": label} for text, label in rows]))
     task, train = learn(TaskConfig(), words, tmp_path / "a.jsonl")
-    assert shared(train, task.read(tmp_path / "b.jsonl")) == (1, 2)  # "Ann" is another text
+    assert count_shared(train, task.read(tmp_path / "b.jsonl")) == (1, 2)  # "Ann" is another text

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import DataError
-from lambert.tasks import Columns, TaskConfig, resolved
-from lambert.tasks.reading.files import class_names, digest, training_and_dev
+from lambert.tasks import Columns, TaskConfig, resolve
+from lambert.tasks.reading.files import class_names, digest, find_splits
 from lambert.tasks.reading.table import read_rows
 from lambert.tasks.tag.conll import read_sentences
-from lambert.tasks.tag.tag import labelled_sentences
+from lambert.tasks.tag.tag import read_labelled_sentences
 
 arrow = pytest.importorskip("pyarrow")
 STARS = {"names": ["2", "1", "good"], "_type": "ClassLabel"}
@@ -54,8 +54,8 @@ def test_rows_have_the_names_of_classes(tmp_path: Path) -> None:
         (f"{second}:row 1", {"text": "b", "label": "good"}),
     ]
     assert list(read_rows(second, Columns())) == found[2:]
-    assert resolved(TaskConfig(), folder).labels == ("2", "1", "good")
-    assert resolved(TaskConfig(labels=("x", "y")), folder).labels == ("x", "y")
+    assert resolve(TaskConfig(), folder).labels == ("2", "1", "good")
+    assert resolve(TaskConfig(labels=("x", "y")), folder).labels == ("x", "y")
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(table(rows, {"label": STARS}), tmp_path / "x.parquet")
@@ -83,33 +83,33 @@ def test_tags_that_are_classes(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table(rows, features), tmp_path / "x.parquet")
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for path in (folder, tmp_path / "x.parquet"):
-        config = resolved(TaskConfig(name="tag"), path)
+        config = resolve(TaskConfig(name="tag"), path)
         assert config.labels == tuple(names)
         found = [(sentence.words, sentence.tags) for sentence in read_sentences(path, config.columns, config.labels)]
         assert found == [
             (["EU", "rejects", "German"], ["B-ORG", "O", "B-MISC"]), (["Peter", "Blackburn"], ["B-PER", "I-PER"]),
         ]  # fmt: skip
-        assert resolved(TaskConfig(name="tag", columns=Columns(label="pos_tags")), path).labels == ()
-    config = resolved(TaskConfig(name="conll2003"), tmp_path / "x.jsonl")
-    lines, matched = labelled_sentences(tmp_path / "x.jsonl", config.columns, config.labels)
+        assert resolve(TaskConfig(name="tag", columns=Columns(label="pos_tags")), path).labels == ()
+    config = resolve(TaskConfig(name="conll2003"), tmp_path / "x.jsonl")
+    lines, matched = read_labelled_sentences(tmp_path / "x.jsonl", config.columns, config.labels)
     assert [(sentence.words, sentence.tags) for sentence in lines] == found
     assert not matched.notes
 
 
 def test_splits(tmp_path: Path) -> None:
     folder = several(tmp_path / "set", "train", "validation", "test")
-    assert training_and_dev(folder, None) == (folder / "train", folder / "validation")
-    assert training_and_dev(folder, folder / "test") == (folder / "train", folder / "test")
-    assert training_and_dev(folder / "test", None) == (folder / "test", None)
+    assert find_splits(folder, None) == (folder / "train", folder / "validation")
+    assert find_splits(folder, folder / "test") == (folder / "train", folder / "test")
+    assert find_splits(folder / "test", None) == (folder / "test", None)
     file = tmp_path / "x.tsv"
-    assert training_and_dev(file, None) == (file, None)
-    assert training_and_dev(file, folder) == (file, folder / "validation")
+    assert find_splits(file, None) == (file, None)
+    assert find_splits(file, folder) == (file, folder / "validation")
     with pytest.raises(DataError, match=r"set has the splits train, validation, test: name one of them"):
         list(read_rows(folder, Columns()))
     mnli = several(tmp_path / "mnli", "train", "validation_matched")
-    assert training_and_dev(mnli, None) == (mnli / "train", None)
+    assert find_splits(mnli, None) == (mnli / "train", None)
     with pytest.raises(DataError, match="mnli has no split 'validation', but train, validation_matched: name one"):
-        training_and_dev(file, mnli)
+        find_splits(file, mnli)
 
 
 def test_the_digest_is_that_of_all_files(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,9 +11,9 @@ import pytest
 
 from lambert.core.errors import DataError
 from lambert.tasks.config import Columns
-from lambert.tasks.labels import doubtful
+from lambert.tasks.labels import note_doubtful
 from lambert.tasks.reading.label_names import Matched, match, whole
-from lambert.tasks.reading.table import labelled_rows
+from lambert.tasks.reading.table import read_labelled_rows
 
 NLI = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 LOWER = ("entailment", "neutral", "contradiction")
@@ -22,6 +23,11 @@ PATH = Path("x.jsonl")
 
 def found(labels: Sequence[str], own: Sequence[str], names: Sequence[str] = (), path: Path = PATH) -> Matched:
     return match({label: f"{path}:{n}" for n, label in enumerate(labels, 1)}, own, names, path, "label")
+
+
+def unknown(labels: Sequence[str], *of: Any) -> tuple[str, ...]:
+    matched = found(labels, *of)
+    return tuple(label for label in labels if label not in matched.numbers)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,7 @@ def found(labels: Sequence[str], own: Sequence[str], names: Sequence[str] = (), 
 )
 def test_labels_are_found_by_name(own: Sequence[str], labels: list[str], numbers: list[int]) -> None:
     matched = found(labels, own)
-    assert ([matched.numbers[label] for label in labels], matched.unknown) == (numbers, ())
+    assert [matched.numbers[label] for label in labels] == numbers
     assert not matched.by_order
 
 
@@ -73,8 +79,8 @@ def test_numbers_have_the_names_that_are_stated() -> None:
     matched = found(["0", "1", "neutral"], NLI, LOWER)
     assert (matched.numbers, matched.by_order) == ({"0": 2, "1": 1, "neutral": 1}, False)
     assert "entailment (0) = ENTAILMENT, neutral (1) = NEUTRAL, neutral = NEUTRAL" in matched.notes[0]
-    assert found(["3", "-1"], NLI, LOWER).unknown == ("3", "-1")
-    assert found(["0"], ("yes", "no"), LOWER).unknown == ("0",)
+    assert unknown(["3", "-1"], NLI, LOWER) == ("3", "-1")
+    assert unknown(["0"], ("yes", "no"), LOWER) == ("0",)
 
 
 def test_the_names_of_a_file_are_read_by_number_if_the_model_has_none(tmp_path: Path) -> None:
@@ -90,7 +96,7 @@ def test_the_names_of_a_file_are_read_by_number_if_the_model_has_none(tmp_path: 
         "entailment = LABEL_0.",
     )
     assert found(["contradiction"], NLI, path=path).numbers == {"contradiction": 0}
-    assert found(["contradiction"], DEFAULT).unknown == ("contradiction",)
+    assert unknown(["contradiction"], DEFAULT) == ("contradiction",)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +110,7 @@ def test_the_names_of_a_file_are_read_by_number_if_the_model_has_none(tmp_path: 
 )
 def test_labels_that_could_be_several_are_refused(own: Sequence[str], labels: list[str], message: str) -> None:
     if not message:  # both are labels as they are written
-        assert found(labels, own).unknown == ("á",)
+        assert unknown(labels, own) == ("á",)
         return
     with pytest.raises(DataError, match=message):
         found(labels, own)
@@ -112,8 +118,8 @@ def test_labels_that_could_be_several_are_refused(own: Sequence[str], labels: li
 
 @pytest.mark.parametrize("label", ["3", "-1", "1.5", "9" * 5000, "maybe", "007", "true"])
 def test_other_labels_are_unknown(label: str) -> None:
-    assert found([label], NLI).unknown == (label,)
-    assert found([label], ("4", "5")).unknown == (label,)
+    assert unknown([label], NLI) == (label,)
+    assert unknown([label], ("4", "5")) == (label,)
 
 
 def test_whole_numbers() -> None:
@@ -123,16 +129,18 @@ def test_whole_numbers() -> None:
 
 
 def test_labels_that_differ_in_case_only_are_told() -> None:
-    assert doubtful(("Yes", "no", "yes"), Path("a.csv")) == (
+    assert note_doubtful(("Yes", "no", "yes"), Path("a.csv")) == (
         "note: labels of a.csv differ in case only and are classes of their own: 'Yes' and 'yes'.",
     )
-    assert doubtful(("O", "o", "B-PER", "b-per", "x"), Path("a.csv"))[0].endswith("'O' and 'o', 'B-PER' and 'b-per'.")
-    assert doubtful(("a", "b", "none", "NA"), Path("a.csv")) == ()
+    assert note_doubtful(("O", "o", "B-PER", "b-per", "x"), Path("a.csv"))[0].endswith(
+        "'O' and 'o', 'B-PER' and 'b-per'."
+    )
+    assert note_doubtful(("a", "b", "none", "NA"), Path("a.csv")) == ()
 
 
 def test_labels_that_look_alike_are_told() -> None:
     labels = ("fr\u00f6h\u00adlich", "fr\u00f6hlich", "\uff11", "1", "New  York", "New York", "x")
-    (note,) = doubtful(labels, Path("a.csv"))
+    (note,) = note_doubtful(labels, Path("a.csv"))
     assert "not seen, in white space or in their width" in note
     assert "'1'" in note
     assert note.endswith("'New  York' and 'New York'.")
@@ -147,9 +155,9 @@ def test_labels_that_look_alike_are_told() -> None:
     ],
 )
 def test_labels_that_may_mean_something_else_are_said(labels: tuple[str, ...], said: str) -> None:
-    (note,) = doubtful(labels, Path("a.csv"))
+    (note,) = note_doubtful(labels, Path("a.csv"))
     assert said in note
-    assert doubtful(("1,0", "x"), Path("a.csv")) == ()
+    assert note_doubtful(("1,0", "x"), Path("a.csv")) == ()
 
 
 def test_a_second_text_that_is_not_read_is_told(tmp_path: Path) -> None:
@@ -157,7 +165,7 @@ def test_a_second_text_that_is_not_read_is_told(tmp_path: Path) -> None:
     path.write_text("text,text_b,label\na,b,c\n")
     for columns, said in ((Columns(), True), (Columns(text_b="text_b"), False)):
         notes: list[str] = []
-        assert len(list(labelled_rows(path, columns, notes))) == 1
+        assert len(list(read_labelled_rows(path, columns, notes))) == 1
         assert ("'text_b', which is not read" in "".join(notes)) == said
 
 
@@ -166,15 +174,15 @@ def test_rows_that_prodigy_calls_rejected_are_told(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": "x", "answer": answer} for answer in ("accept", "reject", "ignore")]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     notes: list[str] = []
-    assert len(list(labelled_rows(path, Columns(), notes))) == 3
+    assert len(list(read_labelled_rows(path, Columns(), notes))) == 3
     assert notes[0].startswith(f"note: 2 rows of {path} have the answer reject or ignore")
     own: list[str] = []
-    assert len(list(labelled_rows(path, Columns(label="answer"), own))) == 3
+    assert len(list(read_labelled_rows(path, Columns(label="answer"), own))) == 3
     assert own == []
 
 
 def test_rows_with_an_empty_text_are_told(tmp_path: Path) -> None:
     path, notes = tmp_path / "x.csv", list[str]()
     path.write_text("text,label\na,1\n,0\nb,0\n")
-    assert len([*labelled_rows(path, Columns(), notes)]) == 3
+    assert len([*read_labelled_rows(path, Columns(), notes)]) == 3
     assert notes == [f"note: 1 row of {path} has an empty text."]

@@ -8,7 +8,7 @@ import pytest
 
 from lambert.core.errors import DataError
 from lambert.tasks import Columns
-from lambert.tasks.reading.table import column, label_cell, ordered, read_rows, text_cell, value_cell
+from lambert.tasks.reading.table import column, label_cell, read_rows, sort_labels, text_cell, value_cell
 
 NAMED = Columns()
 NUMBERED = Columns(text="4", label="2")
@@ -209,5 +209,5 @@ def test_formats_that_are_not_read_are_named(name: str, message: str, tmp_path: 
 
 
 def test_labels_are_ordered() -> None:
-    assert ordered(["10", "9", "-1", "9"]) == ("-1", "9", "10")
-    assert ordered(["b", "10", "9"]) == ("10", "9", "b")
+    assert sort_labels(["10", "9", "-1", "9"]) == ("-1", "9", "10")
+    assert sort_labels(["b", "10", "9"]) == ("10", "9", "b")

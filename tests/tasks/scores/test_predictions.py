@@ -14,10 +14,10 @@ from squads import one
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks import Columns, TaskConfig
 from lambert.tasks.reading.files import digest
-from lambert.tasks.reading.multirc import answer_rows
+from lambert.tasks.reading.table import answer_rows
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.formulas import Formula, value
-from lambert.tasks.scores.predictions import scored_file, task_of
+from lambert.tasks.scores.predictions import score_file, task_of
 
 LABELS = ("land", "sea", "air")
 TRUTH = [LABELS[n] for n in np.random.default_rng(1).integers(0, 3, 40)]
@@ -71,7 +71,7 @@ def test_every_form_gives_the_scores_of_scikit_learn(form: str, packed: bool, go
     ending, text = FORMS[form]
     path = tmp_path / f"predictions{ending}{'.gz' * packed}"
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    found = scored_file(path, gold, CLASSIFY, like(gold))
+    found = score_file(path, gold, CLASSIFY, like(gold))
     expected = {
         "accuracy": accuracy_score(TRUTH, FOUND), "f1_macro": f1_score(TRUTH, FOUND, average="macro"),
         "matthews": matthews_corrcoef(TRUTH, FOUND),
@@ -86,14 +86,14 @@ def test_rows_are_matched_by_their_numbers_as_in_the_files_of_glue(tmp_path: Pat
     gold.write_text("id\ttext\tlabel\n" + "".join(f"{900 - n}\ta\t{label}\n" for n, label in enumerate(TRUTH)))
     path = tmp_path / "found.tsv"
     path.write_text("index\tprediction\n" + "".join(f"{n}\t{label}\n" for n, label in reversed([*enumerate(FOUND)])))
-    assert scores(scored_file(path, gold, CLASSIFY, like(gold)))["accuracy"] == accuracy_score(TRUTH, FOUND)
+    assert scores(score_file(path, gold, CLASSIFY, like(gold)))["accuracy"] == accuracy_score(TRUTH, FOUND)
 
 
 def test_rows_are_matched_by_the_ids_of_the_labelled_file(tmp_path: Path) -> None:
     gold, path = tmp_path / "dev.jsonl", tmp_path / "p.jsonl"
     gold.write_text(lines([{"id": f"q{n}", "text": "a", "label": label} for n, label in enumerate(TRUTH)]))
     path.write_text(lines([{"id": f"q{n}", "label": label} for n, label in enumerate(TRUTH)][::-1]))
-    assert scores(scored_file(path, gold, CLASSIFY, like(gold)))["accuracy"] == 1.0
+    assert scores(score_file(path, gold, CLASSIFY, like(gold)))["accuracy"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_other_tasks(name: str, truth: list[Any], found: list[Any], expected: di
         "mse": Formula("mean", ("squared_error",)), "pearson": Formula("pearson"),
     }  # fmt: skip
     kept = like(gold, truth, {metric: formulas[metric] for metric in expected})
-    assert scores(scored_file(path, gold, TaskConfig(name=name), kept)) == pytest.approx(expected)
+    assert scores(score_file(path, gold, TaskConfig(name=name), kept)) == pytest.approx(expected)
 
 
 MULTILABEL = [["a", "b"], [], ["c"], []]
@@ -136,11 +136,11 @@ def test_a_text_without_a_label(ending: str, text: str, tmp_path: Path) -> None:
     gold.write_text(lines([{"text": "a", "label": labels} for labels in MULTILABEL]))
     kept = like(gold, MULTILABEL, {"exact_match": Formula("mean", ("correct",))})
     path.write_text(text)
-    assert scores(scored_file(path, gold, TaskConfig(name="multilabel"), kept)) == {"exact_match": 1.0}
+    assert scores(score_file(path, gold, TaskConfig(name="multilabel"), kept)) == {"exact_match": 1.0}
     if ending == ".txt":
         path.write_text(text + "\n")
         with pytest.raises(DataError, match=r"numbers of rows differ: 5 in .*, 4 in "):
-            scored_file(path, gold, TaskConfig(name="multilabel"), kept)
+            score_file(path, gold, TaskConfig(name="multilabel"), kept)
 
 
 @pytest.mark.parametrize("header", [True, False])
@@ -151,14 +151,14 @@ def test_the_header_of_the_labelled_file_is_recognised(header: bool, columns: Co
     gold.write_text("text\tlabel\n" * header + "".join(f"{label}\t{label}\n" for label in TRUTH))
     path.write_text("".join(f"{label}\n" for label in FOUND))
     config = TaskConfig(name="classify", labels=LABELS, columns=columns)
-    assert scores(scored_file(path, gold, config, like(gold)))["accuracy"] == accuracy_score(TRUTH, FOUND)
+    assert scores(score_file(path, gold, config, like(gold)))["accuracy"] == accuracy_score(TRUTH, FOUND)
 
 
 def test_numbers_need_the_order_of_the_labels(gold: Path, tmp_path: Path) -> None:
     path = tmp_path / "p.txt"
     path.write_text("".join(f"{LABELS.index(label)}\n" for label in FOUND))
     with pytest.raises(DataError, match=r"p\.txt:1: label '\d' is a number, and .* name the run folder instead\.$"):
-        scored_file(path, gold, TaskConfig(name="classify"), like(gold))
+        score_file(path, gold, TaskConfig(name="classify"), like(gold))
 
 
 PARAGRAPHS = [
@@ -190,10 +190,10 @@ def test_answers_of_multirc(tmp_path: Path) -> None:
         [{"label": str(bool(row["label"])), "probability": 0.5} for row in said], said, said[::-1], bare, bare[::-1],
     ):  # fmt: skip
         path.write_text(lines(found))
-        assert [row["correct"] for row in scored_file(path, gold, config, kept).rows] == [n != 5 for n in range(12)]
+        assert [row["correct"] for row in score_file(path, gold, config, kept).rows] == [n != 5 for n in range(12)]
     path.write_text(lines(said[1:]))
     with pytest.raises(DataError, match="no prediction for the id 'answer 0, paragraph 0, question 0' of"):
-        scored_file(path, gold, config, kept)
+        score_file(path, gold, config, kept)
 
 
 CONLL = "Ann B-PER\nlives O\n\nRome B-LOC\nfell O\n"
@@ -212,14 +212,14 @@ def test_tags(ending: str, text: str, f1: float, tmp_path: Path) -> None:
     gold, path = tmp_path / "dev.conll", tmp_path / f"p{ending}"
     gold.write_text(CONLL)
     path.write_text(text)
-    assert scores(scored_file(path, gold, task_of(gold), None))["span_f1"] == pytest.approx(f1)
+    assert scores(score_file(path, gold, task_of(gold), None))["span_f1"] == pytest.approx(f1)
 
 
 def test_answers(tmp_path: Path) -> None:
     gold, path = tmp_path / "dev.json", tmp_path / "p.json"
     gold.write_text(json.dumps(one("Ann was born in 1895.", [{"text": "in 1895", "answer_start": 13}])))
     path.write_text('{"q1": "1895"}')
-    found = scored_file(path, gold, task_of(gold), None)
+    found = score_file(path, gold, task_of(gold), None)
     assert scores(found) == pytest.approx({"f1": 200 / 3, "exact_match": 0.0})
     for text, part in (
         ("{}", "no prediction for the id 'q1'"),
@@ -229,7 +229,7 @@ def test_answers(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         with pytest.raises(DataError, match=part):
-            scored_file(path, gold, task_of(gold), None)
+            score_file(path, gold, task_of(gold), None)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_wrong_predictions_are_named(
     path, own = tmp_path / f"p{ending}", ending == ".txt"
     path.write_text("".join(change([f"{label}\n" if own else f"{n}\t{label}\n" for n, label in NUMBERED])))
     with pytest.raises(DataError, match=part):
-        scored_file(path, gold, CLASSIFY, like(gold))
+        score_file(path, gold, CLASSIFY, like(gold))
 
 
 def test_an_id_that_two_labelled_rows_have_is_named(gold: Path, tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_an_id_that_two_labelled_rows_have_is_named(gold: Path, tmp_path: Path) 
     path = tmp_path / "p.tsv"
     path.write_text("id\tprediction\n" + "".join(f"{n}\tsea\n" for n in ids[1:]))
     with pytest.raises(DataError, match=r"dev\.tsv: the id '0' occurs twice"):
-        scored_file(path, gold, CLASSIFY, like(gold))
+        score_file(path, gold, CLASSIFY, like(gold))
 
 
 def test_wrong_tags_are_named(tmp_path: Path) -> None:
@@ -271,11 +271,11 @@ def test_wrong_tags_are_named(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         with pytest.raises(DataError, match=part):
-            scored_file(path, gold, task_of(gold), None)
+            score_file(path, gold, task_of(gold), None)
 
 
 def test_what_a_file_does_not_say(gold: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="name also a run"):
         task_of(gold)
     with pytest.raises(UsageError, match="not for 'embed'"):
-        scored_file(gold, gold, TaskConfig(name="embed", columns=Columns()), None)
+        score_file(gold, gold, TaskConfig(name="embed", columns=Columns()), None)

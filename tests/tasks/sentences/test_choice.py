@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from json_lines import predict
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
 from lambert.data.stream import sequential, stream
-from lambert.tasks import Columns, TaskConfig, create, described, learn, predict
+from lambert.tasks import Columns, TaskConfig, create, learn, parse_task
 from lambert.tasks.task import is_predictions
 
 Build = Callable[[list[str]], Tokenizer]
@@ -66,7 +67,7 @@ def told(source: Any) -> list[dict[str, torch.Tensor]]:
 def test_predictions_and_scores(words: Tokenizer, tmp_path: Path) -> None:
     path = file(tmp_path / "x.jsonl", ROWS)
     task, _ = learn(TaskConfig(name="choice"), words, path)
-    task = create(described(json.loads(json.dumps(task.model_config()))), words)
+    task = create(parse_task(json.loads(json.dumps(task.model_config()))), words)
     data = task.read(path)
     predictions = task.predictions(data, told(data))
     assert [len(chances) for chances in predictions] == [3, 2, 2]
@@ -96,7 +97,7 @@ def test_columns_for_the_choices_and_a_beginning(words: Tokenizer, tmp_path: Pat
     batch = data.collate(np.zeros(1, np.int64), np.zeros(1, np.int64))
     texts = ["he ran [SEP] she sat", "he ran [SEP] she ran home"]
     assert batch.ids_T.tolist() == [token for text in texts for token in ids(f"[CLS] {text} [SEP]")]
-    assert create(described(json.loads(json.dumps(task.model_config()))), words).config == task.config
+    assert create(parse_task(json.loads(json.dumps(task.model_config()))), words).config == task.config
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from json_lines import predict
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import Columns, TaskConfig, create, described, learn, predict
+from lambert.tasks import Columns, TaskConfig, create, learn, parse_task
 from lambert.tasks.scores.metrics import softmax
 from lambert.tasks.task import is_predictions
 
@@ -48,7 +49,7 @@ def test_learns_scores_and_predicts(words: Tokenizer, tmp_path: Path) -> None:
     batch = train.collate(np.zeros(3, np.int64), np.array([2, 0, 1]))
     assert batch.targets["label"].labels_N.tolist() == [1, 1, 0]
     assert batch.targets["label"].at_N.tolist() == [0, 1, 2]
-    again = create(described(json.loads(json.dumps(task.model_config()))), words)
+    again = create(parse_task(json.loads(json.dumps(task.model_config()))), words)
     assert again.config == task.config
     data = again.read(path)
     predictions = again.predictions(data, told(data))
@@ -78,10 +79,10 @@ def test_a_temperature_found_on_dev_stays_with_the_model(words: Tokenizer, tmp_p
     data = task.read(path)
     predictions = task.predictions(data, told(data))
     scores = task.score(data, predictions)
-    again = create(described(json.loads(json.dumps(task.tuned(data, predictions).model_config()))), words)
+    again = create(parse_task(json.loads(json.dumps(task.tune(data, predictions).model_config()))), words)
     assert again.config.temperature == scores["temperature"] > 1.0
     assert again.score(data, predictions) == scores
-    assert again.tuned(data, predictions) is again
+    assert again.tune(data, predictions) is again
     plain = create(TaskConfig(labels=("neg", "pos")), words)
     raw = plain.score(data, predictions)
     assert raw["loss"] > scores["loss"]
@@ -103,7 +104,7 @@ def test_a_temperature_at_the_end_of_its_range_is_not_taken(words: Tokenizer, tm
     data = task.read(path)
     sure = [np.array([0.8, 0.2] if truth == 0 else [0.2, 0.8]) for truth in data.truth_N.tolist()]
     assert task.score(data, sure)["temperature"] == pytest.approx(0.05)
-    assert task.tuned(data, sure).config.temperature == 1.0
+    assert task.tune(data, sure).config.temperature == 1.0
 
 
 @pytest.mark.parametrize("value", [0.0, 0.04, 21.0, float("nan"), "hot"])
@@ -178,7 +179,7 @@ def test_regression(words: Tokenizer, tmp_path: Path) -> None:
     assert scores["spearman"] == pytest.approx(1.0)
     assert 0.9 < scores["pearson"] < 1.0
     assert scores["mse"] == pytest.approx(np.mean([2.5**2, 2**2, 2**2, 2.5**2]))
-    assert create(described(task.model_config()), words).config == task.config
+    assert create(parse_task(task.model_config()), words).config == task.config
     assert next(predict(task, told, ['{"text": "good"}'])) == {"value": 1.0}
     with pytest.raises(DataError, match=r"x\.tsv:3: column 'score' holds 'high', not a finite number"):
         task.read(table(tmp_path / "x.tsv", [("a", "1"), ("b", "high")], "text\tscore"))

@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from json_lines import predict
 from sklearn.metrics import f1_score
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import Columns, TaskConfig, create, described, learn, predict
+from lambert.tasks import Columns, TaskConfig, create, learn, parse_task
 from lambert.tasks.sentences.multilabel import Ranking, best_threshold, best_thresholds, labels_of
 from lambert.tasks.task import is_predictions
 
@@ -156,7 +157,7 @@ def test_the_best_thresholds_are_those_of_an_exhaustive_search(seed: int) -> Non
 
 def kept(task: Any, words: Tokenizer) -> Any:
     """The task of the model folder."""
-    return create(described(json.loads(json.dumps(task.model_config()))), words)
+    return create(parse_task(json.loads(json.dumps(task.model_config()))), words)
 
 
 def test_a_threshold_found_on_dev_stays_with_the_model(words: Tokenizer, tmp_path: Path) -> None:
@@ -164,10 +165,10 @@ def test_a_threshold_found_on_dev_stays_with_the_model(words: Tokenizer, tmp_pat
     scores = task.score(data, predictions)
     assert scores["f1_micro"] == pytest.approx(0.631578947368421)  # scikit-learn, the best of all thresholds
     assert 0.2 < scores["threshold"] <= 0.225
-    again = kept(task.tuned(data, predictions), words)
+    again = kept(task.tune(data, predictions), words)
     assert again.config.threshold == scores["threshold"]
     assert again.score(data, predictions) == scores
-    assert again.tuned(data, predictions) is again
+    assert again.tune(data, predictions) is again
 
 
 def test_thresholds_of_labels_found_on_dev_stay_with_the_model(words: Tokenizer, tmp_path: Path) -> None:
@@ -178,11 +179,11 @@ def test_thresholds_of_labels_found_on_dev_stay_with_the_model(words: Tokenizer,
     assert scores["f1_macro"] == pytest.approx(np.mean(best))
     assert scores["f1_macro"] > task_of(words, tmp_path, threshold=0.0)[0].score(data, predictions)["f1_macro"]
     assert "threshold" not in scores
-    again = kept(task.tuned(data, predictions), words)
+    again = kept(task.tune(data, predictions), words)
     assert again.config.label_thresholds == tuple(best_thresholds(truth_NL, chances_NL))
     assert again.config.label_thresholds[3] == 0.5  # no row has this label
     assert again.score(data, predictions) == scores
-    assert again.tuned(data, predictions) is again
+    assert again.tune(data, predictions) is again
     has_NL = chances_NL >= np.array(again.config.label_thresholds)
     expected = [[name for name, has in zip("abcd", row, strict=True) if has] for row in has_NL]
     assert [row["labels"] for row in again.rows(data, predictions)] == expected
@@ -191,7 +192,7 @@ def test_thresholds_of_labels_found_on_dev_stay_with_the_model(words: Tokenizer,
 
 def test_given_thresholds_of_labels(words: Tokenizer, tmp_path: Path) -> None:
     task, data, predictions = task_of(words, tmp_path, label_thresholds=(0.1, 0.9, 0.5, 1.0))
-    assert task.tuned(data, predictions) is task
+    assert task.tune(data, predictions) is task
     chosen = np.stack(predictions) >= np.array([0.1, 0.9, 0.5, 1.0])
     assert task.score(data, predictions)["f1_macro"] == pytest.approx(
         f1_score(made()[0], chosen, average="macro", zero_division=0.0)
@@ -233,4 +234,4 @@ def test_a_folder_of_transformers_is_recognised() -> None:
         "architectures": ["BertForSequenceClassification"], "problem_type": "multi_label_classification",
         "id2label": {"0": "x", "1": "y"},
     }  # fmt: skip
-    assert described(settings) == TaskConfig(name="multilabel", labels=("x", "y"))
+    assert parse_task(settings) == TaskConfig(name="multilabel", labels=("x", "y"))

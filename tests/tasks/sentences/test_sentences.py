@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from lambert.core.errors import UsageError
 from lambert.tasks import Columns, TaskConfig, create, learn
 from lambert.tasks.reading.segments import Segments
-from lambert.tasks.sentences.sentences import longest_first, tokenised
+from lambert.tasks.sentences.sentences import longest_first, tokenise
 from lambert.text.tokenizers.declared import Declared, declare
 
 Build = Callable[[list[str]], Tokenizer]
@@ -38,7 +38,7 @@ def windows_of(length: int, room: int, step: int) -> list[range]:
 def test_windows_cover_each_text(words: Tokenizer, lengths: list[int], max_length: int, stride: int) -> None:
     config = TaskConfig(max_length=max_length, long_text="mean", stride=stride)
     texts = [" ".join(DIGITS[number % 10] for number in range(length)) for length in lengths]
-    data = tokenised(words, config, texts)
+    data = tokenise(words, config, texts)
     room = max_length - 2
     expected = [windows_of(length, room, min(stride or room // 2, room)) for length in lengths]
     assert data.bounds_N is not None
@@ -110,10 +110,10 @@ def test_the_side_that_texts_lose(wordpiece: Build) -> None:
         found = zip(data.first.starts_S.tolist(), data.first.lengths_S.tolist(), strict=True)
         return ["".join(of[str(n)] for n in data.first.ids[start : start + size]) for start, size in found]
 
-    assert kept(tokenised(tokenizer, config, texts)) == ["456789", "56", "234567"]
+    assert kept(tokenise(tokenizer, config, texts)) == ["456789", "56", "234567"]
     vectors = create(TaskConfig(name="embed", max_length=8), tokenizer).parse([{"text": x} for x in texts], ["a"] * 3)
     assert kept(vectors) == ["456789", "56", "234567"]
-    pairs = tokenised(tokenizer, config, texts[:2], texts[:2])
+    pairs = tokenise(tokenizer, config, texts[:2], texts[:2])
     assert kept(pairs) == ["89", "56"]
     assert pairs.second is not None
     assert [int(of[str(pairs.second.ids[start])]) for start in pairs.second.starts_S.tolist()] == [7, 5]

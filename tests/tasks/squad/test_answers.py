@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from json_lines import predict
 from squads import SETTINGS, checksum, outputs_of, write
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError
-from lambert.tasks import SquadConfig, TaskConfig, create, predict
+from lambert.tasks import SquadConfig, TaskConfig, create
 from lambert.tasks.squad.answers import Answer, max_context
 
 Build = Callable[[list[str]], Tokenizer]
@@ -54,7 +55,7 @@ def test_an_empty_paragraph_has_no_answer(tokenizer: Tokenizer) -> None:
 def answered(wordpiece: Build, context: str, first: int, last: int, **settings: Any) -> Answer:
     """The answer of a model that is sure of the first and the last token."""
     tokenizer = wordpiece(["[UNK]", "[CLS]", "[SEP]", "a", "b", "c"])
-    task = create(TaskConfig(name="squad", squad=SquadConfig(**settings)).resolved(), tokenizer)
+    task = create(TaskConfig(name="squad", squad=SquadConfig(**settings)).resolve_length(), tokenizer)
     data = task.parse([{"question": "a", "context": context}], ["line 1"])
     logits_T2 = torch.zeros(int(data.lengths_S[0]), 2)
     logits_T2[3 + first, 0] = logits_T2[3 + last, 1] = 9.0  # after [CLS] a [SEP]

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from json_lines import predict
 from squads import SETTINGS, one, outputs_of, write
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import SquadConfig, TaskConfig, create, described, learn, predict
-from lambert.tasks.scores.examples import shortened
+from lambert.tasks import SquadConfig, TaskConfig, create, learn, parse_task
+from lambert.tasks.scores.examples import shorten
 from lambert.tasks.scores.formulas import value
 from lambert.tasks.squad.answers import Answer, Candidate
 from lambert.tasks.squad.text import read_squad
@@ -119,7 +120,7 @@ def test_writes_the_official_file_and_rows(golden: dict[str, Any], tokenizer: To
 def test_predicts_rows_like_the_file(golden: dict[str, Any], tokenizer: Tokenizer, tmp_path: Path) -> None:
     file = golden["files"][0]
     stored = learn(SETTINGS["narrow"], tokenizer, write(tmp_path, file))[0].model_config()
-    task = create(described(json.loads(json.dumps(stored))), tokenizer)
+    task = create(parse_task(json.loads(json.dumps(stored))), tokenizer)
     data = task.read(write(tmp_path, file))
     texts = [answer.chosen(-30.0).text for answer in task.predictions(data, outputs_of(data))]
     lines = [
@@ -144,13 +145,13 @@ def test_a_threshold_found_on_dev_stays_with_the_model(
     data = task.read(path)
     predictions = task.predictions(data, outputs_of(data))
     scores = task.score(data, predictions)
-    again = create(described(json.loads(json.dumps(task.tuned(data, predictions).model_config()))), tokenizer)
+    again = create(parse_task(json.loads(json.dumps(task.tune(data, predictions).model_config()))), tokenizer)
     assert again.config.squad.null_threshold == scores["best_f1_threshold"] != 0.0
     assert again.score(data, predictions) == scores
     assert scores["f1"] == pytest.approx(scores["best_f1"])
-    assert again.tuned(data, predictions) is again
+    assert again.tune(data, predictions) is again
     texts = [row["answer"] for row in again.rows(data, predictions)]
-    assert [row["prediction"] for row in again.examples(data, predictions).rows] == [shortened(text) for text in texts]
+    assert [row["prediction"] for row in again.examples(data, predictions).rows] == [shorten(text) for text in texts]
     files = again.write(tmp_path / "out.json", data, predictions)
     assert list(json.loads(files[0].read_text()).values()) == texts
     fixed = create(replace(again.config, squad=replace(squad, version="2.0", null_threshold=0.0)), tokenizer)

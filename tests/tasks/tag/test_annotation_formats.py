@@ -10,12 +10,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError
-from lambert.tasks import TaskConfig, create, described, learn
+from lambert.tasks import TaskConfig, create, learn, parse_task
 from lambert.tasks.config import TagConfig
 from lambert.tasks.reading.files import digest
 from lambert.tasks.sentences.classify import Classify
 from lambert.tasks.tag.annotation_formats import FORMATS, read_annotated
-from lambert.tasks.tag.annotations import CONVENTIONS, settled
+from lambert.tasks.tag.annotations import CONVENTIONS, settle_offsets
 
 TEXT = "😀 Zoe\u0308 met\r\nAnn in \u05d9\u05e8\u05d5\u05e9\u05dc\u05d9\u05dd, Rome."
 """An emoji, a combining accent, a line end of two characters, and Hebrew."""
@@ -165,7 +165,7 @@ def test_offsets_of_another_convention_are_found_and_counted(convention: str, tm
     path = write(tmp_path / "x.jsonl", broken, studio(text, spans, quoted), broken)
     found = read_annotated(path)
     assert found is not None
-    documents, notes = settled(found.documents, "x")
+    documents, notes = settle_offsets(found.documents, "x")
     assert [[(d.text[s.start : s.end], s.label) for s in d.spans] for d in documents] == [NAMES] * 3
     assert f"{convention} fit 2 rows, characters fit 1 row" in notes[0]
 
@@ -174,7 +174,7 @@ def test_the_original_offsets_are_said_to_be_checked_or_not(tmp_path: Path) -> N
     for name, said in (("Label Studio", "checked by the quoted texts"), ("flair", "quotes no text")):
         found = read_annotated(write(tmp_path / "x.jsonl", ROWS[name]))
         assert found is not None
-        assert said in settled(found.documents, "x")[1][0]
+        assert said in settle_offsets(found.documents, "x")[1][0]
 
 
 def test_rows_without_quotes_follow_those_that_have_some(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_rows_without_quotes_follow_those_that_have_some(tmp_path: Path) -> None
         del one["value"]["text"]
     found = read_annotated(write(tmp_path / "x.jsonl", studio(TEXT, utf16, [name for name, _ in NAMES]), silent))
     assert found is not None
-    documents, notes = settled(found.documents, "x")
+    documents, notes = settle_offsets(found.documents, "x")
     assert [[d.text[s.start : s.end] for s in d.spans] for d in documents] == [[name for name, _ in NAMES]] * 2
     assert "UTF-16 units fit 2 rows" in notes[0]
 
@@ -242,7 +242,7 @@ def test_offsets_that_are_counted_from_1_or_to_the_last_character(
     wrong = {"start": 5 + first, "end": 14 + last, "label": "PER"}
     quoted = write(tmp_path / "x.jsonl", *[{"text": text, "spans": [wrong | {"text": "Ann Smith"}]}] * 3)
     with pytest.raises(DataError, match=f"They would fit as {said}"):
-        settled(read_annotated(quoted).documents, "x")  # type: ignore[union-attr]
+        settle_offsets(read_annotated(quoted).documents, "x")  # type: ignore[union-attr]
     _, data = learn(TaskConfig(name="tag"), words, write(tmp_path / "y.jsonl", *[{"text": text, "spans": [wrong]}] * 3))
     assert any(f"offsets may count {said}" in note for note in data.notes)
 
@@ -282,7 +282,7 @@ def test_brat(words: Tokenizer, tmp_path: Path) -> None:
     for path in (folder, folder / "a.ann", folder / "a.txt"):
         found = read_annotated(path)
         assert found is not None
-        document = settled(found.documents, "b")[0][0]
+        document = settle_offsets(found.documents, "b")[0][0]
         assert [text[span.start : span.end] for span in document.spans] == ["left", "arm", "right\narm"]
         assert "1 discontinuous spans, whose parts are read as spans, 1 relations, 1 notes" in found.notes[0]
     for file in (folder / "a.txt", folder / "a.ann"):
@@ -346,7 +346,7 @@ def test_binary_files_and_other_files(tmp_path: Path) -> None:
 def test_predictions_are_read_again(words: Tokenizer, tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", ROWS["doccano"])
     task, data = learn(TaskConfig(name="tag"), words, path)
-    again = create(described(json.loads(json.dumps(task.model_config()))), words)
+    again = create(parse_task(json.loads(json.dumps(task.model_config()))), words)
     truth = again.rows(data, [data.truth_W.tolist()])[0]
     assert [(one["start"], one["end"], one["label"]) for one in truth["spans"]] == SPANS
     found = again.read(write(tmp_path / "y.jsonl", {"text": TEXT, "spans": truth["spans"]}))

@@ -8,10 +8,9 @@ import pytest
 from gemma import gemma
 from tokenizers import Tokenizer
 
-from lambert.tasks import TaskConfig, create, described, learn
+from lambert.tasks import TaskConfig, create, learn, parse_task
 from lambert.tasks.config import TagConfig
-from lambert.tasks.tag.conll import Sentence
-from lambert.tasks.tag.conllu import surface
+from lambert.tasks.tag.conll import Sentence, locate_words
 from lambert.tasks.tag.division import Division, form
 from lambert.tasks.tag.division import learn as learn_division
 
@@ -74,7 +73,7 @@ def test_the_model_folder_keeps_the_division(words: Tokenizer, tmp_path: Path) -
     path.write_text("the O\nU.S. B-LOC\n\nHe O\nleft O\n")
     task, data = learn(TaskConfig(name="tag"), words, path)
     assert "'U.S.'" in data.notes[0]
-    again = create(described(json.loads(json.dumps(task.model_config()))), words)
+    again = create(parse_task(json.loads(json.dumps(task.model_config()))), words)
     parsed = again.parse([{"text": "the U.S."}], ["line 1"])
     assert parsed.sentences == [["the", "U.S."]]
     assert parsed.texts[0][1] == [(0, 3), (4, 8)]
@@ -104,16 +103,16 @@ UNIVERSAL = """\
 
 def test_words_of_conll_u_in_their_text(words: Tokenizer, tmp_path: Path) -> None:
     lines = [line.split("\t") for line in UNIVERSAL.splitlines()]
-    found = surface(lines)
+    found = locate_words(lines)
     assert found is not None
     text, places = found
     assert [None if place is None else text[place[0] : place[1]] for place in places] == [
         None, None, None, None, "mar", ",", "ca", "n't", ".",
     ]  # fmt: skip
-    without = surface(lines[1:])
+    without = locate_words(lines[1:])
     assert without is not None
     assert without[0] == "V\u00e1monos al mar, can't."
-    assert surface([["# text = other"], *lines[1:]]) is None
+    assert locate_words([["# text = other"], *lines[1:]]) is None
     path = tmp_path / "x.conllu"
     path.write_text(UNIVERSAL + "\n", encoding="utf-8")
     task, data = learn(TaskConfig(name="tag"), words, path)

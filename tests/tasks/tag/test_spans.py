@@ -19,8 +19,7 @@ from lambert.tasks.tag.spans import (
     all_tags,
     check_tags,
     has_suffixes,
-    recognised,
-    span_scores,
+    recognise_scheme,
     tags_of,
 )
 
@@ -63,7 +62,7 @@ def test_spans_and_scores_are_those_of_seqeval(scheme: str, golden: dict[str, An
     tags = sorted({tag for side in (truth, predicted) for sentence in side for tag in sentence})
     truth_N, bounds = numbered(truth, tags)
     reader = Reader(scheme, tags)
-    scores = span_scores(reader, truth_N, numbered(predicted, tags)[0], bounds)
+    scores = reader.scores(truth_N, numbered(predicted, tags)[0], bounds)
     assert [scores[f"span_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(case["micro"])
     assert {label: scores[f"span_f1_{label}"] for label in reader.labels} == pytest.approx(case["f1"])
     assert scores.get("strict_span_f1") == pytest.approx(case.get("strict_f1"))
@@ -173,7 +172,7 @@ def test_the_counts_are_those_of_each_sentence_alone(scheme: str) -> None:
     def check(sentences: list[list[tuple[str, str]]]) -> None:
         reader = Reader(scheme, tags)
         (truth_N, bounds), (found_N, _) = (numbered([[w[side] for w in s] for s in sentences], tags) for side in (0, 1))
-        counts, strict = reader.counts(truth_N, found_N, bounds), reader.strict_counts(truth_N, found_N, bounds)
+        counts, strict = (reader.counts(truth_N, found_N, bounds, strict=strict) for strict in (False, True))
         for number, sentence in enumerate(sentences):
             alone = (np.arange(len(sentences)) == number).astype(np.int64)
             for kept, cells in ((False, counts), (True, strict)):
@@ -218,7 +217,7 @@ def test_words_without_tag_end_spans() -> None:
 )
 def test_schemes_are_recognised(tags: str, scheme: str) -> None:
     words = tags.split()
-    assert recognised({tag: words.count(tag) for tag in words}, [words]) == scheme
+    assert recognise_scheme({tag: words.count(tag) for tag in words}, [words]) == scheme
 
 
 @pytest.mark.parametrize(
@@ -237,11 +236,11 @@ def test_marks_that_are_last_are_recognised(tags: str, scheme: str, *, suffix: b
     words = tags.split()
     counts = {tag: words.count(tag) for tag in words}
     assert has_suffixes(counts) is suffix
-    assert recognised(counts, [words], suffix=suffix) == scheme
+    assert recognise_scheme(counts, [words], suffix=suffix) == scheme
 
 
 def test_an_empty_tag_does_not_prevent_recognition() -> None:
-    assert recognised({"O": 1, "B-X": 1, "": 1}, [["O", "B-X", ""]]) == "IOB2"
+    assert recognise_scheme({"O": 1, "B-X": 1, "": 1}, [["O", "B-X", ""]]) == "IOB2"
 
 
 def test_a_tag_of_a_prefix_alone_has_a_label_as_in_seqeval() -> None:
@@ -284,7 +283,7 @@ def test_broken_tags_with_the_mark_last() -> None:
 
 def test_schemes_without_a_strict_mode() -> None:
     for scheme in SCHEMES:
-        scores = span_scores(Reader(scheme, TAGS[scheme]), np.array([0, 1]), np.array([0, 1]), np.array([0, 2]))
+        scores = Reader(scheme, TAGS[scheme]).scores(np.array([0, 1]), np.array([0, 1]), np.array([0, 2]))
         assert ("strict_span_f1" in scores) == (scheme not in NOT_STRICT)
 
 
@@ -313,7 +312,7 @@ def test_thousands_of_labels_take_no_table_of_sentences_and_labels() -> None:
     tags = ["O", *(f"B-{number}" for number in range(size))]
     truth_N = np.arange(1, size + 1)
     tracemalloc.start()
-    scores = span_scores(Reader("IOB2", tags, suffix=False), truth_N, truth_N, np.arange(size + 1))
+    scores = Reader("IOB2", tags, suffix=False).scores(truth_N, truth_N, np.arange(size + 1))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (scores["span_f1"], scores["span_f1_999"], scores["span_f1_se"]) == (1.0, 1.0, 0.0)

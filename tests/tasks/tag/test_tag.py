@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from gemma import gemma
+from json_lines import predict
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import TaskConfig, create, described, learn, predict
+from lambert.tasks import TaskConfig, create, learn, parse_task
 from lambert.tasks.config import TagConfig
 from lambert.tasks.task import is_predictions
 
@@ -54,7 +55,7 @@ def test_tagging(words: Tokenizer, tmp_path: Path) -> None:
     scores = task.score(data, predictions)
     assert scores["accuracy"] == pytest.approx(5 / 7)
     assert scores["f1"] == pytest.approx(2 * 2 / (3 + 2))  # three true names, two predicted
-    again = create(described(json.loads(json.dumps(task.model_config()))), words)
+    again = create(parse_task(json.loads(json.dumps(task.model_config()))), words)
     rows = list(predict(again, outputs, [json.dumps({"tokens": tokens}) for tokens, _ in TAGGED]))
     assert rows == [{"tags": ["O", "O", "O", "LOC", "O"]}, {"tags": [None, "LOC"]}]
     again.write(tmp_path / "out.jsonl", data, predictions)
@@ -92,7 +93,7 @@ PIECES = {"ann": "B-PER", "rome": "I-PER"}
 def test_spans_of_words_and_of_characters(words: Tokenizer, tmp_path: Path) -> None:
     task, data = learn(TaskConfig(name="tag"), words, tagged(tmp_path / "x.jsonl", SPANNED))
     assert (task.config.tag.scheme, data.counts["spans_that_break_IOB2"]) == ("IOB2", 1)
-    again = create(described(json.loads(json.dumps(task.model_config()))), words)
+    again = create(parse_task(json.loads(json.dumps(task.model_config()))), words)
     assert again.config.tag == task.config.tag
     text = " Ann Romes  lives\u200b in:Rome."
     lines = [json.dumps(row) for row in ({"tokens": SPANNED[0][0]}, {"text": text, "id": 3}, {"text": " "})]
@@ -156,7 +157,7 @@ def test_the_scheme_can_be_set(words: Tokenizer, tmp_path: Path) -> None:
 
 def test_a_folder_of_other_origin_has_the_scheme_of_its_labels(words: Tokenizer) -> None:
     names = {str(number): label for number, label in enumerate(("O", "B-X", "I-X"))}
-    found = described({"architectures": ["BertForTokenClassification"], "id2label": names})
+    found = parse_task({"architectures": ["BertForTokenClassification"], "id2label": names})
     task = create(found, words)
     (row,) = predict(task, logits_of(task, {"ann": "B-X"}), ['{"tokens": ["Ann", "lives"]}'])
     assert row["spans"] == [{"label": "X", "start": 0, "end": 1, "text": "Ann"}]
@@ -185,7 +186,7 @@ def test_marks_of_ends_and_marks_that_are_last(form: str, words: Tokenizer, tmp_
     scheme, suffix = {"IOE2": ("IOE2", False), "suffix": ("IOB2", True)}[form]
     assert task.config.tag == TagConfig(scheme, suffix)
     assert data.counts[f"spans_that_break_{scheme}"] == 0
-    again = create(described(json.loads(json.dumps(task.model_config()))), words)
+    again = create(parse_task(json.loads(json.dumps(task.model_config()))), words)
     assert again.config == task.config
     assert again.score(data, [data.truth_W.tolist()])["strict_span_f1"] == 1.0
     outputs = logits_of(again, {"ann": tags[0], "rome": tags[1]})

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from lambert.tasks.tag.words import NONE, tokenised
+from lambert.tasks.tag.words import NONE, tokenise
 from lambert.wings.corpus.tokens.vocabulary import train_bytes
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b", *(f"n{number}" for number in range(10))]
@@ -21,7 +21,7 @@ def test_each_word_is_predicted_where_it_has_most_context(wordpiece: Callable[[l
     @settings(max_examples=60)
     @given(st.lists(st.lists(word, max_size=40), min_size=1, max_size=4), st.integers(8, 20))
     def check(sentences: list[list[str]], length: int) -> None:
-        data = tokenised(tokenizer, sentences, length)
+        data = tokenise(tokenizer, sentences, length)
         room, windows = length - 2, data.size(0)
         assert (data.lengths_S <= length).all()
         batch = data.collate(np.zeros(windows, np.int64), np.arange(windows))
@@ -61,14 +61,14 @@ def test_each_word_is_predicted_where_it_has_most_context(wordpiece: Callable[[l
 
 def test_short_sentences_are_one_window_and_nothing_is_none(wordpiece: Callable[[list[str]], Tokenizer]) -> None:
     tokenizer = wordpiece(PIECES)
-    data = tokenised(tokenizer, [["a"] * 6, [], ["a"] * 7], 8)
+    data = tokenise(tokenizer, [["a"] * 6, [], ["a"] * 7], 8)
     assert data.lengths_S.tolist() == [8, 2, 8, 8]
     assert data.counts == {"examples": 3, "divided_into_windows": 1}
-    assert tokenised(tokenizer, [], 8).of_words(np.zeros(0, np.int64)).tolist() == []
+    assert tokenise(tokenizer, [], 8).of_words(np.zeros(0, np.int64)).tolist() == []
 
 
 def test_words_of_byte_level_pieces_have_a_space_before_them() -> None:
     tokenizer = train_bytes(["the river stone walked near the river stone"] * 9, vocabulary=290, lowercase=False)
     words = ["the", "river", "stone", "walked"]
-    data = tokenised(tokenizer, [words], 40)
+    data = tokenise(tokenizer, [words], 40)
     assert data.first.ids.tolist() == tokenizer.encode(" the river stone walked", add_special_tokens=False).ids

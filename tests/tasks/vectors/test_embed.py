@@ -202,7 +202,7 @@ def test_the_folder_describes_itself_to_sentence_transformers(run: Path) -> None
     modules = json.loads((run / "model" / "modules.json").read_text())
     assert [module["type"].rpartition(".")[2] for module in modules] == ["Transformer", "Pooling", "Normalize"]
     assert all((run / "model" / module["path"]).is_dir() for module in modules[:2])
-    found = sentence_transformers.described(run / "model")
+    found = sentence_transformers.read_task(run / "model")
     assert (found.name, found.max_length, found.embed.pooling, found.embed.normalize) == ("embed", 32, "mean", True)
 
 

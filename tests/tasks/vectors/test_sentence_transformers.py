@@ -53,7 +53,7 @@ def test_the_files_are_read_as_they_were_written(loss: Any, similarity: Any, tmp
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert sentence_transformers.files(sentence_transformers.described(tmp_path), 8) == files
+    assert sentence_transformers.files(sentence_transformers.read_task(tmp_path), 8) == files
 
 
 @pytest.mark.parametrize("name", ["cosine", "dot", "euclidean", "manhattan"])

@@ -225,7 +225,7 @@ def test_the_metric_of_a_named_data_set_is_its_official_score(
     recipe.write_text(re.sub('(data|dev) = ".*"', rf'\1 = "{tmp_path / "x.jsonl"}"', text))
     given = cli.settings(["sweep", str(recipe)])
     for asked, found in (("", "f1"), ("exact_match", "exact_match")):
-        assert plan.make_plan(replace(given, metric=asked), cli.settings).config.metric == found
+        assert plan.make_plan(replace(given, metric=asked)).config.metric == found
     recipe.write_text(text.replace("superglue/multirc", "superglue/multircc"))
     one_line(lambert("sweep", recipe), 2, "Did you mean 'superglue/multirc'?")
 

@@ -24,7 +24,7 @@ from lambert.verbs.sweep.space import dimensions
 Lambert = Callable[..., Any]
 
 
-@pytest.mark.parametrize("kind", ["journal", "sqlite"])
+@pytest.mark.parametrize("kind", ["journal", pytest.param("sqlite", marks=pytest.mark.slow)])
 def test_a_storage_that_is_lost_is_restored(
     kind: str, write: Callable[..., Path], tmp_path: Path, lambert: Lambert, pretend: Any
 ) -> None:
@@ -40,7 +40,10 @@ def test_a_storage_that_is_lost_is_restored(
     assert len(results(tmp_path / "sweep")) == 3
 
 
-@pytest.mark.parametrize(("kind", "said"), [("journal", "the.study was removed"), ("sqlite", "cannot be used")])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("journal", "the.study was removed"), pytest.param("sqlite", "cannot be used", marks=pytest.mark.slow)],
+)
 def test_a_storage_that_disappears_is_one_line(
     kind: str, said: str, write: Callable[..., Path], tmp_path: Path, lambert: Lambert, pretend: Any
 ) -> None:
@@ -103,7 +106,8 @@ def sampler(space: list, seed: int):
 """
 
 
-@pytest.mark.parametrize("kind", ["journal", pytest.param("sqlite", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["journal", "sqlite"])
 def test_two_processes_share_the_trials(
     kind: str, write: Callable[..., Path], tmp_path: Path, lambert: Lambert, monkeypatch: pytest.MonkeyPatch
 ) -> None:

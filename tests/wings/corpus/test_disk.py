@@ -31,10 +31,5 @@ def test_other_errors_pass() -> None:
 
 
 def test_sizes_as_text() -> None:
-    assert [format_size(10.0**power) for power in (0, 3, 6, 9, 12)] == [
-        "0.0 kB",
-        "1.0 kB",
-        "1.0 MB",
-        "1.0 GB",
-        "1.0 TB",
-    ]
+    sizes = [format_size(10.0**power) for power in (0, 3, 6, 9, 12)]
+    assert sizes == ["0.0 kB", "1.0 kB", "1.0 MB", "1.0 GB", "1.0 TB"]

@@ -228,6 +228,7 @@ def test_a_killed_worker_does_not_change_the_bytes(inputs: Path, function: Path)
     assert content(inputs.parent / "one") == content(inputs.parent / "many")
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_is_named_at_the_end(inputs: Path, function: Path) -> None:
     (function / "killed").touch()
     (inputs / "4.jsonl").write_text('{"text": "It cannot be tidied."}')

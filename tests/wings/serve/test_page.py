@@ -9,9 +9,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from lambert.tasks.config import Columns
 from lambert.wings.serve import page as parts
-from lambert.wings.serve.models import inputs_of
 from lambert.wings.serve.page import SCRIPTS, page
 from tests.support.services import serving
 
@@ -105,28 +103,6 @@ def test_every_input_has_a_label_and_references_exist(parsed: Parsed) -> None:
             assert set((attributes.get(name) or "").split()) <= ids | {"tab-0"}, attributes
     assert set(re.findall(r'byId\("([\w-]+)"\)', parsed.inside["script"])) <= ids
     assert ("html", {"lang": "en"}) in parsed.elements
-
-
-@pytest.mark.parametrize(
-    ("task", "columns", "expected"),
-    [
-        ("classify", Columns(), ["text"]),
-        ("classify", Columns(text="sentence"), ["sentence"]),
-        ("classify", Columns(text="1", text_b="2"), ["text", "text_b"]),
-        ("regress", Columns(text="one", text_b="two"), ["one", "two"]),
-        ("classify", Columns(text="{title}: {body}"), ["title", "body"]),
-        ("classify", Columns(text_b="text_b", text_b_optional=True), ["text"]),
-        ("multilabel", Columns(text="{body}"), ["body"]),
-        ("choice", Columns(), ["text", "choices"]),
-        ("choice", Columns(text="a", text_b="b", choices=("x", "y")), ["a", "b", "x", "y"]),
-        ("squad", Columns(), ["question", "context"]),
-        ("tag", Columns(text="1"), ["text"]),
-        ("mask", Columns(), ["text"]),
-        ("embed", Columns(text="a", text_b="b"), ["a"]),
-    ],
-)
-def test_fields_are_the_keys_that_the_model_reads(task: str, columns: Columns, expected: list[str]) -> None:
-    assert inputs_of(task, columns) == expected
 
 
 def test_service_answers_with_it(pretrained: Path) -> None:

@@ -1,4 +1,4 @@
-"""Features of labelled files, kept in a folder for all runs that read the same files in the same way."""
+"""A folder of features of labelled files, shared by all runs that read the same files in the same way."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,7 @@ from lambert.tasks.config import TaskConfig
 from lambert.tasks.reading import features
 from lambert.tasks.reading.features import Damaged
 from lambert.tasks.reading.files import digest
-from lambert.tasks.task import Task, described
+from lambert.tasks.task import Task, parse_task
 from lambert.tasks.vectors.retrieval import is_judgements
 from lambert.text.tokenizers.declared import declared
 from lambert.text.tokenizers.tokenizer import fingerprint
@@ -65,8 +65,8 @@ class FeatureCache:
             task, data = tasks.learn(config, self._tokenizer, path)
             return [json.dumps(as_dict(task.config)), data]
 
-        learnt, data = self._kept("training", config, path, build)
-        found = described({"lambert": {"task": json.loads(learnt)}}, source=f"A file of {self._folder}")
+        learnt, data = self._load_or_build("training", config, path, build)
+        found = parse_task({"lambert": {"task": json.loads(learnt)}}, source=f"A file of {self._folder}")
         return tasks.create(found, self._tokenizer), data
 
     def read(self, task: Task[Any, Any], path: Path, *, training: bool = False) -> Any:
@@ -74,17 +74,17 @@ class FeatureCache:
         if not self._keeps(task.config):
             return task.read(path, training=training)
         use = "training the task" if training else "scoring"
-        return self._kept(use, task.config, path, lambda: task.read(path, training=training))
+        return self._load_or_build(use, task.config, path, lambda: task.read(path, training=training))
 
     def _keeps(self, config: TaskConfig) -> bool:
         return self._folder is not None and ":" not in config.name
 
-    def _kept(self, use: str, config: TaskConfig, path: Path, build: Callable[[], Any]) -> Any:
+    def _load_or_build(self, use: str, config: TaskConfig, path: Path, build: Callable[[], Any]) -> Any:
         assert self._folder is not None
         file = self._folder / (self._name(use, config, path) + _SUFFIX)
         with contextlib.suppress(FileNotFoundError, Damaged):
             return self._read(file, path)
-        with self._locked(file):  # by one process at a time; the others find the file
+        with self._lock(file):  # one process writes the file, the others read it
             try:
                 return self._read(file, path)
             except FileNotFoundError:
@@ -93,11 +93,11 @@ class FeatureCache:
                 self.notes.append(f"warning: {file} was damaged ({error}), and is written again.")
             data = build()
             if file.stem != self._name(use, config, path):
-                return data  # the labelled file was changed meanwhile
+                return data  # the labelled file has changed meanwhile
             try:
                 remove_leftovers(file)
                 features.write(file, data)
-                self._bound(file)
+                self._evict_oldest(file)
             except OSError as error:
                 self.notes.append(f"warning: the features of {path} are not kept: {error.strerror} ({self._folder}).")
             return data
@@ -121,16 +121,16 @@ class FeatureCache:
         return found
 
     @contextmanager
-    def _locked(self, file: Path) -> Iterator[None]:
-        """A context in which one thread of all processes is for a file. The kernel releases the lock when its process
-        ends. On a file system without locks there is none: then each process writes the same file."""
+    def _lock(self, file: Path) -> Iterator[None]:
+        """A context that one thread of all processes enters at a time for a file. The kernel releases the lock when its
+        process ends. Without locks in the file system each process writes the same file."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
                 lock = stack.enter_context(open_regular(file.with_suffix(".lock"), "ab"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _bound(self, newest: Path) -> None:
+    def _evict_oldest(self, newest: Path) -> None:
         """Deletes the files that were not used for the longest time. A process that has mapped one keeps it."""
         assert self._folder is not None
         found = []

@@ -16,7 +16,7 @@ from lambert.tasks.reading.table import read_rows, value_of
 from lambert.tasks.reading.templates import columns_of
 from lambert.tasks.squad.text import read_squad
 from lambert.tasks.tag.annotation_formats import read_annotated, row_of
-from lambert.tasks.tag.annotations import settled
+from lambert.tasks.tag.annotations import settle_offsets
 from lambert.tasks.tag.conll import read_sentences, tag_column, word_column
 from lambert.tasks.task import Row
 from lambert.tasks.vectors.pairs import find_layout
@@ -33,7 +33,7 @@ def is_dev(text: str, share: float) -> bool:
     return number < share * 2**64
 
 
-def divided(path: Path, share: float, config: TaskConfig, folder: Path) -> tuple[Path, Path, str]:
+def split_off_dev(path: Path, share: float, config: TaskConfig, folder: Path) -> tuple[Path, Path, str]:
     """Writes the rows of a labelled file to two files of JSON lines in `folder`. Returns the file of the training rows,
     the file of the dev rows, and a line with their numbers. The same call writes the same files. `config` is complete,
     so the file has been read before.
@@ -46,7 +46,7 @@ def divided(path: Path, share: float, config: TaskConfig, folder: Path) -> tuple
         what = f"the task {config.name!r} reads its own files" if ":" in config.name else f"{path} has judgements"
         raise UsageError(f"dev = {share:g} is a share of rows, and {what}: {_INSTEAD}")
     parts: dict[str, list[str]] = {"train": [], "dev": []}
-    for text, row in _rows(path, config):
+    for text, row in _read_rows(path, config):
         try:
             parts["dev" if is_dev(text, share) else "train"].append(json_text(row) + "\n")
         except TypeError as error:
@@ -63,13 +63,13 @@ def divided(path: Path, share: float, config: TaskConfig, folder: Path) -> tuple
     return written[0], written[1], f"{path}  {counts} rows (dev = {share:g}, by the hash of each row), in {folder}"
 
 
-def _rows(path: Path, config: TaskConfig) -> Iterator[tuple[str, Row]]:
+def _read_rows(path: Path, config: TaskConfig) -> Iterator[tuple[str, Row]]:
     """Yields the text of each row, which decides its part, and the row. The text of questions is their paragraph; that
     of pairs of texts the first one, so that no query is in both parts; that of rows with a group the group."""
     if config.name == "squad":
-        yield from _questions(path)
+        yield from _read_questions(path)
     elif config.name == "tag":
-        yield from _tagged(path, config)
+        yield from _read_tagged(path, config)
     else:
         columns = config.columns
         choices = columns.choices if config.name == "choice" else ()
@@ -81,7 +81,7 @@ def _rows(path: Path, config: TaskConfig) -> Iterator[tuple[str, Row]]:
             yield json_text([str(value_of(row, name)) for name in names]), row
 
 
-def _questions(path: Path) -> Iterator[tuple[str, Row]]:
+def _read_questions(path: Path) -> Iterator[tuple[str, Row]]:
     squad = read_squad(path)
     for question in squad.questions:
         context = squad.contexts[question.paragraph]
@@ -93,9 +93,9 @@ def _questions(path: Path) -> Iterator[tuple[str, Row]]:
         yield context, row | ({"is_impossible": question.impossible} if squad.version == "2.0" else {})
 
 
-def _tagged(path: Path, config: TaskConfig) -> Iterator[tuple[str, Row]]:
+def _read_tagged(path: Path, config: TaskConfig) -> Iterator[tuple[str, Row]]:
     if annotated := read_annotated(path):
-        for document in settled(annotated.documents, str(path))[0]:
+        for document in settle_offsets(annotated.documents, str(path))[0]:
             yield document.text, row_of(document)
         return
     word, tag = word_column(config.columns), tag_column(config.columns, ())

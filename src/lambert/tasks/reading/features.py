@@ -39,8 +39,7 @@ class Damaged(ValueError):
 
 
 class Later(Generic[T]):
-    """A value that is made when it is first used. Training does not use the texts of questions, so reading a file of
-    features does not decode them."""
+    """A value that is made when it is first used, such as the texts of questions, which training does not need."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -51,14 +50,13 @@ class Later(Generic[T]):
 
 
 def write(path: Path, value: Any) -> None:
-    """Writes a value atomically. Raises OSError if the disk refuses it, and TypeError for a value of another kind than
-    labelled data have."""
+    """Writes a value atomically. Raises OSError, and TypeError for a value that is not labelled data."""
     writer = _Writer()
     plain = writer.plain(value)
-    offsets = np.cumsum([0, *(_padded(array.nbytes) for array in writer.arrays)]).tolist()
+    offsets = np.cumsum([0, *(_round_up(array.nbytes) for array in writer.arrays)]).tolist()
     described = [[one.dtype.str, one.shape, at] for one, at in zip(writer.arrays, offsets, strict=False)]
     header = json.dumps({"value": plain, "arrays": described}).encode()
-    header += b" " * (_padded(len(header)) - len(header))
+    header += b" " * (_round_up(len(header)) - len(header))
     digest = hashlib.sha256(header)
     for array in writer.arrays:
         digest.update(_bytes(array))
@@ -75,8 +73,7 @@ _OF_DAMAGE = (
 
 
 def read(path: Path) -> Any:
-    """Returns what `write` has written. Arrays are copied where they are written to. Raises FileNotFoundError, and
-    Damaged, which says why."""
+    """Returns what `write` has written; arrays are copied on write. Raises FileNotFoundError or Damaged."""
     try:
         with open_regular(path) as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -89,7 +86,7 @@ def read(path: Path) -> Any:
                 raise Damaged("its SHA-256 is another")
         at = begin + int(first["header"])
         header = json.loads(data[begin:at])
-        return _Reader([_mapped(data, at, *one) for one in header["arrays"]]).value(header["value"])
+        return _Reader([_map_array(data, at, *one) for one in header["arrays"]]).value(header["value"])
     except (FileNotFoundError, Damaged):
         raise
     except _OF_DAMAGE as error:
@@ -97,7 +94,7 @@ def read(path: Path) -> Any:
 
 
 class _Writer:
-    """Turns values into JSON and `arrays`. An array that occurs twice is written once."""
+    """Converts values to JSON and `arrays`. An array that occurs twice is written once."""
 
     def __init__(self) -> None:
         self.arrays: list[_Array] = []
@@ -136,7 +133,7 @@ class _Writer:
     def _number(self, array: _Array) -> int:
         if id(array) not in self._numbers:
             self._numbers[id(array)] = len(self.arrays)
-            self.arrays.append(array)  # which also keeps its id its own
+            self.arrays.append(array)  # and stays alive, so that its id is unique
         return self._numbers[id(array)]
 
 
@@ -146,34 +143,27 @@ class _Reader:
     def __init__(self, arrays: Sequence[_Array]) -> None:
         self._arrays = arrays
 
+        self._kinds: dict[str, Callable[..., Any]] = {
+            "tuple": lambda items: tuple(map(self.value, items)),
+            "frozenset": frozenset,
+            "dict": lambda items: {key: self.value(item) for key, item in items.items()},
+            "array": arrays.__getitem__,
+            "tensor": lambda number: torch.from_numpy(arrays[number]),
+            "later": lambda number: Later(lambda: self.value(json.loads(arrays[number].tobytes()))),
+            "object": self._object,
+            "rows": self._rows,
+        }
+
     def value(self, plain: Any) -> Any:
         if isinstance(plain, list):
             return [*map(self.value, plain)]
         if not isinstance(plain, dict):
             return plain
-        kind, of = next(iter(plain.items()))
-        return getattr(self, f"_{kind}")(of, *list(plain.values())[1:])
-
-    def _tuple(self, items: list[Any]) -> tuple[Any, ...]:
-        return tuple(map(self.value, items))
-
-    def _frozenset(self, items: list[Any]) -> frozenset[Any]:
-        return frozenset(items)
-
-    def _dict(self, items: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: self.value(item) for key, item in items.items()}
-
-    def _array(self, number: int) -> _Array:
-        return self._arrays[number]
-
-    def _tensor(self, number: int) -> torch.Tensor:
-        return torch.from_numpy(self._arrays[number])
-
-    def _later(self, number: int) -> Later[Any]:
-        return Later(lambda: self.value(json.loads(self._arrays[number].tobytes())))
+        kind, *_ = plain
+        return self._kinds[kind](*plain.values())
 
     def _object(self, name: str, values: Mapping[str, Any]) -> Any:
-        kind, found = _class(name), self._dict(values)
+        kind, found = _class(name), {key: self.value(item) for key, item in values.items()}
         if not issubclass(kind, Segments):
             return kind(**found)
         data = kind.__new__(kind)
@@ -203,7 +193,7 @@ def _class(name: str) -> Any:
     return found
 
 
-def _mapped(data: mmap.mmap, begin: int, dtype: str, shape: list[int], offset: int) -> _Array:
+def _map_array(data: mmap.mmap, begin: int, dtype: str, shape: list[int], offset: int) -> _Array:
     kind = np.dtype(dtype)
     if kind.hasobject or offset < 0:
         raise Damaged(f"it has an array of {dtype} at {offset}")
@@ -211,8 +201,8 @@ def _mapped(data: mmap.mmap, begin: int, dtype: str, shape: list[int], offset: i
 
 
 def _bytes(array: _Array) -> bytes:
-    return np.ascontiguousarray(array).tobytes().ljust(_padded(array.nbytes), b"\0")
+    return np.ascontiguousarray(array).tobytes().ljust(_round_up(array.nbytes), b"\0")
 
 
-def _padded(size: int) -> int:
+def _round_up(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED

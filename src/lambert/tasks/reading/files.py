@@ -24,21 +24,20 @@ def brat_pairs(path: Path) -> list[tuple[Path, Path]]:
     return pairs
 
 
-def labelled_files(path: Path) -> list[Path]:
+def list_labelled_files(path: Path) -> list[Path]:
     """Returns the files of labelled data: the texts and annotations of brat, or those of `rows.data_files`."""
     return [file for pair in brat_pairs(path) for file in pair] or data_files(path)
 
 
 def digest(path: Path) -> str:
     """Returns the SHA-256 of a file; of a data set, that of the hashes of its files."""
-    found = [sha256(file) for file in labelled_files(path)]
+    found = [sha256(file) for file in list_labelled_files(path)]
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
-def training_and_dev(data: Path, dev: Path | float | None) -> tuple[Path, Path | float | None]:
-    """Returns the paths of the training data and the dev data. In a folder with several splits these are `train` and
-    `validation`; without `dev`, the dev data are those of the folder of `data`, if it has some. A share is returned as
-    it is.
+def find_splits(data: Path, dev: Path | float | None) -> tuple[Path, Path | float | None]:
+    """Returns the paths of training and dev data: in a folder with several splits `train` and `validation`. Without
+    `dev`, the dev data are the validation split of `data`, if it has one. A share is returned unchanged.
 
     Raises:
         DataError: A folder has no such split.
@@ -46,10 +45,10 @@ def training_and_dev(data: Path, dev: Path | float | None) -> tuple[Path, Path |
     splits = dataset_splits(data)
     if splits and dev is None and "validation" in splits:
         dev = data
-    return _split(data, "train", "data"), _split(dev, "validation", "dev") if isinstance(dev, Path) else dev
+    return _find_split(data, "train", "data"), _find_split(dev, "validation", "dev") if isinstance(dev, Path) else dev
 
 
-def _split(path: Path, name: str, setting: str) -> Path:
+def _find_split(path: Path, name: str, setting: str) -> Path:
     splits = dataset_splits(path)
     if splits and name not in splits:
         raise DataError(

@@ -45,9 +45,7 @@ class Matched:
     """The labels of a file among those of a task."""
 
     numbers: Mapping[str, int]
-    """The number of the label of the task, by label of the file."""
-    unknown: tuple[str, ...] = ()
-    """Labels of the file that the task does not have."""
+    """The number of the label of the task, by label of the file; labels that the task does not have are left out."""
     notes: tuple[str, ...] = ()
     """Lines for the user."""
     by_order: bool = False
@@ -67,50 +65,56 @@ def match(places: Mapping[str, str], labels: Sequence[str], names: Sequence[str]
 
     Raises DataError for labels that could be read in several ways.
     """
-    own = {label: number for number, label in enumerate(labels)}
     declared = names or (() if has_names(labels) else class_names(path).get(column, ()))
-    reader = _Reader(own, {whole(label): number for label, number in own.items()}, declared, places)
+    reader = _Reader(labels, declared, places)
     numbers = {label: found for label, place in places.items() if (found := reader.number(label, place)) is not None}
-    notes = [f"note: {path}: {what}: {_pairs(pairs, labels)}{end}." for what, pairs, end in reader.notes() if pairs]
-    unknown = tuple(label for label in places if label not in numbers)
-    return Matched(numbers, unknown, tuple(notes), bool(reader.ordered))
+    notes = []
+    for what, pairs in reader.read_as.items():
+        names = listed([f"{label} = {labels[number]}" for label, number in pairs.items()])
+        notes += [f"note: {path}: {what.format(names)}."] if pairs else []
+    return Matched(numbers, tuple(notes), bool(reader.read_as[_ORDERED]))
 
 
-def _pairs(pairs: Mapping[str, int], labels: Sequence[str]) -> str:
-    return listed([f"{label} = {labels[number]}" for label, number in pairs.items()])
+def check_known(found: Matched, places: Mapping[str, str], labels: Sequence[str]) -> None:
+    """Raises DataError for a label of the file that is not among those of the task."""
+    label = next((label for label in places if label not in found.numbers), None)
+    if label is not None:
+        number = is_number(whole(label)) and not any(map(is_number, labels))
+        hint = f" As numbers they are 0 to {len(labels) - 1}; -1 marks rows without a label." if number else ""
+        names = keys_found(dict.fromkeys(labels))
+        raise DataError(
+            f"{places[label]}: label {shown(label)} is not among the labels of the training file: {names}.{hint}"
+        )
+
+
+_ORDERED = (
+    "label numbers are read in the order of the model's labels: {}; if they mean others, list their names in "
+    "columns.label_names"
+)
+_CASED = "labels are matched without regard to case: {}"
+_FRACTIONS = "labels with a fraction of 0 are whole numbers: {}"
+_TRUTHS = "truth values are read as numbers: {}"
+_BY_FILE = "the labels have no names, so the file's are read by their numbers: {}"
 
 
 class _Reader:
-    """Matches labels one by one, and records how."""
+    """Matches labels one by one. `read_as` has labels that are not just equal, and their numbers, by the note."""
 
-    def __init__(
-        self, own: Mapping[str, int], wholes: Mapping[str, int], declared: Sequence[str], places: Collection[str]
-    ) -> None:
-        self._own, self._wholes, self._declared, self._places = own, wholes, declared, places
-        self._labels = [*own]
-        self._plain = {plain_label(name): number for name, number in own.items()}
+    def __init__(self, labels: Sequence[str], declared: Sequence[str], places: Collection[str]) -> None:
+        self._labels, self._declared, self._places = [*labels], declared, places
+        self._own = {label: number for number, label in enumerate(labels)}
+        self._wholes = {whole(label): number for label, number in self._own.items()}
+        self._plain = {plain_label(name): number for name, number in self._own.items()}
         self._named = has_names(self._labels)
-        self._numeric = any(is_number(label) for label in wholes)
-        self._truth = {label.casefold(): number for label, number in own.items() if label.casefold() in _TRUTH}
-        self.ordered: dict[str, int] = {}
-        self._cased: dict[str, int] = {}
-        self._truths: dict[str, int] = {}
-        self._fractions: dict[str, int] = {}
-        self._by_file: dict[str, int] = {}
+        self._numeric = any(is_number(label) for label in self._wholes)
+        self._truth = {label.casefold(): n for label, n in self._own.items() if label.casefold() in _TRUTH}
+        self.read_as: dict[str, dict[str, int]] = {
+            what: {} for what in (_ORDERED, _CASED, _FRACTIONS, _TRUTHS, _BY_FILE)
+        }
 
-    def notes(self) -> list[tuple[str, Mapping[str, int], str]]:
-        """Returns (beginning of the line, the labels of the file and their numbers, end of the line)."""
-        every = {str(number): number for number in range(len(self._own))} if self.ordered else {}
-        return [
-            (
-                "label numbers are read in the order of the model's labels", every,
-                "; if they mean others, list their names in columns.label_names",
-            ),
-            ("labels are matched without regard to case", self._cased, ""),
-            ("labels with a fraction of 0 are whole numbers", self._fractions, ""),
-            ("truth values are read as numbers", self._truths, ""),
-            ("the labels have no names, so the file's are read by their numbers", self._by_file, ""),
-        ]  # fmt: skip
+    def _note(self, what: str, label: str, number: int) -> int:
+        self.read_as[what][label] = number
+        return number
 
     def number(self, label: str, place: str) -> int | None:
         """Returns the number of a label of the file, None if the task does not have it."""
@@ -120,19 +124,16 @@ class _Reader:
             return self._plain[label]
         text = whole(label)
         if text in self._wholes:
-            self._fractions[label] = self._wholes[text]
-            return self._wholes[text]
+            return self._note(_FRACTIONS, label, self._wholes[text])
         if len(self._truth) == len(self._own) and (text in ("0", "1") or text.casefold() in _TRUTH):
             return self._truth.get(text.casefold() if text.casefold() in _TRUTH else ("false", "true")[int(text)])
         truth = str(_TRUTH.get(text.casefold(), ""))
         if truth in self._wholes and {*self._wholes} <= {"0", "1"}:
-            self._truths[label] = self._wholes[truth]
-            return self._wholes[truth]
+            return self._note(_TRUTHS, label, self._wholes[truth])
         if is_number(text):
             return self._of_number(text, label, place)
         if not self._named and label in self._declared and self._declared.index(label) < len(self._own):
-            self._by_file[label] = self._declared.index(label)
-            return self._by_file[label]
+            return self._note(_BY_FILE, label, self._declared.index(label))
         return self._by_case(label, label, place)
 
     def _by_case(self, name: str, label: str, place: str) -> int | None:
@@ -146,8 +147,7 @@ class _Reader:
                 f"{place}: label {shown(label)} differs in case only from several labels: the file has "
                 f"{listed(same)}, and the model has {listed(alike)}. Write it as one of them."
             )
-        self._cased[label if label == name else f"{name} ({label})"] = self._own[alike[0]]
-        return self._own[alike[0]]
+        return self._note(_CASED, label if label == name else f"{name} ({label})", self._own[alike[0]])
 
     def _of_number(self, text: str, label: str, place: str) -> int | None:
         number = int(text) if len(text) <= _DIGITS else -1
@@ -158,7 +158,7 @@ class _Reader:
             return None
         if self._named:
             self._check_order(label, place)
-            self.ordered[label] = number
+            self.read_as[_ORDERED] = {str(number): number for number in range(len(self._labels))}
         return number
 
     def _check_order(self, label: str, place: str) -> None:
@@ -166,17 +166,7 @@ class _Reader:
         numbers = [number for name in self._labels for number in re.findall("[0-9]+", name)]
         if any(len(number) <= _DIGITS and int(number) <= len(self._own) for number in numbers):
             raise Mismatch(
-                lambda say: (
-                    f"{place}: label {shown(label)} is a number, and it may mean a name with a number or the order of "
-                    f"the labels {listed(self._labels)}. Write the names, or list the names of the numbers 0, 1, ... "
-                    f"in {say.column('label_names')}."
-                )
+                f"{place}: label {shown(label)} is a number, and it may mean a name with a number or the order of "
+                f"the labels {listed(self._labels)}. Write the names, or list the names of the numbers 0, 1, ... "
+                "in task.columns.label_names."
             )
-
-
-def unknown_label(label: str, labels: Sequence[str], place: str) -> DataError:
-    """Returns the error for a label that is not among those of the task."""
-    names = keys_found(dict.fromkeys(labels))
-    number = is_number(whole(label)) and not any(map(is_number, labels))
-    hint = f" As numbers they are 0 to {len(labels) - 1}; -1 marks rows without a label." if number else ""
-    return DataError(f"{place}: label {shown(label)} is not among the labels of the training file: {names}.{hint}")

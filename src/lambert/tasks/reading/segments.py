@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.tasks.reading.texts import Texts
 from lambert.tasks.reading.unknown import Unknown
-from lambert.tasks.scores.examples import shortened
+from lambert.tasks.scores.examples import shorten
 from lambert.text.tokenizers.declared import declared
 from lambert.text.tokenizers.roles import template
 
@@ -35,7 +35,7 @@ class Cuts:
     lengths_S: Ints
 
 
-def remaining(tokenizer: Tokenizer, texts: Texts, lengths_S: Ints) -> Cuts:
+def cut_texts(tokenizer: Tokenizer, texts: Texts, lengths_S: Ints) -> Cuts:
     """Returns the parts of texts that remain after cutting to this many tokens: their beginnings, or their ends if the
     tokenizer cuts texts on the left (`truncation_side`)."""
     starts_S = texts.bounds[:-1] if declared(tokenizer).truncation_side == "right" else texts.bounds[1:] - lengths_S
@@ -50,7 +50,7 @@ def readable(tokenizer: Tokenizer, cuts: Cuts, most: int = 64) -> list[str]:
         skip_special_tokens=False,
     )
     longer = (cuts.lengths_S > most).tolist()
-    return [shortened(f"{text} ..." if more else text) for text, more in zip(texts, longer, strict=True)]
+    return [shorten(f"{text} ..." if more else text) for text, more in zip(texts, longer, strict=True)]
 
 
 def _gather(cuts: Cuts, indices_S: Ints, out: npt.NDArray[np.int64], begins_S: Ints) -> None:
@@ -70,10 +70,9 @@ class Segments:
     notes: Sequence[str] = ()
     """Lines for the user about the data, and about how its columns and labels were read."""
     by_order: bool = False
-    """Whether the labels were numbers that were read in the order of the task's labels although no order was
-    declared."""
+    """Whether labels are numbers that were read in the order of the task's labels, since no order was declared."""
     least_batch = 1
-    """Number of examples that an update must have, since the loss compares them with each other."""
+    """Smallest number of examples of an update, since the loss compares them with each other."""
     texts_alone = False
     """Whether each text is paired with itself, so that only dropout makes its two vectors differ."""
     unknown: Unknown = Unknown()
@@ -119,9 +118,17 @@ class Segments:
         return flat_batch(ids_T, types_T, lengths_S, self.targets(indices_S, begins_S))
 
     def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
-        """Returns the targets of the given sequences, which begin at tokens `begins_S` of the batch; empty without
-        labels."""
+        """Returns the targets of sequences that begin at the tokens `begins_S` of the batch; empty without labels."""
         return {}
+
+
+def begin_windows(windows_N: Ints, step_N: Ints | int) -> tuple[Ints, Ints, Ints]:
+    """Returns for texts with these numbers of windows: text n has the windows bounds[n] to bounds[n + 1], the text of
+    each window, and its first token, the windows of a text being `step_N` tokens apart."""
+    bounds_N = np.concatenate([[0], np.cumsum(windows_N)])
+    owners_S = np.repeat(np.arange(len(windows_N)), windows_N)
+    steps_S = step_N if isinstance(step_N, int) else step_N[owners_S]
+    return bounds_N, owners_S, (np.arange(bounds_N[-1]) - bounds_N[owners_S]) * steps_S
 
 
 def text_keys(texts: Iterable[Sequence[str]]) -> Keys:
@@ -130,7 +137,7 @@ def text_keys(texts: Iterable[Sequence[str]]) -> Keys:
     return np.frombuffer(b"".join(hashes), dtype="<u8")
 
 
-def shared(train: Segments, dev: Segments) -> tuple[int, int]:
+def count_shared(train: Segments, dev: Segments) -> tuple[int, int]:
     """Returns how many examples of the dev data have the texts of a training example, and how many there are."""
     return int(np.isin(dev.keys, train.keys).sum()), len(dev.keys)
 
@@ -140,7 +147,7 @@ def arrays(outputs: Iterable[Mapping[str, Any]], head: str) -> Iterator[npt.NDAr
     return (batch[head].detach().float().cpu().numpy().astype(np.float64) for batch in outputs)
 
 
-def concatenated(outputs: Iterable[Mapping[str, Any]], head: str) -> npt.NDArray[np.float64]:
+def concatenate_outputs(outputs: Iterable[Mapping[str, Any]], head: str) -> npt.NDArray[np.float64]:
     """Returns the concatenated outputs of one head."""
     parts = list(arrays(outputs, head))
     return np.concatenate(parts) if parts else np.zeros((0, 1))

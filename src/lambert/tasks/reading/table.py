@@ -12,9 +12,8 @@ from lambert.core.registry import nearest
 from lambert.core.unsupported import CONLL
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.files import class_names
-from lambert.tasks.reading.mismatch import Advice, Mismatch
-from lambert.tasks.reading.multirc import answer_rows
-from lambert.tasks.reading.templates import columns_of, filled, is_template
+from lambert.tasks.reading.mismatch import Mismatch
+from lambert.tasks.reading.templates import columns_of, fill, is_template
 from lambert.tasks.task import Row, whole_text
 from lambert.text.classes import named_classes
 from lambert.text.read_row import placed
@@ -28,12 +27,12 @@ def read_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> I
     DataError for a row that cannot be read."""
     ending = kind(path)
     if ending in CONLL:
-        raise Mismatch(lambda say: f"{path} is a CoNLL file, which has a tag for each word: {say.task('tag')}.")
+        raise Mismatch(f"{path} is a CoNLL file, which has a tag for each word: set --task.name tag.")
     names = class_names(path)
     found = False
     for file in data_files(path):
         with opened(file) as (_, stream):
-            rows = RowFile(file, stream, ending, named(columns), columns.header, notes=notes)
+            rows = RowFile(file, stream, ending, list_columns(columns), columns.header, notes=notes)
             for read in rows.rows():
                 place = placed(file, read.place)
                 if read.error:
@@ -46,24 +45,45 @@ def read_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> I
         raise DataError(f"{path} holds no rows.")
 
 
+def answer_rows(row: Row, place: str) -> Iterator[Row]:
+    """Yields a row for each answer of a paragraph of MultiRC as in the JSON lines of SuperGLUE (Khashabi et al. 2018,
+    Wang et al. 2019), with the columns of the Hugging Face Hub: paragraph, question, answer, label if there is one, and
+    idx with the numbers of all three. In a file of predictions paragraphs have no text, and rows only idx and label.
+    Other rows are yielded unchanged. Raises DataError if a part of the paragraph is missing."""
+    passage = row.get("passage")
+    if not isinstance(passage, Mapping) or "questions" not in passage:
+        yield row
+        return
+    try:
+        for question in passage["questions"]:
+            for answer in question["answers"]:
+                found: Row = {}
+                if "text" in passage:
+                    found = {"paragraph": passage["text"], "question": question["question"], "answer": answer["text"]}
+                found["idx"] = {"paragraph": row["idx"], "question": question["idx"], "answer": answer["idx"]}
+                yield found | ({"label": answer["label"]} if "label" in answer else {})
+    except (KeyError, TypeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{place} is not a paragraph of MultiRC as in SuperGLUE: {what}.") from error
+
+
 _REJECTED = ("reject", "ignore")
 
 
-def named(columns: Columns) -> list[str]:
+def list_columns(columns: Columns) -> list[str]:
     """Returns the names or numbers of the columns that the settings name."""
     choices = columns.choices if columns.choices != Columns().choices else ()
     parts = (columns.text, columns.text_b, *choices, columns.label, columns.group)
     return [name for part in parts for name in columns_of(part)]
 
 
-def beginning(path: Path) -> tuple[list[str], Row]:
-    """Returns the names of the columns, in a table the cells of its first line, and the first row; in a table this is
-    the first line by column number."""
+def read_beginning(path: Path) -> tuple[list[str], Row]:
+    """Returns the names of the columns and the first row; in a table both are its first line, the row by number."""
     _, row = next(read_rows(path, Columns("1", label="2", header=False)))
     return [str(name) for name in (row.values() if kind(path) in TABLES else row)], row
 
 
-def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> Iterator[tuple[str, Row]]:
+def read_labelled_rows(path: Path, columns: Columns, notes: list[str]) -> Iterator[tuple[str, Row]]:
     """Yields what `read_rows` yields, and adds a note about labels that are changed when they are read. Raises
     DataError with all columns that the file lacks."""
     checked = False
@@ -76,28 +96,28 @@ def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) 
             missing = [one for one in missing if one[0] != "text_b" or not columns.text_b_optional]
             header = kind(path) in TABLES and columns.header is not False
             if missing:
-                raise _missing(row, missing, f"{path}:1" if header else place, table=kind(path) in TABLES)
-            if notes is not None and not columns.text_b and columns.text != "text_b" and "text_b" in row:
+                raise _build_missing_error(row, missing, f"{path}:1" if header else place, table=kind(path) in TABLES)
+            if not columns.text_b and columns.text != "text_b" and "text_b" in row:
                 notes.append(
                     f"note: {path} has a column 'text_b', which is not read. If the rows are pairs of texts, set "
                     "task.columns.text_b = 'text_b'."
                 )
             checked = True
-        if columns.label and (odd := _changed(value_of(row, columns.label))):
+        if columns.label and (odd := _find_changed(value_of(row, columns.label))):
             changed, first = changed + 1, first or f"{shown(odd)} in {place}"
         rejected += row.get("answer") in _REJECTED
         empty += value_of(row, columns.text) == ""
         yield place, row
-    if rejected and notes is not None and "answer" not in named(columns):
+    if rejected and "answer" not in list_columns(columns):
         notes.append(
             f"note: {rejected:,} row{'s' * (rejected > 1)} of {path} have the answer reject or ignore, as Prodigy "
             "writes it, and are read like the others. Leave them out if their labels are wrong."
         )
-    if empty and notes is not None:
+    if empty:
         notes.append(
             f"note: {empty:,} row{'s' * (empty > 1)} of {path} {'have' if empty > 1 else 'has'} an empty text."
         )
-    if changed and notes is not None:
+    if changed:
         notes.append(
             f"note: the labels of {changed:,} row{'s' * (changed > 1)} of {path} have white space or invisible "
             f"characters at their ends, or decomposed characters (NFD), such as {first}. They are read without them, "
@@ -105,7 +125,7 @@ def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) 
         )
 
 
-def _changed(value: Any) -> str:
+def _find_changed(value: Any) -> str:
     """Returns the escaped label of a cell if it is changed when it is read; "" otherwise."""
     for label in value if isinstance(value, list | tuple) else (value,):
         if isinstance(label, str) and plain_label(label) != label:
@@ -123,8 +143,7 @@ NOTHING: Any = object()
 
 
 def value_of(row: Mapping[str, Any], name: str) -> Any:
-    """Returns the value of a column, or of a key of the object in a column, written "column.key"; NOTHING if there is
-    none."""
+    """Returns the value of a column, or of a key of its object, written "column.key"; NOTHING if there is none."""
     value: Any = row
     for part in [name] if name in row else name.split("."):
         value = value.get(part, NOTHING) if isinstance(value, Mapping) else NOTHING
@@ -136,43 +155,39 @@ def column(row: Row, name: str, setting: str, place: str) -> Any:
     it is missing, with the task that fits such rows or the nearest column name."""
     value = value_of(row, name)
     if value is NOTHING:
-        raise _missing(row, [(setting, name)], place)
+        raise _build_missing_error(row, [(setting, name)], place)
     return value
 
 
-def _missing(row: Row, names: Sequence[tuple[str, str]], place: str, *, table: bool = False) -> DataError:
+def _build_missing_error(row: Row, names: Sequence[tuple[str, str]], place: str, *, table: bool = False) -> DataError:
     """Returns the error for the columns (settings and names) that a row lacks."""
     found = [" ".join(str(key)[:60].split()) for key in islice(row, 100)]
     several = len(names) > 1
     columns = f" Columns found: {', '.join(found)}." if several else nearest(names[0][1], found)
     headless = " If this line is a row, give the columns by number, from 1." if table and several else ""
-
-    def message(say: Advice) -> str:
-        listed = " and ".join(f"{name!r} ({say.column(setting)})" for setting, name in names)
-        return f"{place}: no column{'s' * several} {listed}.{other_task(row, say) or columns + headless}"
-
-    return Mismatch(message)
+    listed = " and ".join(f"{name!r} (task.columns.{setting})" for setting, name in names)
+    return Mismatch(f"{place}: no column{'s' * several} {listed}.{other_task(row) or columns + headless}")
 
 
 SPANS = {"spans", "ents", "entities", "tokenized_text", "annotations", "completions"}
 """Columns of annotated texts (`annotation_formats`)."""
 
 
-def other_task(row: Row, say: Advice) -> str:
+def other_task(row: Row) -> str:
     """Returns a sentence that names the task with rows of this form, or an empty string."""
     names = set(row)
     if "tokens" in names and names & {"tags", "ner_tags"}:
-        return f" Rows with tokens and tags are for tagging: {say.task('tag')}."
+        return " Rows with tokens and tags are for tagging: set --task.name tag."
     if _chooses(row):
         return (
             " These are classifications of Label Studio: export them as CSV or JSON-MIN, which have columns for them."
         )
     if names & SPANS:
-        return f" Rows with spans of characters are for tagging: {say.task('tag')}."
+        return " Rows with spans of characters are for tagging: set --task.name tag."
     if "data" in names or {"question", "context"} <= names:
-        return f" Questions are for question answering, in a SQuAD file: {say.task('squad')}."
+        return " Questions are for question answering, in a SQuAD file: set --task.name squad."
     if any(str(name).startswith("-DOCSTART-") for name in names):
-        return f" This is a CoNLL file, which has a tag for each word: {say.task('tag')}."
+        return " This is a CoNLL file, which has a tag for each word: set --task.name tag."
     return ""
 
 
@@ -185,10 +200,9 @@ def _chooses(row: Row) -> bool:
 
 
 def text_cell(row: Row, name: str, setting: str, place: str) -> str:
-    """Returns the text of a column, or of a template of columns, which may also hold whole numbers. Raises DataError if
-    a column is missing or not text."""
+    """Returns the text of a column, or of a template, whose columns may also hold whole numbers. Raises DataError."""
     if is_template(name):
-        return filled(name, lambda part: _text_or_number(row, part, setting, place), place)
+        return fill(name, lambda part: _text_or_number(row, part, setting, place), place)
     value = column(row, name, setting, place)
     if not isinstance(value, str):
         raise DataError(f"{place}: column {name!r} holds {shown(value)}, not text.")
@@ -203,22 +217,17 @@ def _text_or_number(row: Row, name: str, setting: str, place: str) -> str:
 
 
 def label_cell(row: Row, name: str, place: str) -> str:
-    """Returns the label of a column as text: 1 and "1" are equal. Raises DataError if it is empty, a list or an
-    object."""
+    """Returns the label of a column as text: 1 and "1" are equal. Raises DataError if it is no single label."""
     value = column(row, name, "label", place)
     if isinstance(value, list) and value and isinstance(value[0], list | dict):
         raise Mismatch(
-            lambda say: (
-                f"{place}: the label (column {name!r}) has spans of characters, {shown(value)}, which are for tagging: "
-                f"{say.task('tag')}."
-            )
+            f"{place}: the label (column {name!r}) has spans of characters, {shown(value)}, which are for tagging: "
+            "set --task.name tag."
         )
     if isinstance(value, list | tuple) or (isinstance(value, str) and value.startswith(("['", '["'))):
         raise Mismatch(
-            lambda say: (
-                f"{place}: the label (column {name!r}) is a list, {shown(value)}. For several labels for one "
-                f"text, {say.task('multilabel')}; otherwise give each row one label."
-            )
+            f"{place}: the label (column {name!r}) is a list, {shown(value)}. For several labels for one "
+            "text, set --task.name multilabel; otherwise give each row one label."
         )
     if value is None or (isinstance(value, float) and not math.isfinite(value)) or value == "":
         raise DataError(f"{place}: the label (column {name!r}) is empty.")
@@ -246,7 +255,7 @@ def value_cell(row: Row, name: str, place: str) -> float:
     return number
 
 
-def ordered(labels: Sequence[str]) -> tuple[str, ...]:
+def sort_labels(labels: Sequence[str]) -> tuple[str, ...]:
     """Returns the distinct labels, sorted; as numbers if all are whole numbers, so that 10 follows 9."""
     distinct = set(labels)
     if all(label.removeprefix("-").isdecimal() for label in distinct):

@@ -21,9 +21,8 @@ def columns_of(column: str) -> list[str]:
     return [field[1] for field in _FIELD.finditer(column)] or [column] * bool(column)
 
 
-def filled(template: str, text_of: Callable[[str], str], place: str) -> str:
-    """Returns the text of a template, where `text_of` returns the text of a column. Raises DataError for a value
-    without a replacement."""
+def fill(template: str, text_of: Callable[[str], str], place: str) -> str:
+    """Fills a template; `text_of` returns the text of a column. Raises DataError for a value without a replacement."""
 
     def text(field: re.Match[str]) -> str:
         value = text_of(field[1])

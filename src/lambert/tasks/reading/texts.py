@@ -16,8 +16,7 @@ from lambert.text.tokenizers.trial import library_errors
 from lambert.text.tokenizers.words import WordEncoder, scheme
 
 SPACES = " \t\r\n\u202f"
-"""Separators of the words of a SQuAD paragraph (google-research/bert, run_squad.py), which are not all spaces of
-Unicode."""
+"""Separators of the words of a SQuAD paragraph (google-research/bert, run_squad.py): not all spaces of Unicode."""
 LONG = 1 << 16  # characters; of a longer text only a beginning is tokenised if only a beginning is used
 _CHUNK = 4096  # texts encoded at once: enough for all threads of the library, few enough to bound the memory
 _MANY = 1 << 18  # characters of texts from which learning their words takes less time than it saves; measured
@@ -45,7 +44,7 @@ class Texts:
         return self.ids[self.bounds[text] : self.bounds[text + 1]]
 
 
-def ragged(rows: Iterable[Sequence[int]]) -> Texts:
+def concatenate_rows(rows: Iterable[Sequence[int]]) -> Texts:
     """Returns lists of ids as Texts."""
     kept = list(rows)
     bounds = np.zeros(len(kept) + 1, dtype=np.int64)
@@ -54,7 +53,7 @@ def ragged(rows: Iterable[Sequence[int]]) -> Texts:
 
 
 class TextEncoder:
-    """Encodes texts, without special tokens and without truncation. The words of one call are known in the next."""
+    """Encodes texts without special tokens and truncation. Words are cached between calls."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -66,26 +65,28 @@ class TextEncoder:
         `limit` ids, unless texts are cut on the left."""
         limit = limit if declared(self._tokenizer).truncation_side == "right" else 0
         parts = list(self._parts(texts, limit))
-        return _joined([ids for ids, _, _ in parts], [lengths for _, lengths, _ in parts])
+        return _concatenate([ids for ids, _, _ in parts], [lengths for _, lengths, _ in parts])
 
     @library_errors()
     def with_words(self, texts: Sequence[str]) -> tuple[Texts, Numbers]:
         """Returns the ids of the texts, and for each id the number of its word, as divided by SPACES, in its text."""
         parts = list(self._parts(texts, words=True))
-        found = _joined([ids for ids, _, _ in parts], [lengths for _, lengths, _ in parts])
+        found = _concatenate([ids for ids, _, _ in parts], [lengths for _, lengths, _ in parts])
         return found, np.concatenate([_NONE, *(words for _, _, words in parts)])
 
     def _parts(self, texts: Sequence[str], limit: int = 0, *, words: bool = False) -> Iterator[_Part]:
         encoder = self._encoder(texts)
         for at in range(0, len(texts), _CHUNK):
-            block = [_beginning(self._tokenizer, text, limit) if limit else text for text in texts[at : at + _CHUNK]]
+            block = [_truncate(self._tokenizer, text, limit) if limit else text for text in texts[at : at + _CHUNK]]
             if encoder and (lines := _lines(block, encoder)):
                 for some in encoder(lines):
                     yield some.ids_T.astype(np.int32), some.lengths_n, some.spaced_T if words else _NONE
             else:
-                library = _untrimmed(self._tokenizer).encode_batch if words else self._tokenizer.encode_batch_fast
+                library = (
+                    _disable_trimming(self._tokenizer).encode_batch if words else self._tokenizer.encode_batch_fast
+                )
                 encodings = library(block, add_special_tokens=False)
-                found = ragged(one.ids for one in encodings)
+                found = concatenate_rows(one.ids for one in encodings)
                 numbers = (_words_of(text, one) for text, one in zip(block, encodings, strict=True) if words)
                 yield found.ids, found.lengths, np.concatenate([_NONE, *numbers])
 
@@ -103,18 +104,16 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str], limit: int = 0) -> Texts:
 
 @library_errors()
 def token_characters(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ints]:
-    """Returns for each text the first character of each of its tokens and the character after it [T, 2], without white
-    space at the edges. Tokens that are bytes of one character have this character. A token without characters (white
-    space, or the mark of the beginning of a word alone) has the first character after it and the end of the last one
-    before it."""
-    encodings = _untrimmed(tokenizer).encode_batch(texts, add_special_tokens=False)
+    """Returns for each text the first character of each token and the character after its last one [T, 2], without
+    white space at the edges. The tokens of the bytes of a character have that character. A token without characters
+    (white space, or a mark of the beginning of a word) begins at the next character and ends where the last one did."""
+    encodings = _disable_trimming(tokenizer).encode_batch(texts, add_special_tokens=False)
     return [_characters(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
 
 
-def _untrimmed(tokenizer: Tokenizer) -> Tokenizer:
-    """Returns a tokenizer whose tokens begin with the space before them, if the text has one. The library removes a
-    character from the offsets of each token with the mark of a space, also where the text has no space there because
-    the mark was added to every word."""
+def _disable_trimming(tokenizer: Tokenizer) -> Tokenizer:
+    """Returns a tokenizer whose tokens include the space before them. The library trims one character from the offsets
+    of every token with the mark of a space, even where the mark was added and the text has no space."""
     after = tokenizer.post_processor
     if after is None or b'"trim_offsets":true' not in after.__getstate__():
         return tokenizer
@@ -138,8 +137,7 @@ def _characters(text: str, encoding: Any) -> Ints:
 
 
 def word_numbers(text: str) -> Numbers:
-    """Returns the index of each character's word, as divided by SPACES. A separator belongs to the word before it; -1
-    before the first word."""
+    """Returns the word number of each character, -1 before the first. A separator belongs to the word before it."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     inside = ~np.isin(codes, [ord(space) for space in SPACES])
     begins = np.diff(inside, prepend=False) & inside
@@ -155,8 +153,7 @@ def _words_of(text: str, encoding: Any) -> Numbers:
 
 
 def _lines(texts: Sequence[str], encoder: WordEncoder) -> bytes:
-    """Returns texts as lines, with a space for each separator in them. Empty if a text has a NUL, or something else
-    that cannot be encoded by words."""
+    """Returns texts as lines with a space for each separator; empty if they cannot be encoded by words."""
     joined = "\0".join(texts)
     if joined.count("\0") >= len(texts):
         return b""
@@ -168,12 +165,12 @@ def _lines(texts: Sequence[str], encoder: WordEncoder) -> bytes:
     return lines if encoder.takes(lines) else b""
 
 
-def _joined(ids: Sequence[Numbers], lengths: Sequence[Ints]) -> Texts:
+def _concatenate(ids: Sequence[Numbers], lengths: Sequence[Ints]) -> Texts:
     bounds = np.concatenate([np.zeros(1, dtype=np.int64), *lengths])
     return Texts(np.concatenate([_NONE, *ids]), np.cumsum(bounds))
 
 
-def _beginning(tokenizer: Tokenizer, text: str, limit: int) -> str:
+def _truncate(tokenizer: Tokenizer, text: str, limit: int) -> str:
     """Returns the text, or if it is long, a beginning of whole words that has more than `limit` ids."""
     size = LONG
     while size < len(text):

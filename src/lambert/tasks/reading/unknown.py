@@ -69,7 +69,7 @@ def count_unknown(tokenizer: Tokenizer, ids: Iterable[Numbers], texts: Iterable[
     kept = [*ids]
     words = sum(int(begins_V[some].sum()) for some in kept)
     found = sum(int((some == unknown).sum()) for some in kept)
-    return Unknown(words, found, tuple(_lacking(tokenizer, texts)) if found > _MANY * words else ())
+    return Unknown(words, found, tuple(_find_missing_characters(tokenizer, texts)) if found > _MANY * words else ())
 
 
 @lru_cache(maxsize=4)
@@ -80,7 +80,7 @@ def _table(tokenizer: Tokenizer, size: int) -> tuple[npt.NDArray[np.bool_], int 
 
 
 @library_errors()
-def _lacking(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
+def _find_missing_characters(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
     """Returns the most frequent characters that no piece of the vocabulary has."""
     known = frozenset(chain.from_iterable(tokenizer.get_vocab()))
     normalized = tokenizer.normalizer.normalize_str if tokenizer.normalizer else str

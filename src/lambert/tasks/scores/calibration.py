@@ -1,4 +1,4 @@
-"""How well the probabilities of a classifier agree with its accuracy (Guo et al., ICML 2017)."""
+"""Calibration: how well the probabilities of a classifier agree with its accuracy (Guo et al., ICML 2017)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +26,7 @@ class Reliability:
 
     @property
     def error(self) -> float:
-        """The expected calibration error: the mean distance of confidence and accuracy, over the examples (equation 3
-        of Guo et al.)."""
+        """Expected calibration error: the mean distance of confidence and accuracy (Guo et al., equation 3)."""
         distance_B = np.abs(self.confidence_B - self.accuracy_B)
         return float(self.counts_B @ distance_B / max(1, self.counts_B.sum()))
 

@@ -51,7 +51,7 @@ class Difference:
 
     @property
     def shown(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether 0 is outside of the interval."""
         return self.low > 0.0 or self.high < 0.0
 
 

@@ -96,6 +96,6 @@ def read(path: Path) -> Examples:
         raise DataError(f"{path} is damaged: {what}. Write it again with `lambert evaluate --examples`.") from error
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Returns the beginning of a text, at most SHOWN characters."""
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

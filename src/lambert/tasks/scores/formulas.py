@@ -28,8 +28,7 @@ class Formula:
 
 
 def scorer(rows: Sequence[Mapping[str, Any]], formula: Formula) -> Scorer:
-    """Returns the function that computes the score of resamples of `rows`. A score that is undefined because of a
-    division by zero is 0.
+    """Returns the function that computes the score of resamples of `rows`; 0 instead of a division by zero.
 
     Raises:
         KeyError: A column is missing, or the kind is unknown.
@@ -66,19 +65,19 @@ def _percent(rows: Sequence[Mapping[str, Any]], formula: Formula) -> Scorer:
 
 def _ratio(rows: Sequence[Mapping[str, Any]], formula: Formula) -> Scorer:
     over_N, under_N = (numbers(rows, column) for column in formula.columns)
-    return lambda rows_RN: _divided(over_N[rows_RN].sum(1), under_N[rows_RN].sum(1))
+    return lambda rows_RN: _divide(over_N[rows_RN].sum(1), under_N[rows_RN].sum(1))
 
 
 def _f1_of_sums(rows: Sequence[Mapping[str, Any]], formula: Formula) -> Scorer:
     correct_N, true_N, predicted_N = (numbers(rows, column) for column in formula.columns)
     both_N = true_N + predicted_N
-    return lambda rows_RN: _divided(2.0 * correct_N[rows_RN].sum(1), both_N[rows_RN].sum(1))
+    return lambda rows_RN: _divide(2.0 * correct_N[rows_RN].sum(1), both_N[rows_RN].sum(1))
 
 
 def _f1(rows: Sequence[Mapping[str, Any]], formula: Formula) -> Scorer:
     true_N, predicted_N = (np.array([row[key] == formula.positive for row in rows]) for key in ("truth", "prediction"))
     correct_N, both_N = true_N & predicted_N, true_N.astype(np.int64) + predicted_N
-    return lambda rows_RN: _divided(2.0 * correct_N[rows_RN].sum(1), both_N[rows_RN].sum(1))
+    return lambda rows_RN: _divide(2.0 * correct_N[rows_RN].sum(1), both_N[rows_RN].sum(1))
 
 
 def _f1_macro(rows: Sequence[Mapping[str, Any]], formula: Formula) -> Scorer:
@@ -87,7 +86,7 @@ def _f1_macro(rows: Sequence[Mapping[str, Any]], formula: Formula) -> Scorer:
     def score(rows_RN: Ints) -> Floats:
         correct_RL, true_RL, predicted_RL = tally(rows_RN)
         both_RL = true_RL + predicted_RL
-        return _divided(_divided(2.0 * correct_RL, both_RL).sum(1), (both_RL > 0).sum(1))
+        return _divide(_divide(2.0 * correct_RL, both_RL).sum(1), (both_RL > 0).sum(1))
 
     return score
 
@@ -101,7 +100,7 @@ def _matthews(rows: Sequence[Mapping[str, Any]], formula: Formula) -> Scorer:
         size = float(rows_RN.shape[1])
         both = correct_RL.sum(1) * size - (true_RL * predicted_RL).sum(1)
         spread = (size**2 - (true_RL**2).sum(1)) * (size**2 - (predicted_RL**2).sum(1))
-        return _divided(both, np.sqrt(np.maximum(spread, 0.0)))
+        return _divide(both, np.sqrt(np.maximum(spread, 0.0)))
 
     return score
 
@@ -114,7 +113,7 @@ def _tallies(rows: Sequence[Mapping[str, Any]]) -> Callable[[Ints], tuple[Ints, 
     correct_N = np.where(true_N == predicted_N, true_N, len(labels))  # wrong ones are counted in an additional column
 
     def tally(rows_RN: Ints) -> tuple[Ints, Ints, Ints]:
-        counts = [_counted(codes_N[rows_RN], len(labels) + 1)[:, :-1] for codes_N in (correct_N, true_N, predicted_N)]
+        counts = [_count(codes_N[rows_RN], len(labels) + 1)[:, :-1] for codes_N in (correct_N, true_N, predicted_N)]
         return counts[0], counts[1], counts[2]
 
     return tally
@@ -129,27 +128,27 @@ def _spearman(rows: Sequence[Mapping[str, Any]], formula: Formula) -> Scorer:
     """Pearson's correlation of the ranks within each resample."""
     codes = [np.unique(numbers(rows, key), return_inverse=True)[1].reshape(-1) for key in ("truth", "prediction")]
 
-    def ranked(codes_RN: Ints) -> Floats:
-        counts_RG = _counted(codes_RN, int(codes_RN.max()) + 1)
+    def rank(codes_RN: Ints) -> Floats:
+        counts_RG = _count(codes_RN, int(codes_RN.max()) + 1)
         ranks_RG = np.cumsum(counts_RG, 1) - (counts_RG - 1) / 2.0
         return np.asarray(np.take_along_axis(ranks_RG, codes_RN, 1))
 
-    return lambda rows_RN: _correlation(ranked(codes[0][rows_RN]), ranked(codes[1][rows_RN]))
+    return lambda rows_RN: _correlation(rank(codes[0][rows_RN]), rank(codes[1][rows_RN]))
 
 
 def _correlation(x_RN: Floats, y_RN: Floats) -> Floats:
     x_RN, y_RN = x_RN - x_RN.mean(1, keepdims=True), y_RN - y_RN.mean(1, keepdims=True)
     norms_R = np.sqrt((x_RN**2).sum(1)) * np.sqrt((y_RN**2).sum(1))
-    return np.clip(_divided((x_RN * y_RN).sum(1), norms_R), -1.0, 1.0)
+    return np.clip(_divide((x_RN * y_RN).sum(1), norms_R), -1.0, 1.0)
 
 
-def _counted(codes_RN: Ints, classes: int) -> Ints:
+def _count(codes_RN: Ints, classes: int) -> Ints:
     """Returns how often each class occurs in each row [R, classes]."""
     offsets_R1 = np.arange(len(codes_RN))[:, None] * classes
     return np.bincount((codes_RN + offsets_R1).ravel(), minlength=len(codes_RN) * classes).reshape(-1, classes)
 
 
-def _divided(over: npt.NDArray[Any], under: npt.NDArray[Any]) -> Floats:
+def _divide(over: npt.NDArray[Any], under: npt.NDArray[Any]) -> Floats:
     return np.asarray(np.divide(over, under, out=np.zeros(over.shape), where=under != 0))
 
 

@@ -88,6 +88,11 @@ def bootstrap_errors(scores: Callable[[Ints], Mapping[str, float]], rows: int) -
     return dict(zip(found[0], np.std(values_KR, axis=1, ddof=1).tolist(), strict=True))
 
 
+def with_errors(found: Mapping[str, float], errors: Mapping[str, float]) -> dict[str, float]:
+    """Returns scores, and after them their standard errors as NAME_se."""
+    return {**found, **{f"{name}_se": error for name, error in errors.items()}}
+
+
 def softmax(logits_NL: npt.NDArray[Any]) -> Floats:
     """Returns probabilities over the last axis."""
     shifted = np.exp(logits_NL - logits_NL.max(-1, keepdims=True))

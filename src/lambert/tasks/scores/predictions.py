@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,16 @@ from lambert.core.errors import DataError, UsageError, shown
 from lambert.core.unsupported import CONLL
 from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.reading.files import digest
-from lambert.tasks.reading.label_names import is_number, match, unknown_label
-from lambert.tasks.reading.table import label_cell, ordered, read_rows, value_cell
+from lambert.tasks.reading.label_names import check_known, is_number, match
+from lambert.tasks.reading.table import label_cell, read_rows, sort_labels, value_cell
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.sentences.choice import choice_number
 from lambert.tasks.sentences.multilabel import labels_of
 from lambert.tasks.squad.score import answer_examples
 from lambert.tasks.squad.text import read_squad
 from lambert.tasks.tag.conll import is_conll, read_sentences
-from lambert.tasks.tag.spans import tag_examples
-from lambert.tasks.tag.tag import completed, labelled_sentences, reader_of
+from lambert.tasks.tag.spans import complete_form, reader_of, tag_examples
+from lambert.tasks.tag.tag import read_labelled_sentences
 from lambert.tasks.task import Row, keys_found
 from lambert.text.rows import TABLES, content_of, json_value, kind, lines
 
@@ -40,7 +41,7 @@ _LETTERS = 26
 """Choices that a letter can name."""
 
 
-def scored_file(
+def score_file(
     path: Path, gold: Path, config: TaskConfig, like: Examples | None, say: Callable[[str], None] = lambda line: None
 ) -> Examples:
     """Returns the scored examples of a file of predictions, with the scores that need no probabilities.
@@ -87,7 +88,7 @@ def _squad(path: Path, gold: Path, config: TaskConfig) -> Examples:
 
 
 def _tags(path: Path, gold: Path, config: TaskConfig, say: Callable[[str], None]) -> Examples:
-    truth, matched = labelled_sentences(gold, config.columns, config.labels)
+    truth, matched = read_labelled_sentences(gold, config.columns, config.labels)
     for line in matched.notes:
         say(line)
     found: list[tuple[str, Sequence[str | None]]]
@@ -101,8 +102,8 @@ def _tags(path: Path, gold: Path, config: TaskConfig, say: Callable[[str], None]
             raise DataError(f"{place} has {len(tags)} tags, and {sentence.place} has {len(sentence.words)} words.")
     every = [sentence.tags for sentence in truth], [tags for _, tags in found]
     counts = Counter(tag for tags in every[0] for tag in tags)
-    labels = ordered([*counts, *(tag for tags in every[1] for tag in tags if tag is not None)])
-    reader = reader_of(completed(config.tag, counts, every[0]), labels)
+    labels = sort_labels([*counts, *(tag for tags in every[1] for tag in tags if tag is not None)])
+    reader = reader_of(complete_form(config.tag, counts, every[0]), labels)
     return tag_examples([" ".join(sentence.words) for sentence in truth], *every, reader, labels)
 
 
@@ -122,13 +123,14 @@ def _rows(path: Path, gold: Path, config: TaskConfig, like: Examples, say: Calla
         )
     ids = _gold_ids(gold, like)
     cells = []
-    for place, row in _matched(path, gold, ids, config.name == "multilabel"):
+    for place, row in _match_rows(path, gold, ids, config.name == "multilabel"):
         key = next((name for name in _PREDICTIONS if name in row), "")
         if not key:
             raise DataError(f"{place}: no column 'prediction'. Columns found: {keys_found(row)}.")
         cells.append(Cell(place, row, key))
+    file = _File(path, cells, config, [row["truth"] for row in like.rows], say)
     made = []
-    for found, old in zip(_READERS[config.name](cells, config, like, path, say), like.rows, strict=True):
+    for found, old in zip(getattr(file, config.name)(), like.rows, strict=True):
         shared = {name: old[name] for name in ("text", "text_b", "tokens", "truth") if name in old}
         made.append(shared | found)
     known = {"truth", *made[0]}
@@ -137,9 +139,8 @@ def _rows(path: Path, gold: Path, config: TaskConfig, like: Examples, say: Calla
 
 
 def _gold_ids(gold: Path, like: Examples) -> list[str | None]:
-    """Returns the ids of the rows of the labelled file. A table has a header if it has one line more than the file has
-    examples and no cell of its first line is a number, whatever the settings of the run say, which may have been scored
-    with others."""
+    """Returns the ids of the rows of the labelled file. A table has a header if it has one line more than `like` has
+    examples, none of whose cells is a number: the settings of the run may be those of another file."""
     rows = [row for _, row in read_rows(gold, Columns("1", label="2", header=False))]
     named = bool(rows) and not any(str(cell).strip().isdecimal() for cell in rows[0].values())
     if kind(gold) in TABLES and len(rows) == len(like.rows) + 1 and named:
@@ -157,86 +158,74 @@ class Cell:
     key: str
 
 
-Reader = Callable[[Sequence[Cell], TaskConfig, Examples, Path, Callable[[str], None]], Iterator[Row]]
-"""Yields the values of each example that depend on its prediction."""
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of predictions with one in each row. The methods yield the values of each example that depend on it."""
+
+    path: Path
+    cells: Sequence[Cell]
+    config: TaskConfig
+    truth: Sequence[Any]
+    """The truth of each example."""
+    say: Callable[[str], None]
+
+    def classify(self) -> Iterator[Row]:
+        labels = self.config.labels or sort_labels([str(truth) for truth in self.truth])
+        found = [label_cell(cell.row, cell.key, cell.place) for cell in self.cells]
+        numbers = self._match([[label] for label in found], labels)
+        for label, truth in zip(found, self.truth, strict=True):
+            name = labels[numbers[label]]
+            yield {"prediction": name, "correct": int(name == truth)}
+
+    def multilabel(self) -> Iterator[Row]:
+        separator = self.config.columns.separator
+        found = [
+            labels_of(cell.row, Columns(label=cell.key, text="", separator=separator), cell.place)
+            for cell in self.cells
+        ]
+        # A file of scored examples does not say which labels the model has.
+        known = self.config.labels or tuple(dict.fromkeys(chain.from_iterable(found)))
+        numbers = self._match(found, known)
+        for labels, truth in zip(found, self.truth, strict=True):
+            names = [known[numbers[label]] for label in labels]
+            counts = {
+                "labels_correct": len({*names} & {*truth}), "labels_true": len(truth), "labels_predicted": len({*names})
+            }  # fmt: skip
+            yield {"prediction": names, "correct": int({*names} == {*truth}), **counts}
+
+    def regress(self) -> Iterator[Row]:
+        for cell, truth in zip(self.cells, self.truth, strict=True):
+            value = value_cell(cell.row, cell.key, cell.place)
+            yield {"prediction": value, "squared_error": (truth - value) ** 2}
+
+    def choice(self) -> Iterator[Row]:
+        choices = self.config.columns.choices
+        columns, count = Columns(label="prediction", choices=choices), len(choices) if len(choices) > 1 else _LETTERS
+        for cell, truth in zip(self.cells, self.truth, strict=True):
+            found = str(choice_number({"prediction": cell.row[cell.key]}, columns, count, cell.place))
+            yield {"prediction": found, "correct": int(found == truth)}
+
+    def _match(self, found: Sequence[Sequence[str]], labels: Sequence[str]) -> Mapping[str, int]:
+        """Returns the numbers of the predicted labels of each cell. Raises DataError for a label that the model does
+        not have, and for numbers whose order is not declared."""
+        places: dict[str, str] = {}
+        for own, cell in zip(found, self.cells, strict=True):
+            for label in own:
+                places.setdefault(label, cell.place)
+        matched = match(places, labels, self.config.columns.label_names, self.path, "")
+        if matched.by_order and not self.config.labels:
+            label = next(label for label in places if is_number(label))
+            raise DataError(
+                f"{places[label]}: label {shown(label)} is a number, and a file of scored examples does not say the "
+                "order of the labels: name the run folder instead."
+            )
+        check_known(matched, places, labels)
+        for line in matched.notes:
+            self.say(line)
+        return matched.numbers
 
 
-def _classify(
-    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
-) -> Iterator[Row]:
-    labels = config.labels or ordered([str(row["truth"]) for row in like.rows])
-    found = [label_cell(cell.row, cell.key, cell.place) for cell in cells]
-    places: dict[str, str] = {}
-    for label, cell in zip(found, cells, strict=True):
-        places.setdefault(label, cell.place)
-    matched = _match(places, labels, config, path, say)
-    for label, row in zip(found, like.rows, strict=True):
-        name = labels[matched[label]]
-        yield {"prediction": name, "correct": int(name == row["truth"])}
-
-
-def _multilabel(
-    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
-) -> Iterator[Row]:
-    columns = config.columns
-    found = [
-        labels_of(cell.row, Columns(label=cell.key, text="", separator=columns.separator), cell.place) for cell in cells
-    ]
-    places: dict[str, str] = {}
-    for labels, cell in zip(found, cells, strict=True):
-        places |= dict.fromkeys((label for label in labels if label not in places), cell.place)
-    known = config.labels or tuple(places)  # a file of scored examples does not say which labels the model has
-    matched = _match(places, known, config, path, say)
-    for labels, row in zip(found, like.rows, strict=True):
-        names = [known[matched[label]] for label in labels]
-        truth, both = row["truth"], {*names} & {*row["truth"]}
-        counts = {"labels_correct": len(both), "labels_true": len(truth), "labels_predicted": len({*names})}
-        yield {"prediction": names, "correct": int({*names} == {*truth}), **counts}
-
-
-def _match(
-    places: Mapping[str, str], labels: Sequence[str], config: TaskConfig, path: Path, say: Callable[[str], None]
-) -> Mapping[str, int]:
-    """Returns the numbers of the labels of predictions, of which `places` has the first places. Raises DataError for a
-    label that the model does not have, and for numbers whose order is not declared."""
-    found = match(places, labels, config.columns.label_names, path, "")
-    if found.by_order and not config.labels:
-        label = next(label for label in places if is_number(label))
-        raise DataError(
-            f"{places[label]}: label {shown(label)} is a number, and a file of scored examples does not say the order "
-            "of the labels: name the run folder instead."
-        )
-    if found.unknown:
-        raise unknown_label(found.unknown[0], labels, places[found.unknown[0]])
-    for line in found.notes:
-        say(line)
-    return found.numbers
-
-
-def _regress(
-    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
-) -> Iterator[Row]:
-    for cell, row in zip(cells, like.rows, strict=True):
-        value = value_cell(cell.row, cell.key, cell.place)
-        yield {"prediction": value, "squared_error": (row["truth"] - value) ** 2}
-
-
-def _choice(
-    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
-) -> Iterator[Row]:
-    choices = config.columns.choices
-    columns, count = Columns(label="prediction", choices=choices), len(choices) if len(choices) > 1 else _LETTERS
-    for cell, row in zip(cells, like.rows, strict=True):
-        found = str(choice_number({"prediction": cell.row[cell.key]}, columns, count, cell.place))
-        yield {"prediction": found, "correct": int(found == row["truth"])}
-
-
-_READERS: Mapping[str, Reader] = {
-    "classify": _classify, "multilabel": _multilabel, "regress": _regress, "choice": _choice,
-}  # fmt: skip
-
-
-def _matched(path: Path, gold: Path, ids: Sequence[str | None], blank: bool) -> list[tuple[str, Row]]:
+def _match_rows(path: Path, gold: Path, ids: Sequence[str | None], blank: bool) -> list[tuple[str, Row]]:
     """Returns the rows of predictions in the order of the labelled file, whose rows have these ids. With `blank`, a
     blank line of a table of one column is a row too."""
     rows = _read(path, blank)
@@ -281,8 +270,7 @@ def _table(path: Path, blank: bool) -> list[tuple[str, Row]]:
 
 
 def _one_column(path: Path) -> list[tuple[str, Row]]:
-    """Returns the lines of a table with the labels of a text in each, a blank one for none; nothing for a table with
-    more columns."""
+    """Returns the lines of a table of one column, blank ones too (no label); nothing for a table with more columns."""
     rows = [(f"{path}:{number}", line.rstrip("\r\n")) for number, line in lines(path)]
     if not rows or (rows[0][1] not in _PREDICTIONS and (kind(path) != ".txt" or any("\t" in line for _, line in rows))):
         return []

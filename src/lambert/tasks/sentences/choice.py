@@ -3,23 +3,21 @@
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from lambert.core.batch import Batch, Ints, Target
 from lambert.core.errors import DataError, shown
-from lambert.tasks.config import Columns, TaskConfig
+from lambert.tasks.config import Columns
 from lambert.tasks.reading.mismatch import Mismatch
-from lambert.tasks.reading.segments import concatenated, text_keys
-from lambert.tasks.reading.table import column, labelled_rows, text_cell
+from lambert.tasks.reading.segments import concatenate_outputs, text_keys
+from lambert.tasks.reading.table import column, read_labelled_rows, text_cell
 from lambert.tasks.scores import metrics
 from lambert.tasks.scores.examples import Examples as ScoredExamples
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats
-from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings, tokenised
+from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings, tokenise
 from lambert.tasks.task import Outputs, Row, whole_text
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -28,9 +26,8 @@ Choices = list[tuple[str, str]]
 
 
 class Examples(Sentences):
-    """Tokenised examples: example n has the sequences [CLS] A [SEP] B [SEP] with numbers bounds_N[n] to
-    bounds_N[n + 1], one for each choice. As a Source it counts examples, so that a micro-batch has all choices of an
-    example."""
+    """Tokenised examples. Example n has the sequences [CLS] A [SEP] B [SEP] from bounds_N[n] to bounds_N[n + 1], one
+    for each choice. The Source counts examples, so a micro-batch has all choices of an example."""
 
     bounds_N: Ints
     truth_N: Ints | None = None
@@ -69,26 +66,24 @@ class Choice(SentenceTask):
     head = "choice"
     labels = 0
 
-    @classmethod
-    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Examples]:
-        task = cls(config, tokenizer)
-        return task, task.read(path, training=True)
-
     def read(self, path: Path, *, training: bool = False) -> Examples:
         examples, truth = [], []
         notes: list[str] = []
-        for place, row in labelled_rows(path, self.config.columns, notes):
-            pairs = self._pairs(row, *self._texts(row, place), place)
+        for place, row in read_labelled_rows(path, self.config.columns, notes):
+            pairs = self._pairs(row, *self._read_texts(row, place), place)
             truth.append(choice_number(row, self.config.columns, len(pairs), place))
             examples.append(pairs)
         data = self._examples(examples)
         data.truth_N, data.notes = np.array(truth, dtype=np.int64), notes
         return data
 
+    def inputs(self) -> tuple[list[str], list[str]]:
+        return [*super().inputs()[0], *self.config.columns.choices], []
+
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Examples:
         """Reads rows to predict."""
         return self._examples(
-            [self._pairs(row, *self._given(row, place), place) for row, place in zip(rows, places, strict=True)]
+            [self._pairs(row, *self._parse_texts(row, place), place) for row, place in zip(rows, places, strict=True)]
         )
 
     def _pairs(self, row: Row, text: str, text_b: str | None, place: str) -> Choices:
@@ -100,10 +95,8 @@ class Choice(SentenceTask):
             value = column(row, names[0], "choices", place)
             if not isinstance(value, list | tuple) or not all(isinstance(choice, str) for choice in value):
                 raise Mismatch(
-                    lambda say: (
-                        f"{place}: column {names[0]!r} holds {shown(value)}, not a list of texts. For choices "
-                        f"in several columns, name all of them in {say.column('choices')}."
-                    )
+                    f"{place}: column {names[0]!r} holds {shown(value)}, not a list of texts. For choices "
+                    f"in several columns, name all of them in task.columns.choices."
                 )
             found = [whole_text(choice, names[0], place) for choice in value]
         if len(found) < 2:
@@ -112,7 +105,7 @@ class Choice(SentenceTask):
 
     def _examples(self, examples: Sequence[Choices]) -> Examples:
         pairs = [*chain.from_iterable(examples)]
-        plain = tokenised(self.tokenizer, self.config, [a for a, _ in pairs], [b for _, b in pairs])
+        plain = tokenise(self.tokenizer, self.config, [a for a, _ in pairs], [b for _, b in pairs])
         counts = {"examples": len(examples), "choices": len(pairs), "empty": plain.counts["empty"]}
         data = Examples(self.tokenizer, plain.first, plain.second, {**counts, "cut": plain.counts["cut"]})
         data.bounds_N = np.concatenate([[0], np.cumsum([len(example) for example in examples], dtype=np.int64)])
@@ -123,7 +116,7 @@ class Choice(SentenceTask):
     def predictions(self, data: Sentences, outputs: Outputs) -> list[Floats]:
         """Returns the probabilities of the choices [C] of each example."""
         assert data.bounds_N is not None
-        logits_S = concatenated(outputs, self.head)[:, 0]
+        logits_S = concatenate_outputs(outputs, self.head)[:, 0]
         return [metrics.softmax(logits_S[low:high]) for low, high in pairwise(data.bounds_N.tolist())]
 
     def soft(self, data: Sentences, outputs: Outputs) -> Floats:
@@ -135,8 +128,7 @@ class Choice(SentenceTask):
         return ("accuracy", "loss")
 
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
-        assert data.truth_N is not None, "scoring needs labels"
-        truth = data.truth_N.astype(np.int64).tolist()
+        truth = data.truth.astype(np.int64).tolist()
         right_N = np.array([chances_C.argmax() == label for chances_C, label in zip(predictions, truth, strict=True)])
         chances_N = np.array([chances_C[label] for chances_C, label in zip(predictions, truth, strict=True)])
         losses_N = -np.log(np.maximum(chances_N, np.finfo(np.float64).tiny))
@@ -151,9 +143,8 @@ class Choice(SentenceTask):
 
     def examples(self, data: Sentences, predictions: Sequence[Floats]) -> ScoredExamples:
         """Returns rows with truth and prediction (numbers of choices), correct, and loss (nats)."""
-        assert data.truth_N is not None, "scoring needs labels"
         rows = beginnings(self.tokenizer, data)
-        for row, truth, chances_C in zip(rows, data.truth_N.astype(np.int64).tolist(), predictions, strict=True):
+        for row, truth, chances_C in zip(rows, data.truth.astype(np.int64).tolist(), predictions, strict=True):
             chosen = int(chances_C.argmax())
             row |= {"truth": str(truth), "prediction": str(chosen), "correct": int(chosen == truth)}
             row |= {"loss": -float(np.log(max(chances_C[truth], np.finfo(np.float64).tiny)))}
@@ -173,9 +164,8 @@ class Choice(SentenceTask):
 
 
 def choice_number(row: Row, columns: Columns, choices: int, place: str) -> int:
-    """Returns the number of the right choice, from 0. The cell holds this number; or, as in RACE and CommonsenseQA, a
-    capital letter, A for the first choice; or the column of the choice, if each has one. Raises DataError if there is
-    no such choice."""
+    """Returns the number of the right choice, from 0. The cell holds this number, a capital letter (RACE,
+    CommonsenseQA), or the column of the choice if each has one. Raises DataError if there is no such choice."""
     name = columns.label
     value = column(row, name, "label", place)
     text = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""

@@ -14,26 +14,33 @@ from lambert.core.errors import DataError, UsageError, shown
 from lambert.model.labels import label_keys
 from lambert.model.vector_layers import activation_named
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.labels import LabelLoss, absent, check_class_weights, check_different, doubtful, learnt
-from lambert.tasks.reading.label_names import match, unknown_label
-from lambert.tasks.reading.table import label_cell, labelled_rows, text_cell, value_cell
+from lambert.tasks.labels import (
+    LabelLoss,
+    check_different,
+    check_one_for_each,
+    learn_labels,
+    note_absent,
+    note_doubtful,
+)
+from lambert.tasks.reading.label_names import check_known, match
+from lambert.tasks.reading.table import label_cell, read_labelled_rows, text_cell, value_cell
 from lambert.tasks.reading.templates import is_template
 from lambert.tasks.scores import calibration, metrics
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats
 from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings
-from lambert.tasks.task import Outputs, Row, most_probable, stored
+from lambert.tasks.task import Outputs, Row, describe_task, most_probable
 from lambert.tasks.vectors.sentence_transformers import config_keys
 
-_NEVER_SEARCHED = 1.0  # the temperature of a model whose temperature was to be searched and was not
+_NEVER_SEARCHED = 1.0  # for temperature = "best" without dev data
 
 
 class Classify(SentenceTask):
-    """One label for each sentence or pair. Scores: accuracy, f1 (with two labels, of the second one), f1_macro,
-    matthews, loss (mean cross-entropy in nats), ece (expected calibration error), temperature (by which dividing the
-    logits would minimise the loss on these data); with groups (`Columns.group`) exact_match, the share of them in which
-    all examples are right."""
+    """One label for each sentence or pair. Scores: accuracy, f1 (of the second of two labels), f1_macro, matthews, loss
+    (mean cross-entropy in nats), ece (expected calibration error), temperature (the divisor of the logits that would
+    minimise the loss on these data); with groups (`Columns.group`) exact_match, the share of groups that are all
+    right."""
 
     head = "label"
     ranks = True
@@ -44,43 +51,41 @@ class Classify(SentenceTask):
             raise UsageError(
                 "task.labels: a classification needs at least two labels, given or found in a training file."
             )
-        check_class_weights(config)
+        check_one_for_each(config, "class_weights")
         self.labels = len(config.labels)
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
         if not config.labels:
             name = config.columns.label
-            rows = labelled_rows(path, config.columns)
-            found = learnt((place, label_cell(row, name, place)) for place, row in rows)
+            rows = read_labelled_rows(path, config.columns, [])  # `read` has the notes
+            found = learn_labels((place, label_cell(row, name, place)) for place, row in rows)
             if len(found) < 2:
                 raise DataError(
                     f"{path}: every label (column {name!r}) is {shown(found[0])}. Training needs at least two labels."
                 )
             config = replace(config, labels=found)
-        task = cls(config, tokenizer)
-        data = task.read(path, training=True)
-        data.notes = (*data.notes, *doubtful(config.labels, path))
+        task, data = super().learn(config, tokenizer, path)
+        data.notes = (*data.notes, *note_doubtful(config.labels, path))
         return task, data
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
         texts, texts_b, labels, groups = [], [], [], []
         columns, places = self.config.columns, dict[str, str]()
         notes: list[str] = []
-        for place, row in labelled_rows(path, columns, notes):
+        for place, row in read_labelled_rows(path, columns, notes):
             label = label_cell(row, columns.label, place)
             places.setdefault(label, place)
-            text, text_b = self._texts(row, place)
+            text, text_b = self._read_texts(row, place)
             texts.append(text)
             texts_b.append(text_b)
             labels.append(label)
             groups.append(self._group(row, place))
         found = match(places, self.config.labels, columns.label_names, path, columns.label)
-        if found.unknown:
-            raise unknown_label(found.unknown[0], self.config.labels, places[found.unknown[0]])
-        data = self._tokenised(texts, texts_b)
+        check_known(found, places, self.config.labels)
+        data = self._tokenise(texts, texts_b)
         data.truth_N = np.array([found.numbers[label] for label in labels], dtype=np.int64)
-        lacking = absent(np.bincount(data.truth_N, minlength=self.labels), self.config.labels, path)
+        lacking = note_absent(np.bincount(data.truth_N, minlength=self.labels), self.config.labels, path)
         data.by_order, data.notes = found.by_order, (*notes, *found.notes, *lacking)
         if self.config.columns.group:
             data.groups_N = np.unique(np.array(groups), return_inverse=True)[1]
@@ -105,8 +110,7 @@ class Classify(SentenceTask):
         return ("accuracy", *of_two, "f1_macro", "matthews", "loss", "ece", "temperature", *of_groups)
 
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
-        assert data.truth_N is not None, "scoring needs labels"
-        truth_N, chances_NL = data.truth_N.astype(np.int64), self.tuned(data, predictions)._calibrated(predictions)
+        truth_N, chances_NL = data.truth.astype(np.int64), self.tune(data, predictions)._calibrate(predictions)
         predicted_N = chances_NL.argmax(1)
 
         def scores(rows_N: Ints) -> dict[str, float]:
@@ -127,20 +131,19 @@ class Classify(SentenceTask):
             wrong_G = np.bincount(data.groups_N, weights=predicted_N != truth_N, minlength=groups)
             found["exact_match"] = float((wrong_G == 0).mean())
             errors["exact_match"] = metrics.binomial_error(found["exact_match"], groups)
-        return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
+        return metrics.with_errors(found, errors) | {"examples": float(len(rows_N))}
 
-    def tuned(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
-        """Returns the task with the temperature that minimises the loss on these labelled data, if its settings choose
-        it (`temperature` = "best"); 1 if that is an end of the range, as it is of data without errors, because such
-        data do not say how sure the model may be."""
+    def tune(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
+        """Returns the task with the temperature that minimises the loss on these labelled data, if `temperature` is
+        "best"; 1 if that is an end of the range, as for data without errors, which do not say how sure the model may
+        be."""
         if self.config.temperature != "best":
             return self
-        assert data.truth_N is not None, "choosing the temperature needs labels"
-        found = calibration.temperature(np.stack(predictions), data.truth_N.astype(np.int64))
+        found = calibration.temperature(np.stack(predictions), data.truth.astype(np.int64))
         inside = calibration.COLDEST * 1.001 < found < calibration.HOTTEST / 1.001
         return type(self)(replace(self.config, temperature=found if inside else 1.0), self.tokenizer)
 
-    def _calibrated(self, predictions: Sequence[Floats]) -> Floats:
+    def _calibrate(self, predictions: Sequence[Floats]) -> Floats:
         """Returns the probabilities [N, L] at the temperature of the task."""
         given = self.config.temperature
         chances_NL = np.array(predictions, dtype=np.float64).reshape(-1, self.labels)
@@ -149,9 +152,8 @@ class Classify(SentenceTask):
     def examples(self, data: Sentences, predictions: Sequence[Floats]) -> Examples:
         """Returns rows with truth, prediction, its probability, correct, loss (nats) and brier, the squared distance
         of the probabilities from the truth (Brier 1950)."""
-        assert data.truth_N is not None, "scoring needs labels"
         labels, rows = self.config.labels, beginnings(self.tokenizer, data)
-        for row, truth, chances_L in zip(rows, data.truth_N.tolist(), self._calibrated(predictions), strict=True):
+        for row, truth, chances_L in zip(rows, data.truth.tolist(), self._calibrate(predictions), strict=True):
             chosen = int(chances_L.argmax())
             row |= {"truth": labels[truth], "prediction": labels[chosen], "correct": int(chosen == truth)}
             row |= {"probability": float(chances_L[chosen])}
@@ -171,11 +173,15 @@ class Classify(SentenceTask):
                 "probability": float(chances_L.max()),
                 "probabilities": most_probable(dict(zip(labels, chances_L.tolist(), strict=True)), self.top),
             }
-            for chances_L in self._calibrated(predictions)
+            for chances_L in self._calibrate(predictions)
         ]
 
     def model_config(self) -> dict[str, Any]:
-        return {**stored(self.config), **label_keys(self.config.labels), "problem_type": "single_label_classification"}
+        return {
+            **describe_task(self.config),
+            **label_keys(self.config.labels),
+            "problem_type": "single_label_classification",
+        }
 
 
 class Regress(SentenceTask):
@@ -186,21 +192,19 @@ class Regress(SentenceTask):
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
-        task = cls(config, tokenizer)
-        data = task.read(path, training=True)
-        assert data.truth_N is not None
-        check_different(data.truth_N, config.columns.label, path)
+        task, data = super().learn(config, tokenizer, path)
+        check_different(data.truth, config.columns.label, path)
         return task, data
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
         texts, texts_b, values = [], [], []
         notes: list[str] = []
-        for place, row in labelled_rows(path, self.config.columns, notes):
+        for place, row in read_labelled_rows(path, self.config.columns, notes):
             values.append(value_cell(row, self.config.columns.label, place))
-            text, text_b = self._texts(row, place)
+            text, text_b = self._read_texts(row, place)
             texts.append(text)
             texts_b.append(text_b)
-        data = self._tokenised(texts, texts_b)
+        data = self._tokenise(texts, texts_b)
         data.truth_N, data.notes = np.array(values, dtype=np.float64), notes
         return data
 
@@ -216,8 +220,7 @@ class Regress(SentenceTask):
         return ("pearson", "spearman", "mse")
 
     def score(self, data: Sentences, predictions: Sequence[float]) -> dict[str, float]:
-        assert data.truth_N is not None, "scoring needs values"
-        truth_N, predicted_N = data.truth_N.astype(np.float64), np.asarray(predictions)
+        truth_N, predicted_N = data.truth.astype(np.float64), np.asarray(predictions)
 
         def scores(rows_N: Ints) -> dict[str, float]:
             pair = truth_N[rows_N], predicted_N[rows_N]
@@ -226,13 +229,12 @@ class Regress(SentenceTask):
         rows_N, squares_N = np.arange(len(truth_N)), (truth_N - predicted_N) ** 2
         errors = {**metrics.bootstrap_errors(scores, len(rows_N)), "mse": metrics.mean_error(squares_N)}
         found = {**scores(rows_N), "mse": float(squares_N.mean())}
-        return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
+        return metrics.with_errors(found, errors) | {"examples": float(len(rows_N))}
 
     def examples(self, data: Sentences, predictions: Sequence[float]) -> Examples:
         """Returns rows with truth, prediction and squared_error."""
-        assert data.truth_N is not None, "scoring needs values"
         rows = beginnings(self.tokenizer, data)
-        for row, truth, found in zip(rows, data.truth_N.tolist(), predictions, strict=True):
+        for row, truth, found in zip(rows, data.truth.tolist(), predictions, strict=True):
             row |= {"truth": truth, "prediction": found, "squared_error": (truth - found) ** 2}
         mse = Formula("mean", ("squared_error",), lower_is_better=True)
         return Examples(rows, {"pearson": Formula("pearson"), "spearman": Formula("spearman"), "mse": mse})
@@ -242,4 +244,4 @@ class Regress(SentenceTask):
 
     def model_config(self) -> dict[str, Any]:
         activation = config_keys(self.config.activation) if self.config.activation else {}
-        return {**stored(self.config), **label_keys(["LABEL_0"]), "problem_type": "regression", **activation}
+        return {**describe_task(self.config), **label_keys(["LABEL_0"]), "problem_type": "regression", **activation}

@@ -13,20 +13,20 @@ from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.model.labels import label_keys
 from lambert.tasks.config import Columns, TaskConfig
-from lambert.tasks.labels import absent, check_label_thresholds, doubtful, learnt
-from lambert.tasks.reading.label_names import is_number, match, unknown_label, whole
+from lambert.tasks.labels import check_one_for_each, learn_labels, note_absent, note_doubtful
+from lambert.tasks.reading.label_names import check_known, is_number, match, whole
 from lambert.tasks.reading.mismatch import Mismatch
-from lambert.tasks.reading.table import column, label_cell, labelled_rows
+from lambert.tasks.reading.table import column, label_cell, read_labelled_rows
 from lambert.tasks.scores import metrics
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats
 from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings
-from lambert.tasks.task import Outputs, Row, most_probable, stored
+from lambert.tasks.task import Outputs, Row, describe_task, most_probable
 
 Flags = npt.NDArray[np.bool_]
 _SEPARATORS = (";", "|", ",", "\t", "/")
-_NEVER_SEARCHED = 0.5  # the threshold of a model whose threshold was to be searched and was not
+_NEVER_SEARCHED = 0.5  # for thresholds to be found, without dev data
 
 
 class MultiLabel(SentenceTask):
@@ -41,19 +41,20 @@ class MultiLabel(SentenceTask):
         if not config.labels:
             raise UsageError("task.labels: several labels need names, given or found in a training file.")
         self.labels = len(config.labels)
-        check_label_thresholds(config)
+        check_one_for_each(config, "label_thresholds")
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
         if not config.labels:
-            rows = labelled_rows(path, config.columns)
-            found = learnt((place, label) for place, row in rows for label in labels_of(row, config.columns, place))
+            rows = read_labelled_rows(path, config.columns, [])  # `read` has the notes
+            found = learn_labels(
+                (place, label) for place, row in rows for label in labels_of(row, config.columns, place)
+            )
             if not found:
                 raise DataError(f"{path}: no row has a label (column {config.columns.label!r}).")
             config = replace(config, labels=found)
-        task = cls(config, tokenizer)
-        data = task.read(path, training=True)
-        data.notes = (*data.notes, *doubtful(config.labels, path))
+        task, data = super().learn(config, tokenizer, path)
+        data.notes = (*data.notes, *note_doubtful(config.labels, path))
         return task, data
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
@@ -61,23 +62,22 @@ class MultiLabel(SentenceTask):
         columns, places = self.config.columns, dict[str, str]()
         notes: list[str] = []
         cells: list[str] = []
-        for place, row in labelled_rows(path, columns, notes):
+        for place, row in read_labelled_rows(path, columns, notes):
             labels = labels_of(row, columns, place)
             cells += [cell] if isinstance(cell := row.get(columns.label), str) else []
             places |= dict.fromkeys((label for label in labels if label not in places), place)
-            text, text_b = self._texts(row, place)
+            text, text_b = self._read_texts(row, place)
             texts.append(text)
             texts_b.append(text_b)
             every.append(labels)
         found = match(places, self.config.labels, columns.label_names, path, columns.label)
-        if found.unknown:
-            raise unknown_label(found.unknown[0], self.config.labels, places[found.unknown[0]])
-        data = self._tokenised(texts, texts_b)
+        check_known(found, places, self.config.labels)
+        data = self._tokenise(texts, texts_b)
         data.truth_N = np.zeros((len(every), self.labels))
         for number, labels in enumerate(every):
             data.truth_N[number, [found.numbers[label] for label in labels]] = 1.0
         data.counts["without a label"] = sum(not labels for labels in every)
-        lacking = absent(data.truth_N.sum(0).astype(np.int64), self.config.labels, path)
+        lacking = note_absent(data.truth_N.sum(0).astype(np.int64), self.config.labels, path)
         notes += _other_separator(cells, columns.separator, path)
         data.by_order, data.notes = found.by_order, (*notes, *found.notes, *lacking)
         return data
@@ -91,9 +91,8 @@ class MultiLabel(SentenceTask):
         return ("f1_micro", "f1_macro", "average_precision", "exact_match", "loss", *of_one)
 
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
-        assert data.truth_N is not None, "scoring needs labels"
-        truth_NL, chances_NL = data.truth_N > 0.5, np.stack(predictions)
-        thresholds_L = self.tuned(data, predictions)._thresholds()
+        truth_NL, chances_NL = data.truth > 0.5, np.stack(predictions)
+        thresholds_L = self.tune(data, predictions)._thresholds()
         predicted_NL, ranking = chances_NL >= thresholds_L, Ranking(truth_NL, chances_NL)
         both_NL = truth_NL & predicted_NL
         rows_N = np.arange(len(truth_NL))
@@ -112,20 +111,18 @@ class MultiLabel(SentenceTask):
         found = {**scores(rows_N), "exact_match": right, "loss": float(losses_N.mean())}
         errors = metrics.bootstrap_errors(scores, len(rows_N))
         errors |= {"exact_match": metrics.binomial_error(right, len(rows_N)), "loss": metrics.mean_error(losses_N)}
-        named = {f"{name}_se": error for name, error in errors.items()}
+        found = metrics.with_errors(found, errors)
         if not self.config.label_thresholds:
-            named["threshold"] = float(thresholds_L[0])
-        return {**found, **named, "examples": float(len(rows_N))}
+            found["threshold"] = float(thresholds_L[0])
+        return found | {"examples": float(len(rows_N))}
 
-    def tuned(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
-        """Returns the task with the thresholds that its settings choose by these labelled data: one with the best
-        f1_micro (`threshold` = 0), or one for each label with the best F1 of the label (`label_thresholds` =
-        "best")."""
+    def tune(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
+        """Returns the task with the best thresholds for these labelled data: one by f1_micro (`threshold` = 0), or one
+        for each label by its F1 (`label_thresholds` = "best")."""
         config = self.config
         if config.threshold and config.label_thresholds != "best":
             return self
-        assert data.truth_N is not None, "choosing thresholds needs labels"
-        truth_NL, chances_NL = data.truth_N > 0.5, np.stack(predictions)
+        truth_NL, chances_NL = data.truth > 0.5, np.stack(predictions)
         if config.label_thresholds == "best":
             found = replace(config, label_thresholds=tuple(best_thresholds(truth_NL, chances_NL).tolist()))
         else:
@@ -141,10 +138,9 @@ class MultiLabel(SentenceTask):
     def examples(self, data: Sentences, predictions: Sequence[Floats]) -> Examples:
         """Returns rows with the lists truth and prediction, the numbers of correct, true and predicted labels, whether
         all are right (correct), and loss (nats)."""
-        assert data.truth_N is not None, "scoring needs labels"
         thresholds_L, labels = self._thresholds(), np.array(self.config.labels)
         rows = beginnings(self.tokenizer, data)
-        for row, truth_L, chances_L in zip(rows, data.truth_N > 0.5, predictions, strict=True):
+        for row, truth_L, chances_L in zip(rows, data.truth > 0.5, predictions, strict=True):
             found_L = chances_L >= thresholds_L
             chosen_L = np.where(truth_L, chances_L, 1.0 - chances_L)
             row |= {"truth": labels[truth_L].tolist(), "prediction": labels[found_L].tolist()}
@@ -156,8 +152,7 @@ class MultiLabel(SentenceTask):
         return Examples(rows, {"f1_micro": f1, "exact_match": Formula("mean", ("correct",)), "loss": loss})
 
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
-        """Returns rows with the labels from their thresholds on, and the probabilities of all labels, or of the `top`
-        labels."""
+        """Returns rows with the labels that reach their thresholds, and the probabilities of all or of `top` labels."""
         thresholds_L, labels = self._thresholds(), self.config.labels
         return [
             {
@@ -171,7 +166,11 @@ class MultiLabel(SentenceTask):
         return self.config.columns.separator.join(row["labels"])
 
     def model_config(self) -> dict[str, Any]:
-        return {**stored(self.config), **label_keys(self.config.labels), "problem_type": "multi_label_classification"}
+        return {
+            **describe_task(self.config),
+            **label_keys(self.config.labels),
+            "problem_type": "multi_label_classification",
+        }
 
 
 def _other_separator(cells: Sequence[str], separator: str, path: Path) -> Iterator[str]:
@@ -196,12 +195,9 @@ def labels_of(row: Row, columns: Columns, place: str) -> list[str]:
         raise DataError(f"{place}: the labels (column {name!r}) are null. Write [] or an empty text for no label.")
     if isinstance(value, str):
         if value.startswith(("['", '["')) and value.endswith("]"):
-            written, separator = shown(value), columns.separator
             raise Mismatch(
-                lambda say: (
-                    f"{place}: the labels (column {name!r}) are a list written as text, {written}. Write a list in "
-                    f"JSON lines, or the labels with {separator!r} between them ({say.column('separator')})."
-                )
+                f"{place}: the labels (column {name!r}) are a list written as text, {shown(value)}. Write a list in "
+                f"JSON lines, or the labels with {columns.separator!r} between them (task.columns.separator)."
             )
         value = value.strip().removesuffix(columns.separator.strip())
         value = value.split(columns.separator) if value.strip() else []

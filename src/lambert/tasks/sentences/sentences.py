@@ -15,7 +15,16 @@ from lambert.core.errors import DataError
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
-from lambert.tasks.reading.segments import NO_TEXT, Cuts, Segments, concatenated, readable, remaining, text_keys
+from lambert.tasks.reading.segments import (
+    NO_TEXT,
+    Cuts,
+    Segments,
+    begin_windows,
+    concatenate_outputs,
+    cut_texts,
+    readable,
+    text_keys,
+)
 from lambert.tasks.reading.table import text_cell
 from lambert.tasks.reading.templates import is_template
 from lambert.tasks.reading.texts import Texts, encode
@@ -40,7 +49,7 @@ class Sentences(Segments):
     loss: LabelLoss | None = None
     bounds_N: Ints | None = None
     groups_N: Ints | None = None
-    """The number of the group of each example (`Columns.group`), from 0."""
+    """Group number of each example (`Columns.group`), from 0."""
     teacher: Teacher | None = None
     """Predictions to learn from, in training."""
 
@@ -48,6 +57,12 @@ class Sentences(Segments):
     def examples(self) -> int:
         """Number of examples."""
         return len(self.lengths_S) if self.bounds_N is None else len(self.bounds_N) - 1
+
+    @property
+    def truth(self) -> Any:
+        """`truth_N` of labelled data."""
+        assert self.truth_N is not None, "scoring needs labels"
+        return self.truth_N
 
     def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
         if self.truth_N is None:
@@ -57,12 +72,11 @@ class Sentences(Segments):
 
     def _target(self, indices_S: Ints) -> tuple[Target, Ints]:
         """Returns the labels of these sequences, and the numbers of their examples."""
-        assert self.truth_N is not None
         owners_S, shares_S = indices_S, None
         if self.bounds_N is not None:  # the windows of an example together have the weight of one example
             owners_S = np.searchsorted(self.bounds_N, indices_S, side="right") - 1
             shares_S = 1.0 / np.diff(self.bounds_N)[owners_S]
-        at_S, truth_S = torch.arange(len(indices_S)), self.truth_N[owners_S]
+        at_S, truth_S = torch.arange(len(indices_S)), self.truth[owners_S]
         if self.loss is not None:
             return self.loss.target(at_S, truth_S.astype(np.int64), shares_S), owners_S
         labels = torch.from_numpy(truth_S)
@@ -70,12 +84,12 @@ class Sentences(Segments):
         return Target(at_S, labels, None if shares_S is None else exact_weights(shares_S)), owners_S
 
 
-def tokenised(
+def tokenise(
     tokenizer: Tokenizer, config: TaskConfig, texts: Sequence[str], texts_b: Sequence[str | None] = ()
 ) -> Sentences:
     """Returns sentences, those with a second text (`texts_b`) as pairs, of at most `max_length` tokens.
 
-    Longer ones are cut at their ends (`longest_first`, `segments.remaining`), or divided into windows (`long_text`).
+    Longer ones are cut at their ends (`longest_first`, `segments.cut_texts`), or divided into windows (`long_text`).
     `counts` has the number of cut examples or windows.
     """
     texts_b = texts_b or [None] * len(texts)
@@ -98,14 +112,14 @@ def _cut_or_divided(
     if not paired_N.any():
         kept = np.minimum(first.lengths, config.max_length - 2)
         counts["cut"] = int((kept < first.lengths).sum())
-        return Sentences(tokenizer, remaining(tokenizer, first, kept), None, counts)
+        return Sentences(tokenizer, cut_texts(tokenizer, first, kept), None, counts)
     second = encode(tokenizer, [text or "" for text in texts_b], config.max_length)
     counts["empty"] += sum(text is not None and not text.strip() for text in texts_b)
     around = template(tokenizer)
     room_N = config.max_length - np.where(paired_N, around.pair, around.single)
     kept_A, kept_B = longest_first(first.lengths, second.lengths, room_N)
     counts["cut"] = int(((kept_A < first.lengths) | (kept_B < second.lengths)).sum())
-    cuts_A, cuts_B = remaining(tokenizer, first, kept_A), remaining(tokenizer, second, kept_B)
+    cuts_A, cuts_B = cut_texts(tokenizer, first, kept_A), cut_texts(tokenizer, second, kept_B)
     cuts_B = replace(cuts_B, lengths_S=np.where(paired_N, kept_B, NO_TEXT))
     return Sentences(tokenizer, cuts_A, cuts_B, counts)
 
@@ -133,9 +147,7 @@ def _windows(tokenizer: Tokenizer, config: TaskConfig, texts: Texts, counts: dic
             f"With task.stride = {step} the texts have {int(windows_N.sum()):,} windows, and {_MOST_WINDOWS:,} is the "
             "most: raise task.stride or task.max_length, or shorten the texts."
         )
-    bounds_N = np.concatenate([[0], np.cumsum(windows_N)])
-    owners_S = np.repeat(np.arange(len(windows_N)), windows_N)
-    begins_S = (np.arange(bounds_N[-1]) - bounds_N[owners_S]) * step
+    bounds_N, owners_S, begins_S = begin_windows(windows_N, step)
     lengths_S = np.minimum(texts.lengths[owners_S] - begins_S, room)
     counts["windows"] = len(owners_S)
     data = Sentences(tokenizer, Cuts(texts.ids, texts.bounds[owners_S] + begins_S, lengths_S), None, counts)
@@ -156,18 +168,18 @@ def beginnings(tokenizer: Tokenizer, data: Sentences) -> list[Row]:
 class SentenceTask(Task[Sentences, Any]):
     """The common part of the tasks: rows with one or two columns of text."""
 
-    def _tokenised(self, texts: Sequence[str], texts_b: Sequence[str | None]) -> Sentences:
-        data = tokenised(self.tokenizer, self.config, texts, texts_b)
+    def _tokenise(self, texts: Sequence[str], texts_b: Sequence[str | None]) -> Sentences:
+        data = tokenise(self.tokenizer, self.config, texts, texts_b)
         data.objective = self.head
         return data
 
-    def _texts(self, row: Row, place: str) -> tuple[str, str | None]:
+    def _read_texts(self, row: Row, place: str) -> tuple[str, str | None]:
         """Returns the texts of a labelled row, None for the second one of a single sentence."""
         columns = self.config.columns
         text = text_cell(row, columns.text, "text", place)
         return text, text_cell(row, columns.text_b, "text_b", place) if self._is_pair(row) else None
 
-    def _given(self, row: Row, place: str) -> tuple[str, str | None]:
+    def _parse_texts(self, row: Row, place: str) -> tuple[str, str | None]:
         """Returns the texts of a row to predict, None for the second one of a single sentence."""
         key, key_b = self.config.columns.row_keys()
         texts = [
@@ -182,12 +194,12 @@ class SentenceTask(Task[Sentences, Any]):
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Sentences:
         """Reads rows to predict."""
-        pairs = [self._given(row, place) for row, place in zip(rows, places, strict=True)]
-        return self._tokenised([text for text, _ in pairs], [text_b for _, text_b in pairs])
+        pairs = [self._parse_texts(row, place) for row, place in zip(rows, places, strict=True)]
+        return self._tokenise([text for text, _ in pairs], [text_b for _, text_b in pairs])
 
     def _logits(self, data: Sentences, outputs: Outputs) -> Floats:
         """Returns the logits [N, L] of the examples: of their sequence, or of their windows as `long_text` says."""
-        logits_SL = concatenated(outputs, self.head)
+        logits_SL = concatenate_outputs(outputs, self.head)
         if data.bounds_N is None or not data.examples:
             return logits_SL
         if self.config.long_text == "max":

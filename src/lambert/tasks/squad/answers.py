@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,20 +13,19 @@ from lambert.core.batch import Ints
 from lambert.tasks.config import SquadConfig
 from lambert.tasks.reading.texts import token_characters
 from lambert.tasks.scores.metrics import Floats, softmax
-from lambert.tasks.squad.text import basic_tokenizer, final_text, joined, word_spans, words_of
+from lambert.tasks.squad.text import basic_tokenizer, final_text, join_pieces, word_spans, words_of
 from lambert.tasks.squad.windows import Windows
 from lambert.text.tokenizers import roles
 
 Span = tuple[int, int, float, float]
 """First and last token in the paragraph, -1 for no answer, and their logits."""
-Columns = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
-"""The same for N spans: arrays [N]."""
+Columns = Floats
+"""The same for N spans [4, N]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A candidate answer. `text` is "" for no answer; `probability` is relative to the other candidates of its
-    question."""
+    """A candidate answer; `text` is "" for no answer. The probabilities of the candidates of a question sum to 1."""
 
     text: str
     probability: float
@@ -60,18 +58,17 @@ _EMPTY = ("empty", 0.0, 0.0, (0, 0))  # the original's answer if no window has a
 def answers(
     tokenizer: Tokenizer, data: Windows, logits: Iterable[Floats], config: SquadConfig, *, null: bool
 ) -> list[Answer]:
-    """Returns one Answer for each question. `logits` yields the span logits [tokens, 2] of consecutive windows. `null`
-    allows "no answer"."""
+    """Returns one Answer for each question from the span logits [tokens, 2]. `null` allows "no answer"."""
     text_of = _Texts(tokenizer, data)
     windows = _windows(data.lengths_S, logits)
     found = []
     for index, question in enumerate(data.questions):
         spans, null_logits = _spans(data, int(data.bounds_Q[index]), int(data.bounds_Q[index + 1]), windows, config)
         if null:
-            spans.append(_columns([-1], [-1], null_logits[:1], null_logits[1:]))
+            spans.append(np.array([[-1.0], [-1.0], null_logits[:1], null_logits[1:]]))
         text_of.start(question.paragraph)
-        found.append(_answer(_ranked(spans), null_logits, text_of, config, null=null))
-    deque(windows, maxlen=0)  # runs what the generator of the outputs does after the last one
+        found.append(_answer(_rank(spans), null_logits, text_of, config, null=null))
+    deque(windows, maxlen=0)  # runs the generator of the outputs to its end
     return found
 
 
@@ -90,8 +87,7 @@ def _spans(
     data: Windows, first: int, last: int, windows: Iterator[Floats], config: SquadConfig
 ) -> tuple[list[Columns], Floats]:
     """Returns the spans of the best starts and ends of each window of a question, in the original's order, and the
-    logits of the most probable "no answer". No two windows have the same start, so each token starts at most `best`
-    spans."""
+    logits of the most probable "no answer". A token starts at most `best` spans: no two windows have the same start."""
     assert data.second is not None
     found: list[Columns] = []
     begins_W, sizes_W = data.begins_S[first:last], data.second.lengths_S[first:last]
@@ -112,18 +108,14 @@ def _spans(
         if len(rows):
             first_N, last_N = starts[rows], ends[columns]
             start_N, end_N = logits_M2[first_N + shift, 0], logits_M2[last_N + shift, 1]
-            found.append(_columns(first_N + begin, last_N + begin, start_N, end_N))
+            found.append(np.stack([first_N + begin, last_N + begin, start_N, end_N]))
     return found, null_logits
 
 
-def _columns(first_N: npt.ArrayLike, last_N: npt.ArrayLike, start_N: npt.ArrayLike, end_N: npt.ArrayLike) -> Columns:
-    return np.asarray(first_N), np.asarray(last_N), np.asarray(start_N), np.asarray(end_N)
-
-
-def _ranked(parts: list[Columns]) -> Iterator[Span]:
+def _rank(parts: list[Columns]) -> Iterator[Span]:
     """Yields the spans by decreasing sum of logits; the order of equal sums is kept."""
     if parts:
-        first_N, last_N, start_N, end_N = (np.concatenate(column) for column in zip(*parts, strict=True))
+        first_N, last_N, start_N, end_N = np.concatenate(parts, 1)
         for n in np.argsort(-(start_N + end_N), kind="stable").tolist():
             yield int(first_N[n]), int(last_N[n]), float(start_N[n]), float(end_N[n])
 
@@ -168,12 +160,12 @@ class _Texts:
     def __call__(self, first: int, last: int) -> tuple[str, tuple[int, int]]:
         """Returns the text of a span of tokens, and its first character and end in the paragraph."""
         if (first, last) not in self.made:
-            self.made[first, last] = self._made(first, last)
+            self.made[first, last] = self._make_text(first, last)
         return self.made[first, last]
 
-    def _made(self, first: int, last: int) -> tuple[str, tuple[int, int]]:
-        """In WordPiece the text is the original's, if it is not at another place than the span. With other tokenizers
-        it is that from the first to the last character of the span, "" for a span of white space."""
+    def _make_text(self, first: int, last: int) -> tuple[str, tuple[int, int]]:
+        """Returns the text of a span and its place. With WordPiece it is that of run_squad.py, unless this text is
+        elsewhere; with other tokenizers, the characters from the first to the last token, "" for white space."""
         begin, end = int(self.characters_T2[first, 0]), int(self.characters_T2[last, 1])
         if not self.marked:
             return (self.context[begin:end], (begin, end)) if begin < end else ("", (0, 0))
@@ -181,7 +173,7 @@ class _Texts:
         first_word, last_word = (int(self.data.words_T[self.begin + token]) for token in (first, last))
         spans = self.words[first_word : last_word + 1]
         original = " ".join(self.context[a:b] for a, b in spans)
-        text = final_text(joined([self.piece(token) or "" for token in ids]), original, self.basic)
+        text = final_text(join_pieces([self.piece(token) or "" for token in ids]), original, self.basic)
         exact = " ".join(words_of(self.context[begin:end]))
         if exact and (exact == text or self.basic(exact) == self.basic(text)):
             return exact, (begin, end)

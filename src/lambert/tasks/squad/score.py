@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lambert.tasks.scores.examples import Examples, shortened
+from lambert.tasks.scores.examples import Examples, shorten
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats, binomial_error, mean_error
 
@@ -33,9 +33,8 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalised(text: str) -> str:
-    """Lower-cases, removes ASCII punctuation, removes English articles, and joins words by single spaces, in this
-    order."""
+def normalise(text: str) -> str:
+    """Lower-cases, removes ASCII punctuation, then English articles, and joins words by single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -50,7 +49,7 @@ _MLQA_ARTICLES = {
 _HAN = re.compile("([\u4e00-\u9fa5])")
 
 
-def normalised_mlqa(text: str, language: str) -> str:
+def normalise_mlqa(text: str, language: str) -> str:
     """Lower-cases, removes punctuation of all scripts and the articles of the language, and joins words by single
     spaces. Each character of Chinese is a word."""
     plain = "".join(character for character in text.lower() if not _is_punctuation(character))
@@ -65,7 +64,7 @@ def _is_punctuation(character: str) -> bool:
 
 def normaliser(language: str) -> Callable[[str], str]:
     """Returns the function that normalises answers in this language before they are compared."""
-    return normalised if language == "en" else partial(normalised_mlqa, language=language)
+    return normalise if language == "en" else partial(normalise_mlqa, language=language)
 
 
 def f1(predicted: str, gold: str, *, both_empty: float) -> float:
@@ -80,40 +79,32 @@ def f1(predicted: str, gold: str, *, both_empty: float) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def pairs_v1(golds: Golds, predictions: Mapping[str, str], language: str = "en") -> dict[str, tuple[float, float]]:
-    """Returns (exact match, F1) of every question, from 0 to 1, by the rules of version 1.1."""
-    found, words = {}, normaliser(language)
-    for name, answers in golds.items():
-        predicted = words(predictions[name]) if name in predictions else None
-        found[name] = (0.0, 0.0)
-        if predicted is not None:
-            texts = [words(answer) for answer in answers]
-            best = max((f1(predicted, text, both_empty=0.0) for text in texts), default=0.0)
-            found[name] = (float(predicted in texts), best)
-    return found
-
-
-def pairs_v2(golds: Golds, predictions: Mapping[str, str], language: str = "en") -> dict[str, tuple[float, float]]:
-    """Returns (exact match, F1) of every question with a prediction, from 0 to 1, by the rules of version 2.0."""
-    found, words = {}, normaliser(language)
+def score_pairs(
+    golds: Golds, predictions: Mapping[str, str], version: str, language: str = "en"
+) -> dict[str, tuple[float, float]]:
+    """Returns (exact match, F1) of each question, from 0 to 1, by the rules of the version."""
+    found, words, two = {}, normaliser(language), version != "1.1"
     for name, answers in golds.items():
         if name in predictions:
-            predicted = words(predictions[name])
-            texts = [text for text in map(words, answers) if text] or [""]
-            best = max(f1(predicted, text, both_empty=1.0) for text in texts)
+            predicted, texts = words(predictions[name]), [words(answer) for answer in answers]
+            if two:
+                texts = [text for text in texts if text] or [""]
+            best = max((f1(predicted, text, both_empty=float(two)) for text in texts), default=0.0)
             found[name] = (float(predicted in texts), best)
+        elif not two:
+            found[name] = (0.0, 0.0)
     return found
 
 
 def score_v1(golds: Golds, predictions: Mapping[str, str], language: str = "en") -> dict[str, float]:
     """Returns exact_match and f1 in per cent with their standard errors, and the number of questions."""
-    return _means(list(pairs_v1(golds, predictions, language).values()))
+    return _means(list(score_pairs(golds, predictions, "1.1", language).values()))
 
 
 def score_v2(golds: Golds, predictions: Mapping[str, str], language: str = "en") -> dict[str, float]:
     """Returns exact_match and f1 in per cent with their standard errors: of all questions with a prediction, of those
     with an answer (has_answer_...) and of those without (no_answer_...)."""
-    pairs = pairs_v2(golds, predictions, language)
+    pairs = score_pairs(golds, predictions, "2.0", language)
     found = _means(list(pairs.values()))
     for prefix, wanted in (("has_answer_", True), ("no_answer_", False)):
         part = _means([pair for name, pair in pairs.items() if bool(golds[name]) is wanted])
@@ -137,8 +128,7 @@ def _means(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def best_threshold(odds_N: Floats, answered_N: Floats, unanswered_N: Floats) -> tuple[float, float]:
-    """Returns the best mean score in per cent, and the threshold of the odds above which "no answer" is predicted for
-    it.
+    """Returns the best mean score in per cent, and the threshold of the odds above which "no answer" is predicted.
 
     Of equally good thresholds the lowest is returned; a threshold below all odds predicts no answer for all questions.
 
@@ -157,18 +147,23 @@ def best_threshold(odds_N: Floats, answered_N: Floats, unanswered_N: Floats) -> 
     return 100.0 * float(totals[best]) / len(odds_N), threshold
 
 
+def golds_of(questions: "Sequence[Question]") -> dict[str, list[str]]:
+    """Returns the texts of the gold answers by question id."""
+    return {question.id: [text for text, _ in question.answers] for question in questions}
+
+
 def answer_examples(
     questions: "Sequence[Question]", texts: Mapping[str, str], version: str, language: str = "en"
 ) -> Examples:
     """Returns the scored examples of answers by question id: rows with id, text (the question), truth (the texts of the
     gold answers), prediction, and exact_match and f1 from 0 to 1."""
-    golds = {question.id: [text for text, _ in question.answers] for question in questions}
-    pairs = (pairs_v1 if version == "1.1" else pairs_v2)(golds, texts, language)
+    golds = golds_of(questions)
+    pairs = score_pairs(golds, texts, version, language)
     rows: list[dict[str, Any]] = [
         {
-            "id": question.id, "text": shortened(question.text),
-            "truth": [shortened(text) for text in dict.fromkeys(golds[question.id])],
-            "prediction": shortened(texts[question.id]),
+            "id": question.id, "text": shorten(question.text),
+            "truth": [shorten(text) for text in dict.fromkeys(golds[question.id])],
+            "prediction": shorten(texts[question.id]),
             "exact_match": pairs[question.id][0], "f1": pairs[question.id][1],
         }
         for question in questions

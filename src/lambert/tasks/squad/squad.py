@@ -11,16 +11,16 @@ from tokenizers import Tokenizer
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.reading.segments import arrays, concatenated
+from lambert.tasks.reading.segments import arrays, concatenate_outputs
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.metrics import Floats
 from lambert.tasks.squad.answers import Answer, answers
-from lambert.tasks.squad.score import answer_examples, best_threshold, pairs_v2, score_v1, score_v2
+from lambert.tasks.squad.score import answer_examples, best_threshold, golds_of, score_pairs, score_v1, score_v2
 from lambert.tasks.squad.text import Question, Questions, read_squad
 from lambert.tasks.squad.windows import Windows, windows
 from lambert.tasks.task import Outputs, Row, Task, text_of
 
-_NEVER_SEARCHED = 0.0  # the threshold of a model whose threshold was to be searched and was not
+_NEVER_SEARCHED = 0.0  # for null_threshold = "best" without dev data
 
 
 class Squad(Task[Windows, Answer]):
@@ -58,6 +58,9 @@ class Squad(Task[Windows, Answer]):
                 )
         return windows(self.tokenizer, self.config, squad, training=training)
 
+    def inputs(self) -> tuple[list[str], list[str]]:
+        return ["question", "context"], []
+
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Windows:
         """Reads rows {"question": ..., "context": ...}. Equal contexts are tokenised once."""
         contexts: dict[str, int] = {}
@@ -72,14 +75,13 @@ class Squad(Task[Windows, Answer]):
         return windows(self.tokenizer, self.config, squad, training=False)
 
     def predictions(self, data: Windows, outputs: Outputs) -> list[Answer]:
-        """Returns one answer for each question. "No answer" is possible if the version of the task, or else of the
-        file, is 2.0."""
+        """Returns one answer for each question; "no answer" is possible if the task, or else the file, is of 2.0."""
         null = (self.config.squad.version or data.squad.version) == "2.0"
         return answers(self.tokenizer, data, arrays(outputs, self.head), self.config.squad, null=null)
 
     def soft(self, data: Windows, outputs: Outputs) -> Floats:
         """Returns what a student learns from: the logits of all tokens of all windows to be start and end [T, 2]."""
-        return concatenated(outputs, self.head)
+        return concatenate_outputs(outputs, self.head)
 
     def score_names(self) -> tuple[str, ...]:
         prefixes = ("", "has_answer_", "no_answer_", "best_") if self.config.squad.version == "2.0" else ("",)
@@ -87,32 +89,30 @@ class Squad(Task[Windows, Answer]):
 
     def score(self, data: Windows, predictions: Sequence[Answer]) -> dict[str, float]:
         language = self.config.squad.language
-        texts = self.tuned(data, predictions)._texts(data, predictions)
+        texts = self.tune(data, predictions)._texts(data, predictions)
         if data.squad.version == "1.1":
-            return score_v1(_golds(data), texts, language)
-        found = score_v2(_golds(data), texts, language)
+            return score_v1(golds_of(data.questions), texts, language)
+        found = score_v2(golds_of(data.questions), texts, language)
         for name, (score, threshold) in self._best_thresholds(data, predictions).items():
             found |= {f"best_{name}": score, f"best_{name}_threshold": threshold}
         return found
 
     def _best_thresholds(self, data: Windows, predictions: Sequence[Answer]) -> dict[str, tuple[float, float]]:
-        """Returns the best exact_match and f1 in per cent, each with the threshold of "no answer" that gives it; none
-        if "no answer" is not possible."""
+        """Returns the best exact_match and f1 in per cent with their thresholds; empty without "no answer"."""
         odds = [answer.null_odds for answer in predictions if answer.null_odds is not None]
         if len(odds) < len(predictions):
             return {}
-        golds, language = _golds(data), self.config.squad.language
+        golds, language = golds_of(data.questions), self.config.squad.language
         best = {question.id: answer.best.text for question, answer in zip(data.questions, predictions, strict=True)}
-        answered_N2 = np.array(list(pairs_v2(golds, best, language).values()))
-        unanswered_N2 = np.array(list(pairs_v2(golds, dict.fromkeys(golds, ""), language).values()))
+        answered_N2 = np.array(list(score_pairs(golds, best, "2.0", language).values()))
+        unanswered_N2 = np.array(list(score_pairs(golds, dict.fromkeys(golds, ""), "2.0", language).values()))
         return {
             name: best_threshold(np.array(odds), answered_N2[:, side], unanswered_N2[:, side])
             for side, name in enumerate(("exact_match", "f1"))
         }
 
-    def tuned(self, data: Windows, predictions: Sequence[Answer]) -> Self:
-        """Returns the task with the threshold of the best F1 on these labelled data, if its settings choose it
-        (`null_threshold` = "best")."""
+    def tune(self, data: Windows, predictions: Sequence[Answer]) -> Self:
+        """Returns the task with the threshold of the best F1 on these labelled data, if `null_threshold` is "best"."""
         if self.config.squad.null_threshold != "best":
             return self
         _, threshold = self._best_thresholds(data, predictions).get("f1", (0.0, _NEVER_SEARCHED))
@@ -156,11 +156,6 @@ class Squad(Task[Windows, Answer]):
             _write_json(path.with_suffix(".nbest.json"), nbest),
         ]
         return [*written, _write_json(path.with_suffix(".null_odds.json"), odds)] if odds else written
-
-
-def _golds(data: Windows) -> dict[str, list[str]]:
-    """Returns the texts of the gold answers by question id."""
-    return {question.id: [text for text, _ in question.answers] for question in data.questions}
 
 
 def _row(answer: Answer, null_threshold: float) -> Row:

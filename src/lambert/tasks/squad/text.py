@@ -25,8 +25,7 @@ _WORD = re.compile(f"[^{SPACES}]+")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about `contexts[paragraph]`. `answers` are (text, first character or -1), empty if there is no
-    answer."""
+    """A question about `contexts[paragraph]`. `answers` are (text, first character or -1); none: there is no answer."""
 
     id: str
     text: str
@@ -55,33 +54,31 @@ _LONGEST_ROW = 1 << 20
 
 
 def read_squad(path: Path) -> Questions:
-    """Reads a SQuAD v1.1 or v2.0 file, or rows {"id", "question", "context", "answers": {"text", "answer_start"}} of
-    JSON lines, Parquet or a data set on disk. Raises DataError, with the position, for missing, duplicate or malformed
-    entries."""
+    """Reads a SQuAD file of v1.1 or v2.0, or rows {"id", "question", "context", "answers": {"text", "answer_start"}} of
+    JSON lines, Parquet or a data set on disk. Raises DataError with the place of a missing, duplicate or malformed
+    entry."""
     if kind(path) in _ROWS:
-        return _collected(path, _rows(path))
+        return _collect(path, _rows(path))
     if kind(path) in (".tsv", ".csv"):
         raise Mismatch(
-            lambda say: (
-                f"{path} is a table, and questions are read from SQuAD JSON, JSON lines, Parquet or a data set "
-                f"on disk. For texts with labels {say.task('classify')}."
-            )
+            f"{path} is a table, and questions are read from SQuAD JSON, JSON lines, Parquet or a data set "
+            "on disk. For texts with labels set --task.name classify."
         )
     content = content_of(path)
     if kind(path) == ".json" and _is_row(content[:_LONGEST_ROW].partition(b"\n")[0]):
-        return _collected(path, _rows(path))  # JSON lines, which `to_json` of datasets calls .json
+        return _collect(path, _rows(path))  # JSON lines, which `to_json` of datasets calls .json
     root = json_value(path, content)
     if not isinstance(root, dict):
         raise DataError(f'{path} is a JSON {_kind(root)}, a SQuAD file is an object {{"version": ..., "data": [...]}}.')
     two = str(root.get("version", "")).removeprefix("v").startswith("2")
-    return _collected(path, _entries(path, root), two=two)
+    return _collect(path, _entries(path, root), two=two)
 
 
 def _is_row(line: bytes) -> bool:
     return "question" in decoded(line.removeprefix(BOM))[0]
 
 
-def _collected(path: Path, entries: Iterable[tuple[str, Any, str]], *, two: bool = False) -> Questions:
+def _collect(path: Path, entries: Iterable[tuple[str, Any, str]], *, two: bool = False) -> Questions:
     """Returns the questions of (paragraph, entry, place). Equal paragraphs are kept once."""
     contexts: dict[str, int] = {}
     questions: list[Question] = []
@@ -147,15 +144,8 @@ def _get(node: Any, key: str, kinds: type | tuple[type, ...], place: str) -> Any
 
 
 def _kind(value: object) -> str:
-    names: dict[type, str] = {
-        list: "list",
-        dict: "object",
-        str: "text",
-        bool: "truth value",
-        int: "number",
-        float: "number",
-    }
-    return names.get(type(value), "null")
+    names = {"list": "list", "dict": "object", "str": "text", "bool": "truth value", "int": "number", "float": "number"}
+    return names.get(type(value).__name__, "null")
 
 
 def words_of(context: str) -> list[str]:
@@ -207,6 +197,6 @@ def final_text(predicted: str, original: str, basic: Callable[[str], str]) -> st
     return original[at[first] : at[last] + 1]
 
 
-def joined(pieces: Sequence[str]) -> str:
+def join_pieces(pieces: Sequence[str]) -> str:
     """Joins pieces to a text: pieces that begin with ## continue the word before."""
     return " ".join(" ".join(pieces).replace(" ##", "").split())

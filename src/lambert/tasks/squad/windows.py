@@ -16,7 +16,7 @@ from lambert.core.errors import DataError, UsageError, shown
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import SpanTeacher
 from lambert.tasks.reading.features import Later
-from lambert.tasks.reading.segments import Cuts, Segments, text_keys
+from lambert.tasks.reading.segments import Cuts, Segments, begin_windows, text_keys
 from lambert.tasks.reading.texts import Numbers, TextEncoder, Texts, token_characters, word_numbers
 from lambert.tasks.reading.unknown import count_unknown
 from lambert.tasks.squad.text import Question, Questions, nearest_offset, words_of
@@ -68,10 +68,9 @@ class Windows(Segments):
 
 
 def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, training: bool) -> Windows:
-    """Returns all windows of a file. With `training`, the tokens of the answers are determined, and questions whose
-    answer is not in the paragraph are left out. `counts` has questions, windows, impossible, offsets_corrected,
-    answers_not_found, questions_cut and, without `training`, answers_absent: questions none of whose answers is in the
-    paragraph."""
+    """Returns all windows of a file. With `training`, finds the tokens of the answers, and leaves out questions whose
+    answer is not in the paragraph. `counts` has questions, windows, impossible, offsets_corrected, answers_not_found,
+    questions_cut and, without `training`, answers_absent: questions without an answer in the paragraph."""
     special = roles.template(tokenizer).pair
     room = config.max_length - config.squad.max_query - special
     if room < 1:
@@ -87,11 +86,13 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
     if not training:
         absent = [question for question in squad.questions if _absent(question, squad.contexts)]
         counts["answers_absent"] = len(absent)
-        notes = [f"scored all the same: {_lost(question)}" for question in absent[:_SHOWN]]
+        notes = [f"scored all the same: {_format_lost(question)}" for question in absent[:_SHOWN]]
     else:
         spans_Q2 = _spans(tokenizer, encoder, squad, paragraphs, words_T, counts)
         kept = spans_Q2[:, 0] != _LOST
-        notes = _left_out([q for q, k in zip(squad.questions, kept, strict=True) if not k], config.squad.bad_answers)
+        notes = _list_left_out(
+            [q for q, k in zip(squad.questions, kept, strict=True) if not k], config.squad.bad_answers
+        )
         squad = Questions(squad.contexts, [q for q, k in zip(squad.questions, kept, strict=True) if k], squad.version)
         spans_Q2 = spans_Q2[kept]
         if not squad.questions:
@@ -106,9 +107,7 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
     step_Q = np.minimum(room_Q, config.squad.stride)
     windows_Q = np.where(tokens_Q > 0, 1 + np.maximum(0, -((room_Q - tokens_Q) // step_Q)), 0)
     _check_count(windows_Q, tokens_Q - room_Q, squad.questions, config.squad.stride)
-    bounds_Q = np.concatenate([[0], np.cumsum(windows_Q)])
-    owners_S = np.repeat(np.arange(len(windows_Q)), windows_Q)
-    begins_S = (np.arange(bounds_Q[-1]) - bounds_Q[owners_S]) * step_Q[owners_S]
+    bounds_Q, owners_S, begins_S = begin_windows(windows_Q, step_Q)
     first = Cuts(questions.ids, questions.bounds[owners_S], asked_Q[owners_S])
     lengths_S = np.minimum(tokens_Q[owners_S] - begins_S, room_Q[owners_S])
     second = Cuts(paragraphs.ids, paragraphs.bounds[owner_Q[owners_S]] + begins_S, lengths_S)
@@ -129,18 +128,18 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
 
 
 def _absent(question: Question, contexts: Sequence[str]) -> bool:
-    """Returns whether a question has answers, and none of them is in its paragraph."""
+    """Returns whether a question has answers, none of which is in its paragraph."""
     return bool(question.answers) and not any(text in contexts[question.paragraph] for text, _ in question.answers)
 
 
-def _lost(question: Question) -> str:
+def _format_lost(question: Question) -> str:
     return f"{question.place}: the answer {shown(question.answers[0][0])} is not in its paragraph"
 
 
-def _left_out(questions: Sequence[Question], action: str) -> list[str]:
+def _list_left_out(questions: Sequence[Question], action: str) -> list[str]:
     """Returns a line for each of the first questions whose answer was not found in the paragraph. Raises DataError if
     the action is "stop" and there are some."""
-    found = [_lost(question) for question in questions[:_SHOWN]]
+    found = [_format_lost(question) for question in questions[:_SHOWN]]
     if found and action == "stop":
         others = f" (and {len(questions) - 1:,} more)" if len(questions) > 1 else ""
         raise DataError(

@@ -16,7 +16,7 @@ from lambert.tasks.config import Columns
 from lambert.tasks.reading.files import brat_pairs
 from lambert.tasks.reading.table import read_rows
 from lambert.tasks.tag.annotations import Document, Span
-from lambert.tasks.task import Row, keys_found, whole_text
+from lambert.tasks.task import Row, keys_found, text_of, whole_text
 from lambert.text.encodings import invalid
 from lambert.text.rows import JSON, content_of, json_values, kind, lines
 
@@ -66,12 +66,6 @@ def _has(row: Any, text: str, *keys: str) -> bool:
     return isinstance(row, dict) and isinstance(row.get(text), str) and any(key in row for key in keys)
 
 
-def _text(row: dict[str, Any], key: str, place: str) -> str:
-    if not isinstance(row.get(key), str):
-        raise DataError(f"{place}: {key!r} is not a text. Keys found: {keys_found(row)}.")
-    return whole_text(row[key], key, place)
-
-
 def _triples(row: dict[str, Any], keys: Sequence[str], place: str) -> tuple[Span, ...]:
     """Returns the spans [start, end, label] of the first of these keys that the row has."""
     key = next((key for key in keys if row.get(key)), None)
@@ -106,7 +100,7 @@ def _span(place: str, start: int, end: int, label: Any, quoted: Any = None) -> S
 def _read_triples(text: str, *keys: str) -> Format:
     def read(row: Any, place: str, left: Counter[str]) -> Document:
         _count_relations(row, left)
-        return Document(place, _text(row, text, place), _triples(row, keys, place))
+        return Document(place, text_of(row, text, place), _triples(row, keys, place))
 
     return Format(lambda row: _has(row, text, *keys) and any(_is_triples(row.get(key)) for key in keys), read)
 
@@ -120,7 +114,7 @@ def _read_objects(key: str, start: str, end: str, label: str) -> Format:
     def read(row: Any, place: str, left: Counter[str]) -> Document:
         _count_relations(row, left)
         spans = tuple(span for span, _ in _objects(row, key, place, left, (start, end, label)))
-        return Document(place, _text(row, "text", place), spans)
+        return Document(place, text_of(row, "text", place), spans)
 
     return Format(lambda row: _has(row, "text", key) and _are_spans(row.get(key), start, end, label), read)
 
@@ -145,7 +139,7 @@ def _read_prodigy(row: Any, place: str, left: Counter[str]) -> Document | None:
                 quoted = "".join(known)  # white space is not compared
         spans.append(Span(span.start, span.end, span.label, quoted))
     _count_relations(row, left)
-    return Document(place, _text(row, "text", place), tuple(spans), source=_source(row, "_input_hash"))
+    return Document(place, text_of(row, "text", place), tuple(spans), source=_source(row, "_input_hash"))
 
 
 def _source(row: dict[str, Any], key: str) -> str | int | None:
@@ -315,7 +309,7 @@ def read_annotated(path: Path) -> Annotated | None:
     if pairs := brat_pairs(path):
         return _brat(pairs)
     rows = _rows(path)
-    name, seen = _recognised(rows)
+    name, seen = _recognise_format(rows)
     if not name:
         return None
     left: Counter[str] = Counter()
@@ -338,8 +332,7 @@ def read_annotated(path: Path) -> Annotated | None:
 
 
 def row_of(document: Document) -> Row:
-    """Returns a document with checked offsets as a row that `read_annotated` reads, in Prodigy's form, or in GLiNER's
-    if it has words."""
+    """Returns a document as a row that `read_annotated` reads: in Prodigy's form, or in GLiNER's if it has words."""
     if document.words is None:
         spans = [{"start": span.start, "end": span.end, "label": span.label} for span in document.spans]
         return {"text": document.text, "spans": spans}
@@ -350,7 +343,7 @@ def row_of(document: Document) -> Row:
     }
 
 
-def _recognised(rows: Iterator[tuple[str, Any]]) -> tuple[str, list[tuple[str, Any]]]:
+def _recognise_format(rows: Iterator[tuple[str, Any]]) -> tuple[str, list[tuple[str, Any]]]:
     """Returns the format of the first row that has spans, or of rows whose lists of spans are empty, an empty text for
     rows of another kind; and the rows that were taken to see it. Raises DataError if the row is of two formats."""
     seen: list[tuple[str, Any]] = []
@@ -377,22 +370,21 @@ def _next(rows: Iterator[tuple[str, Any]]) -> tuple[str, Any] | None:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields the values of a JSON file, the rows of Parquet and Arrow, or those of a table that Label Studio wrote;
-    nothing for files of other kinds."""
+    """Yields the rows of JSON, Parquet and Arrow files, and of tables of Label Studio; nothing for other files."""
     if kind(path) in (".parquet", ".arrow"):
         yield from read_rows(path, Columns())
     elif kind(path) in JSON:
         yield from json_values(path)
     elif kind(path) in (".csv", ".tsv") and any(_STUDIO_CELL in line for _, line in lines(path)):
         for place, row in read_rows(path, Columns()):
-            yield place, {key: _unpacked(cell) for key, cell in row.items()}
+            yield place, {key: _unpack_cell(cell) for key, cell in row.items()}
 
 
 _STUDIO_CELL = '""labels"":'
 """What a table of Label Studio has within a cell with spans, which is JSON."""
 
 
-def _unpacked(cell: Any) -> Any:
+def _unpack_cell(cell: Any) -> Any:
     """Returns the objects in a cell with a JSON list, and the text of another cell."""
     try:
         found = json.loads(cell) if isinstance(cell, str) and cell.startswith("[{") else cell
@@ -416,9 +408,9 @@ _KINDS = {
 def _brat(pairs: Sequence[tuple[Path, Path]]) -> Annotated:
     documents, left = [], Counter[str]()
     for text_path, path in pairs:
-        text = _decoded(text_path)
+        text = _decode(text_path)
         spans: list[Span] = []
-        for number, line in enumerate(_decoded(path).replace("\r\n", "\n").split("\n"), 1):
+        for number, line in enumerate(_decode(path).replace("\r\n", "\n").split("\n"), 1):
             if line.startswith("T"):
                 spans += _brat_spans(line, f"{path}:{number}", left)
             elif line.strip():
@@ -447,7 +439,7 @@ def _brat_spans(line: str, place: str, left: Counter[str]) -> list[Span]:
     return found
 
 
-def _decoded(path: Path) -> str:
+def _decode(path: Path) -> str:
     content = content_of(path)
     try:
         return content.decode("utf-8-sig")

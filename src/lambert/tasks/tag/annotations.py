@@ -1,7 +1,7 @@
 """Converts annotated texts, spans of characters with checked offsets, to tags of words.
 
 Tools count offsets in different units: characters, UTF-16 units, or lines that end in another way. If a format has the
-    text of each span, the convention of every row is found by comparing the two, and the notes say which convention
+text of each span, the convention of every row is found by comparing the two, and the notes say which convention
 fits how many rows. Offsets are never changed without such a note.
 """
 
@@ -81,22 +81,24 @@ _SHIFTS = {
     "characters up to the last one of a span": (0, 1),
     "characters from 1 up to the last one of a span": (-1, 0),
 }
-"""What must be added to the start and the end of spans in other conventions. They are recognised but not converted,
-because no format declares them."""
+"""What is added to start and end of spans in other conventions. They are recognised, but no format declares them."""
 
 
-def converted(document: Document, convention: str) -> Document | None:
-    """Returns the document with offsets that count code points. None if a span is outside the text, within a character,
-    or differs from its quoted text; white space is not compared, because formats write a line end as a space."""
+def convert_offsets(document: Document, convention: str) -> Document | None:
+    """Returns the document with offsets in code points, from one of `CONVENTIONS` or `_SHIFTS`. None if a span is
+    outside the text, within a character, or differs from its quoted text in more than white space."""
     places: list[int] = []
-    for at, width in enumerate([*CONVENTIONS[convention](document.text), 1]):
+    first, last = _SHIFTS.get(convention, (0, 0))
+    widths = CONVENTIONS.get(convention, CONVENTIONS[_CHARACTERS])
+    for at, width in enumerate([*widths(document.text), 1]):
         if width:  # a character of width 0 belongs to the one before
             places += [at, *[-1] * (width - 1)]
     spans = []
     for span in document.spans:
-        if not 0 <= span.start < span.end < len(places):
+        start, end = span.start + first, span.end + last
+        if not 0 <= start < end < len(places):
             return None
-        start, end = places[span.start], places[span.end]
+        start, end = places[start], places[end]
         if (
             start < 0
             or end < 0
@@ -107,18 +109,11 @@ def converted(document: Document, convention: str) -> Document | None:
     return replace(document, spans=tuple(spans))
 
 
-def _shifted(document: Document, shift: str) -> Document | None:
-    """Returns what `converted` returns, for spans in one of the conventions of `_SHIFTS`."""
-    first, last = _SHIFTS[shift]
-    spans = tuple(replace(span, start=span.start + first, end=span.end + last) for span in document.spans)
-    return converted(replace(document, spans=spans), _CHARACTERS)
-
-
 def _solid(text: str) -> str:
     return "".join(text.split())
 
 
-def settled(documents: Sequence[Document], name: str) -> tuple[list[Document], list[str]]:
+def settle_offsets(documents: Sequence[Document], name: str) -> tuple[list[Document], list[str]]:
     """Returns the documents with offsets that count code points, without those that fit no convention, and notes about
     both. A row is read by the first convention that fits all of its quoted texts. A row without quoted text is read by
     the one of most rows whose convention is unambiguous. Raises DataError if no row fits.
@@ -135,24 +130,27 @@ def settled(documents: Sequence[Document], name: str) -> tuple[list[Document], l
     for document, convention in found:
         quoted = any(span.quoted is not None for span in document.spans)
         used = convention if quoted else usual
-        fitting = converted(document, used) if used else None
+        fitting = convert_offsets(document, used) if used else None
         if fitting is None:
             bad.append(document)
             continue
         kept.append(fitting)
         rows[used] += bool(document.spans)
+    notes = [*_report(rows, found, name)]
     if bad:
         line = f"{bad[0].place}: {_misfit(bad[0])}"
         if not rows:
-            shift = next((shift for shift in _SHIFTS if all(_shifted(document, shift) for document in bad)), "")
+            shift = next((shift for shift in _SHIFTS if all(convert_offsets(document, shift) for document in bad)), "")
             hint = f" They would fit as {shift}." if shift else ""
             raise DataError(f"{line}. No row of {name} has spans that fit its text: correct the offsets.{hint}")
-    return kept, [*_report(rows, found, name), *([_left_out(bad, len(found), line)] if bad else [])]
+        of = _format_count(len(found), "row")
+        notes.append(f"note: {len(bad):,} of {of} left out, because offsets fit by no convention: {line}.")
+    return kept, notes
 
 
 def _convention(document: Document) -> str:
     """Returns the first convention that fits all quoted texts; an empty text if there is none."""
-    return next((name for name in CONVENTIONS if converted(document, name) is not None), "")
+    return next((name for name in CONVENTIONS if convert_offsets(document, name) is not None), "")
 
 
 def _tells(document: Document) -> bool:
@@ -167,14 +165,14 @@ def _report(rows: Counter[str], found: Sequence[tuple[Document, str]], name: str
         checked = "checked by the quoted texts" if quoted else "the format quotes no text to check them"
         yield f"{name}  offsets count characters ({checked})"
         return
-    listed = ", ".join(f"{convention} fit {_counted(count, 'row')}" for convention, count in rows.most_common())
+    listed = ", ".join(f"{convention} fit {_format_count(count, 'row')}" for convention, count in rows.most_common())
     yield f"note: {name}: by the quoted texts, offsets count not only characters: {listed}. They were converted."
 
 
 def _misfit(document: Document) -> str:
-    """Returns the problem of the first span of a document that fits no convention."""
+    """Returns the problem of the first span that fits no convention."""
     for span in document.spans:
-        if converted(replace(document, spans=(span,)), _CHARACTERS) is None:
+        if convert_offsets(replace(document, spans=(span,)), _CHARACTERS) is None:
             break
     part, where = document.text[span.start : span.end], f"the span {span.start} to {span.end} ({span.label})"
     if span.quoted is not None and 0 <= span.start < span.end <= len(document.text):
@@ -182,15 +180,11 @@ def _misfit(document: Document) -> str:
     return f"{where} is not within the text of {len(document.text):,} characters"
 
 
-def _left_out(bad: Sequence[Document], rows: int, line: str) -> str:
-    return f"note: {len(bad):,} of {_counted(rows, 'row')} left out, because offsets fit by no convention: {line}."
-
-
-def _counted(count: int, noun: str) -> str:
+def _format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def tagged(
+def tag_words(
     documents: Sequence[Document], divide: Divide, scheme: str, *, suffix: bool
 ) -> tuple[list[Sentence], dict[str, int], list[str]]:
     """Returns the documents as sentences of tagged words, counts, and notes about spans that words cannot represent.
@@ -205,7 +199,7 @@ def tagged(
     doubtful: list[tuple[Document, Offsets]] = []
     for document in documents:
         offsets = next(divided) if document.words is None else document.words
-        kept = _kept(document, offsets, counts, first)
+        kept = _select_spans(document, offsets, counts, first)
         if not _are_whole(document, offsets) and all(span.quoted is None for span in document.spans):
             doubtful.append((document, offsets))
         tags = tags_of(len(offsets), kept, scheme, suffix=suffix)
@@ -216,7 +210,9 @@ def tagged(
         else:
             counts["rows without a word"] += 1
     notes = [
-        f"note: {_counted(counts.pop(what), 'span')} {what} (first {first[what]})" for what in _LOSSES if counts[what]
+        f"note: {_format_count(counts.pop(what), 'span')} {what} (first {first[what]})"
+        for what in _LOSSES
+        if counts[what]
     ]
     return sentences, {"spans": counts["spans"], **+counts}, [*notes, *_other_conventions(doubtful)]
 
@@ -232,18 +228,15 @@ def _other_conventions(doubtful: Sequence[tuple[Document, Offsets]]) -> list[str
     of whole words; nothing if there is none."""
     rows: Counter[str] = Counter()
     for document, offsets in doubtful:
-        for name in CONVENTIONS:
-            other = converted(document, name) if name != _CHARACTERS else None
+        for name in (*CONVENTIONS, *_SHIFTS):
+            other = convert_offsets(document, name) if name != _CHARACTERS else None
             rows[name] += other is not None and _are_whole(other, offsets)
-        for shift in _SHIFTS:
-            other = _shifted(document, shift)
-            rows[shift] += other is not None and _are_whole(other, offsets)
     name, count = max(rows.items(), key=lambda item: item[1], default=("", 0))
     if not count:
         return []
     return [
-        f"note: offsets may count {name}: by them {count:,} of the {_counted(len(doubtful), 'row')} with spans that "
-        "are not whole words would have spans of whole words. They were read as characters: check the export."
+        f"note: offsets may count {name}: by them {count:,} of the {_format_count(len(doubtful), 'row')} with spans "
+        "that are not whole words would have spans of whole words. They were read as characters: check the export."
     ]
 
 
@@ -254,7 +247,7 @@ _AT_SPACE = "begin or end at a space"
 _LOSSES = (_OVERLAP, _NO_WORD, _INSIDE, _AT_SPACE)
 
 
-def _kept(
+def _select_spans(
     document: Document, offsets: Offsets, counts: Counter[str], places: dict[str, str]
 ) -> list[tuple[int, int, str]]:
     """Returns the first word, the last word and the label of each span that is kept, and counts the others."""

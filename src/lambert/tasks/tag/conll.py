@@ -9,14 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 
 from lambert.core.errors import DataError, shown
 from lambert.tasks.config import Columns
-from lambert.tasks.reading.mismatch import Advice, Mismatch
+from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import SPANS, other_task, plain_label, read_rows
-from lambert.tasks.tag.conllu import surface
 from lambert.tasks.task import Row, keys_found, whole_text
 from lambert.text.rows import kind, lines
 
@@ -28,6 +27,10 @@ _DOCUMENT = "-DOCSTART-"
 _TAGGED = re.compile(r"O|[BIELMSUW](?:-.+)?|.+-[BIELMSUW]")
 _INDEX = re.compile(r"\d+(?:[-.]\d+)?")
 _CONLL_U_COLUMNS, _CONLL_U_TAG = 10, 3
+_WORD, _MISC = 1, 9  # other columns of CoNLL-U
+_TEXT = re.compile(r"#\s*text\s*=\s*(.*)")
+_RANGE = re.compile(r"(\d+)-(\d+)")
+_NO_SPACE = "SpaceAfter=No"
 _SAMPLE = 100
 """Number of sentences by which a column of word numbers is recognised."""
 _FORM = "A CoNLL file has one word and its tag a line, and a blank line between sentences."
@@ -35,6 +38,8 @@ _FORM = "A CoNLL file has one word and its tag a line, and a blank line between 
 
 Offsets = list[tuple[int, int]]
 """The first character of each word of a text, and the character after its last one."""
+Surface = tuple[str, Sequence[tuple[int, int] | None]]
+"""The original text of a sentence and the places of the words in it; None for a word without characters of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +54,10 @@ class Sentence:
     text: str | None = None
     """The text that was divided into the words, at `offsets`; None if the file has words."""
     offsets: Sequence[tuple[int, int]] = ()
-    surface: tuple[str, Sequence[tuple[int, int] | None]] | None = None
-    """The original text of the sentence and the places of the words in it, if the file has them; None for a word
-    without characters of its own."""
+    surface: Surface | None = None
+    """The original text, if the file has it."""
 
-    def joined(self, first: int, size: int) -> bool:
+    def may_join(self, first: int, size: int) -> bool:
         """Returns whether `size` words from the word `first` on may be written without white space between them."""
         if self.surface is None:
             return True
@@ -77,9 +81,8 @@ def is_conll(path: Path) -> bool:
 
 
 def read_sentences(path: Path, columns: Columns, labels: Sequence[str] = ()) -> Iterator[Sentence]:
-    """Yields the tagged sentences of a file, unchanged. `labels` are the known tags, if any: only then may tags be
-    numbers in rows, and in CoNLL files they help to recognise the column of the tags. Raises DataError that names the
-    line."""
+    """Yields the tagged sentences of a file, unchanged. With `labels`, the known tags, tags may be numbers in rows, and
+    the column of the tags is recognised by them in CoNLL files. Raises DataError that names the line."""
     if not is_conll(path):
         word = word_column(columns)
         for place, row in read_rows(path, columns):
@@ -95,21 +98,18 @@ def tokens_of(row: Row, key: str, place: str) -> list[str]:
     """Returns the list of texts of a row. Raises DataError if there is none."""
     words = row.get(key)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        form = (
-            ' Tagging reads JSON lines such as {"tokens": ["Rome", "fell"], "tags": ["B-LOC", "O"]}, Parquet, and '
-            f"CoNLL files (.conll, .txt, .tsv). Keys found: {keys_found(row)}."
-        )
-
-        def message(say: Advice) -> str:
-            hint = other_task(row, say) if key not in row else ""
-            if hint and {*row} & SPANS:  # in a form that `annotation_formats` does not read
-                hint = (
-                    ' Spans of characters are read in forms such as {"text": "Rome fell", "spans": [{"start": 0, '
-                    f'"end": 4, "label": "LOC"}}]}} (docs/finetune.md lists them). Keys found: {keys_found(row)}.'
-                )
-            return f"{place}: {key!r} is not a list of texts, one for each word.{hint or form}"
-
-        raise Mismatch(message)
+        hint = other_task(row) if key not in row else ""
+        if not hint:
+            hint = (
+                ' Tagging reads JSON lines such as {"tokens": ["Rome", "fell"], "tags": ["B-LOC", "O"]}, Parquet, and '
+                f"CoNLL files (.conll, .txt, .tsv). Keys found: {keys_found(row)}."
+            )
+        elif {*row} & SPANS:  # in a form that `annotation_formats` does not read
+            hint = (
+                ' Spans of characters are read in forms such as {"text": "Rome fell", "spans": [{"start": 0, '
+                f'"end": 4, "label": "LOC"}}]}} (docs/finetune.md lists them). Keys found: {keys_found(row)}.'
+            )
+        raise Mismatch(f"{place}: {key!r} is not a list of texts, one for each word.{hint}")
     return [whole_text(word, key, place) for word in words]
 
 
@@ -126,8 +126,7 @@ def tag_column(columns: Columns, names: Collection[str]) -> str:
 
 
 def _tags_of(row: Row, key: str, place: str, labels: Collection[str]) -> list[str]:
-    """Returns the tags of a row, numbers as text. Raises DataError for other values, and for numbers if no tags are
-    known."""
+    """Returns the tags of a row, numbers as text. Raises DataError, also for numbers if no `labels` are known."""
     tags = row.get(key)
     if not isinstance(tags, list) or not any(map(_is_number, tags)):
         return [plain_label(tag) for tag in tokens_of(row, key, place)]
@@ -163,7 +162,7 @@ def _read_conll(path: Path, columns: Columns, labels: Collection[str]) -> Iterat
             words, found = ([line.cells[column] for line in kept] for column in (word, tag))
             place, places = f"{path}:{kept[0].number}", [f"{path}:{line.number}" for line in kept]
             universal = index and size == _CONLL_U_COLUMNS and word == 1
-            written = surface([line.cells for line in group]) if universal else None
+            written = locate_words([line.cells for line in group]) if universal else None
             yield Sentence(place, words, found, places, surface=written)
 
 
@@ -222,18 +221,13 @@ def _roles(
     word, tag = (end if column is None else column for column, end in zip(given, ends, strict=True))
     if word == tag:
         raise Mismatch(
-            lambda say: (
-                f"{path}: column {word + 1} would be the words and the tags: set {say.column('text')} and "
-                f"{say.column('label')}."
-            )
+            f"{path}: column {word + 1} would be the words and the tags: set task.columns.text and task.columns.label."
         )
     texts = [line.cells[word] for line in sample if " " in line.cells[word]]
     if len(texts) * 2 > len(sample):
         raise Mismatch(
-            lambda say: (
-                f"{path}: column {word + 1} holds texts of several words, such as {shown(texts[0])}. {_FORM} "
-                f"For one label for each text, {say.task('classify')}."
-            )
+            f"{path}: column {word + 1} holds texts of several words, such as {shown(texts[0])}. {_FORM} "
+            "For one label for each text, set --task.name classify."
         )
     return word, tag
 
@@ -245,17 +239,14 @@ def _number(path: Path, columns: Columns, setting: str, size: int) -> int | None
         return None
     if not name.isdecimal() or not 1 <= int(name) <= size:
         raise Mismatch(
-            lambda say: (
-                f"{path} has {size} columns without names: {say.column(setting)} = {name!r} must be a number "
-                f"from 1 to {size}."
-            )
+            f"{path} has {size} columns without names: task.columns.{setting} = {name!r} must be a number "
+            f"from 1 to {size}."
         )
     return int(name) - 1
 
 
 def _are_tags(sample: Sequence[_Line], labels: Collection[str], first: int, last: int) -> bool:
-    """Returns whether the first of two columns has the tags: known labels, or else tags of a scheme, or else fewer
-    different values."""
+    """Returns whether the first of two columns has the tags: known labels, else tags of a scheme, else fewer values."""
     cells = [[line.cells[column] for line in sample] for column in (first, last)]
     if labels:
         known = [sum(cell in labels for cell in column) for column in cells]
@@ -274,3 +265,43 @@ def _comments(group: Sequence[_Line], size: int, tag: int, tags: Collection[str]
         if not line.cells[0].startswith("#") or not comment:
             return number
     return len(group)
+
+
+def locate_words(lines: Sequence[Sequence[str]]) -> Surface | None:
+    """Returns the text of a sentence of CoNLL-U, from its comment `# text` or else from its words and `SpaceAfter`, and
+    the first character and end of each word in it. Words of a range such as 1-2 have places of their own only if
+    together they form the written word. None if the text does not have the words in this order.
+
+    Args:
+        lines: The cells of the lines of the sentence, with its comments.
+    """
+    tokens = [*_tokens(lines)]
+    given = next((found[1] for cells in lines if (found := _TEXT.fullmatch(cells[0]))), None)
+    text = "".join(form + " " * space for form, _, space in tokens).rstrip() if given is None else given
+    places: list[tuple[int, int] | None] = []
+    at = 0
+    for form, words, _ in tokens:
+        at += len(text[at:]) - len(text[at:].lstrip())
+        if not text.startswith(form, at):
+            return None
+        if "".join(words) == form:
+            places += pairwise(accumulate(map(len, words), initial=at))
+        else:
+            places += [None] * len(words)
+        at += len(form)
+    return text, places
+
+
+def _tokens(lines: Sequence[Sequence[str]]) -> Iterator[tuple[str, list[str], bool]]:
+    """Yields each written word, its words, and whether white space follows. Empty nodes such as 1.1 are not written."""
+    rows = [cells for cells in lines if not cells[0].startswith("#") and "." not in cells[0]]
+    inside = 0
+    for at, cells in enumerate(rows):
+        space = _NO_SPACE not in cells[_MISC].split("|")
+        if found := _RANGE.fullmatch(cells[0]):
+            inside = int(found[2]) - int(found[1]) + 1
+            yield cells[_WORD], [row[_WORD] for row in rows[at + 1 : at + 1 + inside]], space
+        elif inside:
+            inside -= 1
+        else:
+            yield cells[_WORD], [cells[_WORD]], space

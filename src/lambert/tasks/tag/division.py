@@ -57,7 +57,7 @@ class Division:
         found = self.parts(texts)
         if not self._sizes and not self._forms:
             return found
-        return [[*self._joined(text, offsets)] for text, offsets in zip(texts, found, strict=True)]
+        return [[*self._join_parts(text, offsets)] for text, offsets in zip(texts, found, strict=True)]
 
     @library_errors()
     def parts(self, texts: Sequence[str]) -> list[Offsets]:
@@ -74,9 +74,8 @@ class Division:
             found.append([(offsets[first][0], offsets[end - 1][1]) for first, end in pairwise([*firsts, len(words)])])
         return [_with_marks(text, offsets) for text, offsets in zip(texts, found, strict=True)]
 
-    def _joined(self, text: str, offsets: Offsets) -> Iterator[tuple[int, int]]:
-        """Yields the words of a text, given its parts: at each part, the longest kept word or form that begins there,
-        or else the part."""
+    def _join_parts(self, text: str, offsets: Offsets) -> Iterator[tuple[int, int]]:
+        """Yields the words of a text: at each part, the longest kept word or form that begins there, or the part."""
         spaced = [at for at in range(1, len(offsets)) if offsets[at - 1][1] != offsets[at][0]]
         for begin, end in pairwise([0, *spaced, len(offsets)]):
             at = begin
@@ -161,8 +160,7 @@ def _together(
     divided: Mapping[str, tuple[str, ...]],
     key: Callable[[str], str],
 ) -> list[list[str]]:
-    """Returns the words whose parts occur more often as one word than as words of their own, in groups of the same
-    keys of the parts."""
+    """Returns the words that occur more often than their parts apart, in groups with the same keys of the parts."""
     groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for word, parts in divided.items():
         groups[tuple(map(key, parts))].append(word)
@@ -175,20 +173,19 @@ def _together(
         row = tuple(keys[word] for word in sentence.words)
         for at, first in enumerate(row):
             for size in sizes.get(first, ()):
-                if (found := row[at : at + size]) in groups and sentence.joined(at, size):
+                if (found := row[at : at + size]) in groups and sentence.may_join(at, size):
                     apart[found] += 1
     return [words for parts, words in groups.items() if sum(counts[word] for word in words) > apart[parts]]
 
 
 def _cuts(plain: Division, sentences: Sequence[Sentence], whole: Collection[str]) -> list[str]:
-    """Returns pairs of words, with a space between them, that a text may have without one, and between which BERT's
-    rules do not divide it: where the file says that they are joined, or else as in do n't. `whole`: words that stay
-    whole."""
+    """Returns pairs of words, joined by a space, that a text may write together and BERT's rules would not divide:
+    where the file says that they are joined, or else as in do n't. `whole`: words that stay whole."""
     pairs = Counter(
         pair
         for sentence in sentences
         for at, pair in enumerate(pairwise(sentence.words))
-        if pair[0][-1].isalnum() and (sentence.joined(at, 2) if sentence.surface else _CLITIC.fullmatch(pair[1]))
+        if pair[0][-1].isalnum() and (sentence.may_join(at, 2) if sentence.surface else _CLITIC.fullmatch(pair[1]))
     )
     divided = zip(pairs, plain.parts(["".join(pair) for pair in pairs]), strict=True)
     return [
@@ -202,7 +199,7 @@ def _notes(
     plain: Division, learnt: Division, config: TagConfig, sentences: Sequence[Sentence], path: Path
 ) -> list[str]:
     """Returns a note about the words that are divided otherwise in a text: by BERT's rules, and by those learnt."""
-    before, after = (_missed(division, sentences) for division in (plain, learnt))
+    before, after = (_find_missed(division, sentences) for division in (plain, learnt))
     total = sum(len(sentence.words) for sentence in sentences)
     parts = sum(offsets is None for sentence in sentences if sentence.surface for offsets in sentence.surface[1])
     notes = []
@@ -222,10 +219,9 @@ def _notes(
     return notes
 
 
-def _missed(division: Division, sentences: Sequence[Sentence]) -> list[str]:
-    """Returns the words that are not words of their divided texts, except those without a character that a tokenizer
-    reads."""
-    surfaces = [sentence.surface or spaced(sentence.words) for sentence in sentences]
+def _find_missed(division: Division, sentences: Sequence[Sentence]) -> list[str]:
+    """Returns the words that the division of their text misses, except those that the tokenizer reads as nothing."""
+    surfaces = [sentence.surface or join_words(sentence.words) for sentence in sentences]
     missed = []
     for (text, offsets), found in zip(surfaces, division([text for text, _ in surfaces]), strict=True):
         known = {*found}
@@ -234,7 +230,7 @@ def _missed(division: Division, sentences: Sequence[Sentence]) -> list[str]:
     return [word for word in missed if word not in empty]
 
 
-def spaced(words: Sequence[str]) -> tuple[str, list[tuple[int, int] | None]]:
+def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int] | None]]:
     """Returns words as a text with a space between them, and their offsets."""
     ends = [0, *accumulate(len(word) + 1 for word in words)]
     return " ".join(words), [(start, end - 1) for start, end in pairwise(ends)]

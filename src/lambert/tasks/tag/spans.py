@@ -12,7 +12,7 @@ scheme requires.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError, shown
+from lambert.tasks.config import TagConfig
 from lambert.tasks.scores import metrics
-from lambert.tasks.scores.examples import Examples, shortened
+from lambert.tasks.scores.examples import Examples, shorten
 from lambert.tasks.scores.formulas import Formula
 
 OUTSIDE = "O"
@@ -103,7 +104,9 @@ def has_suffixes(counts: Mapping[str, int]) -> bool:
     return last > first and len(set(labels)) < len(labels)
 
 
-def recognised(counts: Mapping[str, int], sentences: Iterable[Sequence[str]] = (), *, suffix: bool = False) -> str:
+def recognise_scheme(
+    counts: Mapping[str, int], sentences: Iterable[Sequence[str]] = (), *, suffix: bool = False
+) -> str:
     """Returns the scheme of tags, "none" if they have no such form. `counts` has the number of words of each tag;
     `sentences`, the tags themselves, distinguish IOB1 from IOB2, and IOE1 from IOE2. `suffix`: marks follow labels."""
     formed = {tag: found for tag in counts if (found := _parts(tag, suffix=suffix))}
@@ -135,9 +138,8 @@ def _only_between(mark: str, sentences: Iterable[Sequence[tuple[str, str] | None
 
 
 def check_tags(scheme: str, places: Mapping[str, str], counts: Mapping[str, int], *, suffix: bool = False) -> None:
-    """Raises DataError if tags do not have the form of the scheme, or if tags without a scheme look like misspelt ones,
-    such as B_PER. `places` has the first place of each tag, `counts` its number of words; `suffix`: marks follow
-    labels."""
+    """Raises DataError if tags do not have the form of the scheme, or without a scheme look like misspelt ones, such as
+    B_PER. `places` has the first place of each tag, `counts` its words; `suffix`: marks follow labels."""
     if scheme == "none":
         if not {OUTSIDE, OUTSIDE.lower()} & counts.keys():
             return
@@ -178,6 +180,7 @@ class Reader:
         parts = [_parts(tag, suffix=suffix) for tag in tags]
         parts = [part if part and part[0] in known else None for part in parts]
         self.scheme, self.labels = scheme, sorted({part[1] for part in parts if part})
+        self._names = [f"span_f1_{label}" for label in self.labels] if len(self.labels) > 1 else []  # of scores
         cells = [(meanings[known[part[0]]], self.labels.index(part[1])) if part else (_NONE, 0) for part in parts]
         self._marks, self._labels = np.array([*cells, (_NONE, 0)], dtype=np.int64).T  # number -1: no tag
 
@@ -206,21 +209,43 @@ class Reader:
             allowed = (begin == _S) | ((begin == _B) & (end == _E))
         return Spans(first, last, label_N[first], allowed)
 
-    def counts(self, truth_N: Ints, found_N: Ints, bounds: Ints) -> "Counts":
-        """Returns the numbers of spans that are true, predicted, and both."""
-        return self._counts(self.spans(truth_N, bounds), self.spans(found_N, bounds), bounds)
-
-    def strict_counts(self, truth_N: Ints, found_N: Ints, bounds: Ints) -> "Counts":
-        """Returns `counts` of only the spans that the scheme allows."""
-        return self._counts(_allowed(self.spans(truth_N, bounds)), _allowed(self.spans(found_N, bounds)), bounds)
-
-    def _counts(self, truth: Spans, found: Spans, bounds: Ints) -> "Counts":
+    def counts(self, truth_N: Ints, found_N: Ints, bounds: Ints, *, strict: bool = False) -> "Counts":
+        """Returns the numbers of true, predicted and correct spans; `strict`: of those that the scheme allows."""
+        truth, found = (self.spans(tags_N, bounds) for tags_N in (truth_N, found_N))
+        if strict:
+            truth, found = _select_allowed(truth), _select_allowed(found)
         words, size = int(bounds[-1]) + 1, len(self.labels)
         keys = [(spans.first * words + spans.last) * size + spans.label for spans in (truth, found)]
         both = np.isin(keys[0], keys[1])
         firsts = (truth.first, found.first, truth.first[both])
         owners = tuple(np.searchsorted(bounds, first, side="right") - 1 for first in firsts)
         return Counts(len(bounds) - 1, size, owners, (truth.label, found.label, truth.label[both]))
+
+    def score_names(self) -> list[str]:
+        """Returns the names of `scores`, without those of standard errors."""
+        strict = [] if self.scheme in NOT_STRICT else ["strict_span_f1"]
+        return ["span_f1", "span_precision", "span_recall", *strict, *self._names]
+
+    def scores(self, truth_N: Ints, found_N: Ints, bounds: Ints) -> dict[str, float]:
+        """Returns micro-averaged span_f1, span_precision and span_recall, span_f1_LABEL of several labels,
+        strict_span_f1 for schemes that mark an end of every span, and NAME_se, by bootstrap over the sentences."""
+        counts, strict = (self.counts(truth_N, found_N, bounds, strict=strict) for strict in (False, True))
+        size = counts.sentences
+
+        def scores(rows: Ints) -> dict[str, float]:
+            weights_S = np.bincount(rows, minlength=size)
+            counts_L3 = counts.of_labels(weights_S)
+            true, predicted, both = counts_L3.sum(0).tolist()
+            made = {
+                "span_f1": float(_f1(counts_L3.sum(0))),
+                "span_precision": both / predicted if predicted else 0.0,
+                "span_recall": both / true if true else 0.0,
+            }
+            if self.scheme not in NOT_STRICT:
+                made["strict_span_f1"] = float(_f1(strict.of_labels(weights_S).sum(0)))
+            return made | dict(zip(self._names, _f1(counts_L3).tolist(), strict=False))
+
+        return metrics.with_errors(scores(np.arange(size)), metrics.bootstrap_errors(scores, size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,41 +271,20 @@ class Counts:
         return np.stack(columns, 1).astype(np.int64)
 
 
-def _allowed(spans: Spans) -> Spans:
+def _select_allowed(spans: Spans) -> Spans:
     kept = spans.allowed
     return Spans(spans.first[kept], spans.last[kept], spans.label[kept], spans.allowed[kept])
 
 
-def span_score_names(reader: Reader) -> list[str]:
-    """Returns the names of `span_scores`, without those of standard errors."""
-    strict = [] if reader.scheme in NOT_STRICT else ["strict_span_f1"]
-    labels = [f"span_f1_{label}" for label in reader.labels] if len(reader.labels) > 1 else []
-    return ["span_f1", "span_precision", "span_recall", *strict, *labels]
+def reader_of(config: TagConfig, labels: Sequence[str]) -> Reader | None:
+    """Returns the reader of spans for settings whose form of the tags is known, or None: the labels mark no spans."""
+    return None if config.scheme == "none" else Reader(config.scheme, labels, suffix=bool(config.suffix))
 
 
-def span_scores(reader: Reader, truth_N: Ints, found_N: Ints, bounds: Ints) -> dict[str, float]:
-    """Returns micro-averaged span_f1, span_precision and span_recall; span_f1_LABEL if there are several labels;
-    strict_span_f1 for schemes that mark one end of every span or both; and NAME_se, by bootstrap over the sentences."""
-    counts = reader.counts(truth_N, found_N, bounds)
-    strict = reader.strict_counts(truth_N, found_N, bounds)
-    size = counts.sentences
-    names = [f"span_f1_{label}" for label in reader.labels] if len(reader.labels) > 1 else []
-
-    def scores(rows: Ints) -> dict[str, float]:
-        weights_S = np.bincount(rows, minlength=size)
-        counts_L3 = counts.of_labels(weights_S)
-        true, predicted, both = counts_L3.sum(0).tolist()
-        made = {
-            "span_f1": float(_f1(counts_L3.sum(0))),
-            "span_precision": both / predicted if predicted else 0.0,
-            "span_recall": both / true if true else 0.0,
-        }
-        if reader.scheme not in NOT_STRICT:
-            made["strict_span_f1"] = float(_f1(strict.of_labels(weights_S).sum(0)))
-        return made | (dict(zip(names, _f1(counts_L3).tolist(), strict=True)) if names else {})
-
-    found = scores(np.arange(size))
-    return found | {f"{name}_se": error for name, error in metrics.bootstrap_errors(scores, size).items()}
+def complete_form(config: TagConfig, counts: Mapping[str, int], sentences: Iterable[Sequence[str]] = ()) -> TagConfig:
+    """Returns the settings with the form of the tags recognised where it is not set. `counts`: words of each tag."""
+    suffix = has_suffixes(counts) if config.suffix is None else config.suffix
+    return replace(config, scheme=config.scheme or recognise_scheme(counts, sentences, suffix=suffix), suffix=suffix)
 
 
 def _f1(counts_K3: Ints) -> npt.NDArray[np.float64]:
@@ -305,7 +309,7 @@ def tag_examples(
         right = [tag for tag, own in zip(true, found, strict=True) if tag == own]
         rows.append(
             {
-                "text": shortened(text), "tokens": len(true), "truth": [*true], "prediction": [*found],
+                "text": shorten(text), "tokens": len(true), "truth": [*true], "prediction": [*found],
                 "words": len(true), "correct": len(right),
                 "tagged_correct": sum(tag != OUTSIDE for tag in right),
                 "tagged_true": sum(tag != OUTSIDE for tag in true),

@@ -4,7 +4,7 @@ The label of a word is predicted at its first piece. Words without a piece have 
 accuracy, and outside of all spans for the other scores.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -17,32 +17,22 @@ from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.model.labels import label_keys
 from lambert.tasks.config import Columns, TagConfig, TaskConfig
-from lambert.tasks.labels import LabelLoss, check_class_weights, doubtful
+from lambert.tasks.labels import LabelLoss, check_one_for_each, note_doubtful
 from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.label_names import Matched, match
 from lambert.tasks.reading.mismatch import Mismatch
-from lambert.tasks.reading.segments import arrays, concatenated
-from lambert.tasks.reading.table import ordered
+from lambert.tasks.reading.segments import arrays, concatenate_outputs
+from lambert.tasks.reading.table import sort_labels
 from lambert.tasks.scores import metrics
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.metrics import Floats
 from lambert.tasks.tag.annotation_formats import read_annotated
-from lambert.tasks.tag.annotations import settled, tagged
+from lambert.tasks.tag.annotations import settle_offsets, tag_words
 from lambert.tasks.tag.conll import Sentence, read_sentences, tag_column, tokens_of, word_column
 from lambert.tasks.tag.division import Division, learn
-from lambert.tasks.tag.spans import (
-    OUTSIDE,
-    Reader,
-    all_tags,
-    check_tags,
-    has_suffixes,
-    recognised,
-    span_score_names,
-    span_scores,
-    tag_examples,
-)
-from lambert.tasks.tag.words import NONE, Words, tokenised
-from lambert.tasks.task import Outputs, Row, Task, stored, text_of, write_rows
+from lambert.tasks.tag.spans import OUTSIDE, all_tags, check_tags, complete_form, reader_of, tag_examples
+from lambert.tasks.tag.words import NONE, Words, tokenise
+from lambert.tasks.task import Outputs, Row, Task, describe_task, text_of, write_rows
 
 _LISTED = 100
 """Unknown tags that an error lists; ours. More are mostly words of a wrong column."""
@@ -50,7 +40,7 @@ _LISTED = 100
 
 class Tag(Task[Words, list[int | None]]):
     """One label for each word. Scores: f1, micro-averaged over all labels except "O", and accuracy; if the labels mark
-    spans, before them those of `spans.span_scores`."""
+    spans, before them those of `spans.Reader.scores`."""
 
     head = "tag"
 
@@ -58,43 +48,45 @@ class Tag(Task[Words, list[int | None]]):
         if len(config.labels) < 2:
             raise UsageError("task.labels: tagging needs at least two labels, given or found in a training file.")
         super().__init__(config, tokenizer)
-        check_class_weights(config)
+        check_one_for_each(config, "class_weights")
         self.labels = len(config.labels)
         self.division = Division(tokenizer, config.tag)
-        self.reader = reader_of(completed(config.tag, dict.fromkeys(config.labels, 1)), config.labels)
+        self.reader = reader_of(complete_form(config.tag, dict.fromkeys(config.labels, 1)), config.labels)
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Words]:
         file = _read(config, path, Division(tokenizer, config.tag))
         places, counts = _tags(file.sentences)
-        tag = completed(file.tag, counts, (sentence.tags for sentence in file.sentences))
+        tag = complete_form(file.tag, counts, (sentence.tags for sentence in file.sentences))
         if config.tag.scheme != "none":
             check_tags(tag.scheme, places, counts, suffix=bool(tag.suffix))
-        labels = config.labels or ordered([*counts, *file.tags])
+        labels = config.labels or sort_labels([*counts, *file.tags])
         tag, notes = (tag, []) if file.divided else learn(tokenizer, tag, file.sentences, path)
         if len(labels) < 2:
             raise DataError(f"{path} has fewer than two different tags. Training needs at least two.")
         task = cls(replace(config, labels=labels, tag=tag), tokenizer)
-        return task, task._training(replace(file, notes=[*file.notes, *doubtful(labels, path), *notes]), path)
+        return task, task._make_training_data(
+            replace(file, notes=[*file.notes, *note_doubtful(labels, path), *notes]), path
+        )
 
     def read(self, path: Path, *, training: bool = False) -> Words:
-        form = completed(self.config.tag, dict.fromkeys(self.config.labels, 1))
+        form = complete_form(self.config.tag, dict.fromkeys(self.config.labels, 1))
         file = _read(replace(self.config, tag=form), path, self.division)
-        return self._training(file, path) if training else self._labelled(file, path)
+        return self._make_training_data(file, path) if training else self._make_data(file, path)
 
-    def _training(self, file: "_File", path: Path) -> Words:
-        data = self._labelled(file, path)
+    def _make_training_data(self, file: "_File", path: Path) -> Words:
+        data = self._make_data(file, path)
         assert data.truth_W is not None
         data.loss = LabelLoss.of(self.config, data.truth_W, path)
         return data
 
-    def _labelled(self, file: "_File", path: Path) -> Words:
+    def _make_data(self, file: "_File", path: Path) -> Words:
         sentences = file.sentences
         numbers = {label: number for number, label in enumerate(self.config.labels)}
         places, counts = _tags(sentences)
         if unknown := [tag for tag in counts if tag not in numbers]:
             raise _unknown_tags(unknown, places, counts, path)
-        data = tokenised(self.tokenizer, [sentence.words for sentence in sentences], self.config.max_length)
+        data = tokenise(self.tokenizer, [sentence.words for sentence in sentences], self.config.max_length)
         tags = chain.from_iterable(sentence.tags for sentence in sentences)
         data.truth_W = np.fromiter((numbers[tag] for tag in tags), np.int64)
         if self.reader is not None:
@@ -108,6 +100,12 @@ class Tag(Task[Words, list[int | None]]):
             if sentence.text is not None
         }
         return data
+
+    def inputs(self) -> tuple[list[str], list[str]]:
+        return ["text"], []
+
+    def columns_read(self) -> tuple[list[str], list[str]]:
+        return [], [word_column(self.config.columns), "text"]
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Words:
         """Reads rows {"tokens": [...]} to predict, or {"text": ...}, which is divided into words."""
@@ -123,7 +121,7 @@ class Tag(Task[Words, list[int | None]]):
             else tokens_of(row, column, place)
             for number, (row, place) in enumerate(zip(rows, places, strict=True))
         ]  # fmt: skip
-        data = tokenised(self.tokenizer, words, self.config.max_length)
+        data = tokenise(self.tokenizer, words, self.config.max_length)
         data.texts = {number: (text, offsets[number]) for number, text in texts.items()}
         return data
 
@@ -135,17 +133,16 @@ class Tag(Task[Words, list[int | None]]):
         return [classes[begin:end] for begin, end in pairwise(data.bounds_Q.tolist())]
 
     def soft(self, data: Words, outputs: Outputs) -> Floats:
-        """Returns what a student learns from: the probabilities of the labels of every word [W, L], NaN for words
-        without a piece."""
-        return data.of_words(metrics.softmax(concatenated(outputs, self.head)), np.nan)
+        """Returns what a student learns from: the label probabilities of the words [W, L], NaN without a piece."""
+        return data.of_words(metrics.softmax(concatenate_outputs(outputs, self.head)), np.nan)
 
     def score_names(self) -> tuple[str, ...]:
-        return (*(span_score_names(self.reader) if self.reader else ()), "f1", "accuracy")
+        return (*(self.reader.score_names() if self.reader else ()), "f1", "accuracy")
 
     def score(self, data: Words, predictions: Sequence[list[int | None]]) -> dict[str, float]:
         assert data.truth_W is not None, "scoring needs tags"
         found_W = _numbers(predictions)
-        spans = {} if self.reader is None else span_scores(self.reader, data.truth_W, found_W, data.bounds_Q)
+        spans = {} if self.reader is None else self.reader.scores(data.truth_W, found_W, data.bounds_Q)
         outside = self.config.labels.index(OUTSIDE) if OUTSIDE in self.config.labels else NONE
         owner_W = np.repeat(np.arange(len(predictions)), np.diff(data.bounds_Q))
         cells_S5 = _cells(data.truth_W, found_W, owner_W, len(predictions), outside)
@@ -157,8 +154,7 @@ class Tag(Task[Words, list[int | None]]):
 
         found = scores(np.arange(len(predictions)))
         errors = metrics.bootstrap_errors(scores, len(predictions))
-        words = {f"{name}_se": error for name, error in errors.items()} | {"words": float(len(found_W))}
-        return {**spans, **found, **words}
+        return {**spans, **metrics.with_errors(found, errors), "words": float(len(found_W))}
 
     def examples(self, data: Words, predictions: Sequence[list[int | None]]) -> Examples:
         """Returns what `spans.tag_examples` does."""
@@ -207,16 +203,16 @@ class Tag(Task[Words, list[int | None]]):
         return [write_rows(path.with_suffix(".jsonl") if path.suffix == ".tsv" else path, self.rows(data, predictions))]
 
     def model_config(self) -> dict[str, Any]:
-        return {**stored(self.config), **label_keys(self.config.labels)}
+        return {**describe_task(self.config), **label_keys(self.config.labels)}
 
 
-def labelled_sentences(path: Path, columns: Columns, labels: Sequence[str]) -> tuple[list[Sentence], Matched]:
+def read_labelled_sentences(path: Path, columns: Columns, labels: Sequence[str]) -> tuple[list[Sentence], Matched]:
     """Returns the tagged sentences of a file with the tags that are among `labels` as these are written, and how they
     were found. Without labels, the tags are as the file has them."""
-    return _matched(list(read_sentences(path, columns, labels)), path, columns, labels)
+    return _match_tags(list(read_sentences(path, columns, labels)), path, columns, labels)
 
 
-def _matched(
+def _match_tags(
     sentences: list[Sentence], path: Path, columns: Columns, labels: Sequence[str]
 ) -> tuple[list[Sentence], Matched]:
     if not labels:
@@ -231,8 +227,8 @@ def _matched(
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A labelled file. `tag` has the form of its tags as far as it is known, `tags` those that its labels can have
-    beside the tags that it has. `divided`: its texts were divided into words here."""
+    """A labelled file. `tag`: the form of its tags as far as it is known. `tags`: tags that its labels can have beside
+    those in the file. `divided`: whether its texts were divided into words here."""
 
     sentences: list[Sentence]
     matched: Matched
@@ -247,10 +243,10 @@ def _read(config: TaskConfig, path: Path, division: Division) -> _File:
     """Returns the sentences of a file. Spans of characters become tags of the scheme that is set, else of IOB2."""
     found = read_annotated(path)
     if found is None:
-        return _File(*labelled_sentences(path, config.columns, config.labels), config.tag)
-    documents, notes = settled(found.documents, str(path))
+        return _File(*read_labelled_sentences(path, config.columns, config.labels), config.tag)
+    documents, notes = settle_offsets(found.documents, str(path))
     tag = replace(config.tag, scheme=config.tag.scheme or "IOB2", suffix=bool(config.tag.suffix))
-    sentences, counts, losses = tagged(documents, division, tag.scheme, suffix=bool(tag.suffix))
+    sentences, counts, losses = tag_words(documents, division, tag.scheme, suffix=bool(tag.suffix))
     names = sorted({span.label for document in documents for span in document.spans})
     notes = [
         f"{path}  is read as {found.format}: {counts['spans']:,} spans of characters",
@@ -258,7 +254,7 @@ def _read(config: TaskConfig, path: Path, division: Division) -> _File:
         *losses,
         *found.notes,
     ]
-    sentences, matched = _matched(sentences, path, config.columns, config.labels)
+    sentences, matched = _match_tags(sentences, path, config.columns, config.labels)
     return _File(
         sentences, matched, tag, all_tags(names, tag.scheme, suffix=bool(tag.suffix)), counts, notes, divided=True
     )
@@ -276,21 +272,8 @@ def _tags(sentences: Sequence[Sentence]) -> tuple[dict[str, str], dict[str, int]
     return places, counts
 
 
-def reader_of(config: TagConfig, labels: Sequence[str]) -> Reader | None:
-    """Returns the reader of spans for settings whose form of the tags is known, or None: the labels mark no spans."""
-    return None if config.scheme == "none" else Reader(config.scheme, labels, suffix=bool(config.suffix))
-
-
-def completed(config: TagConfig, counts: Mapping[str, int], sentences: Iterable[Sequence[str]] = ()) -> TagConfig:
-    """Returns the settings with the form of the tags that is not set recognised. `counts` has the number of words of
-    each tag."""
-    suffix = has_suffixes(counts) if config.suffix is None else config.suffix
-    return replace(config, scheme=config.scheme or recognised(counts, sentences, suffix=suffix), suffix=suffix)
-
-
 def _unknown_tags(unknown: Sequence[str], places: Mapping[str, str], counts: Mapping[str, int], path: Path) -> Mismatch:
-    """Returns the error for the tags of a file that the task does not have, with their numbers of words and first
-    places."""
+    """Returns the error for tags that the task does not have, with their numbers of words and first places."""
     listed = []
     for tag in unknown[:_LISTED]:
         place = places[tag].removeprefix(f"{path}:")
@@ -300,10 +283,8 @@ def _unknown_tags(unknown: Sequence[str], places: Mapping[str, str], counts: Map
     what = "a tag that is" if len(unknown) == 1 else f"{len(unknown):,} tags that are"
     it = "it" if len(unknown) == 1 else "them"
     return Mismatch(
-        lambda say: (
-            f"{path} has {what} not among the labels of the training file: {', '.join(listed)}{more}. Correct {it}, or "
-            f"{say.labels} {it}."
-        )
+        f"{path} has {what} not among the labels of the training file: {', '.join(listed)}{more}. Correct {it}, or "
+        f"fine-tune with task.labels that list {it}."
     )
 
 

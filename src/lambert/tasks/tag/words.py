@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from lambert.core.batch import Ints, Target
 from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
-from lambert.tasks.reading.segments import Cuts, Segments, text_keys
+from lambert.tasks.reading.segments import Cuts, Segments, begin_windows, text_keys
 from lambert.tasks.reading.texts import LONG, Texts
 from lambert.tasks.reading.unknown import count_unknown
 from lambert.tasks.tag.conll import Offsets
@@ -61,8 +61,7 @@ class Words(Segments):
         return {"tag": target if self.teacher is None else self.teacher.target(target, words_N)}
 
     def of_words(self, values_T: npt.NDArray[Kind], without: float = NONE) -> npt.NDArray[Kind]:
-        """Returns the value or row of every word, given that of every token of all windows; `without` for words without
-        a piece."""
+        """Returns the values [W, ...] of words from those of all tokens; `without` for words without a piece."""
         begins_S = np.cumsum(self.lengths_S) - self.lengths_S
         found_W = np.full((int(self.bounds_Q[-1]), *values_T.shape[1:]), without, dtype=values_T.dtype)
         found_W[self.words_N] = values_T[np.repeat(begins_S, self.firsts.lengths) + self.firsts.ids]
@@ -70,9 +69,8 @@ class Words(Segments):
 
 
 @library_errors()
-def tokenised(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> Words:
-    """Returns the windows of all sentences, of at most `max_length` tokens. `counts` has the number of sentences and of
-    divided sentences."""
+def tokenise(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> Words:
+    """Returns the windows of all sentences, of at most `max_length` tokens. `counts`: all and divided sentences."""
     ids, words, tokens = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)], [0]
     bounds_Q = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
     # In byte-level BPE a word without a space before it is the inside of another word. Added tokens are found in any.
@@ -109,9 +107,8 @@ def _windows(ends_Q: Ints, room: int) -> tuple[Ints, Ints, Ints]:
     token of each, its number of tokens, and the end of the tokens that have the most context in it."""
     lengths_Q, step = np.diff(ends_Q), max(1, room // 2)
     windows_Q = 1 + np.maximum(0, -((room - lengths_Q) // step))
-    owner_S = np.repeat(np.arange(len(lengths_Q)), windows_Q)
-    number_S = np.arange(len(owner_S)) - np.repeat(np.cumsum(windows_Q) - windows_Q, windows_Q)
-    starts_S = ends_Q[owner_S] + np.minimum(number_S * step, np.maximum(0, lengths_Q[owner_S] - room))
+    _, owner_S, begins_S = begin_windows(windows_Q, step)
+    starts_S = ends_Q[owner_S] + np.minimum(begins_S, np.maximum(0, lengths_Q[owner_S] - room))
     # A token between the centres of two windows belongs to the nearer one.
     until_S = ends_Q[owner_S + 1]
     within_S = owner_S[:-1] == owner_S[1:]

@@ -18,8 +18,7 @@ SCALE = 20.0
 
 def ranking(vectors_NGD: Tensor, texts_NG: Tensor, scale: float = SCALE) -> Tensor:
     """Multiple negatives: the cross entropy of choosing the positive of the anchor among the positives and negatives of
-    all examples, by cosine times `scale`. Candidates with the same text as the anchor or its positive do not take part,
-    since they are no negatives.
+    all examples, by cosine times `scale`. Candidates equal to the anchor or its positive are excluded.
 
     Source: Henderson et al., "Efficient natural language response suggestion for Smart Reply", 2017, section 4.4; van
     den Oord et al., 2018, equation 4 (InfoNCE).
@@ -58,9 +57,8 @@ def cosine_error(vectors_NGD: Tensor, scores_N: Tensor) -> Tensor:
 
 
 def margin_error(vectors_NGD: Tensor, margins_NJ: Tensor, *, unit: bool = False) -> Tensor:
-    """MarginMSE: the mean over negatives of (p - n - margin)^2, where p and n are the inner products of the anchor with
-    the positive and with a negative, of `unit` vectors the cosines, and the margin is the difference of a teacher's
-    scores.
+    """MarginMSE: the mean over negatives of (p - n - margin)^2. p and n are the inner products (of `unit` vectors the
+    cosines) of the anchor with the positive and a negative, the margin is the difference of a teacher's scores.
 
     Source: Hofstätter et al., "Improving efficient neural ranking models with cross-architecture knowledge
     distillation", 2020, section 3.2.
@@ -76,10 +74,10 @@ def at_widths(loss: Loss, widths: Sequence[int]) -> Loss:
     Source: Kusupati et al., "Matryoshka representation learning", 2022, equation 1, with weights 1.
     """
 
-    def summed(vectors_NGD: Tensor, labels: Tensor) -> Tensor:
+    def sum_widths(vectors_NGD: Tensor, labels: Tensor) -> Tensor:
         return torch.stack([loss(vectors_NGD[..., :width], labels) for width in widths]).sum(0)
 
-    return summed
+    return sum_widths
 
 
 def _cosines(vectors_NGD: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from lambert.model.pooling import head_of, modes_of
 from lambert.model.vector_layers import VectorLayers
 from lambert.tasks.config import EmbedConfig, TaskConfig
 from lambert.tasks.labels import check_different
-from lambert.tasks.reading.segments import Cuts, Segments, arrays, readable, remaining, text_keys
+from lambert.tasks.reading.segments import Cuts, Segments, arrays, cut_texts, readable, text_keys
 from lambert.tasks.reading.texts import encode
 from lambert.tasks.reading.unknown import count_unknown
 from lambert.tasks.scores import metrics
@@ -39,8 +39,8 @@ D = TypeVar("D", bound="TextVectors")
 
 
 class TextVectors(Segments):
-    """Different texts, of each of which a vector is to be computed. Labelled data also have the numbers of the texts of
-    each example (`texts_NG`) and the scores of pairs (`scores_N`), or what is to be found (`search`)."""
+    """Distinct texts to compute vectors of. Labelled data also have the numbers of the texts of each example
+    (`texts_NG`), and the scores of pairs (`scores_N`) or what is to be found (`search`)."""
 
     texts_NG: Ints
     scores_N: Floats | None = None
@@ -86,8 +86,7 @@ class Examples(TextVectors):
 
 
 class Embed(Task[TextVectors, Floats]):
-    """A vector for each text. Scores: pearson and spearman of similarities and scores for scored pairs; else those of
-    `retrieval.scores`, ndcg_10 first."""
+    """A vector for each text. Scores: pearson and spearman of scored pairs; else those of `retrieval.scores`."""
 
     head = head_of("mean")
     labels = 0
@@ -110,18 +109,25 @@ class Embed(Task[TextVectors, Floats]):
 
     def read(self, path: Path, *, training: bool = False) -> TextVectors:
         if retrieval.is_judgements(path):
-            return self._judged(path)
+            return self._read_judged(path)
         if training:
             return self._examples(path, find_layout(path, self.config))
-        layout = _scored_layout(self.config, path)
+        # A file that is scored may have a column of scores, whatever the loss is.
+        layout = find_layout(path, replace(self.config, embed=replace(self.embed, loss="")))
         rows, scores, counts = read_examples(path, layout, self.config)
-        data, texts_NG = self._numbered(rows, counts, TextVectors)
+        data, texts_NG = self._number_texts(rows, counts, TextVectors)
         data.texts_NG, data.scores_N = texts_NG, np.array(scores, dtype=np.float64) if layout.score else None
         if data.scores_N is None:
             data.search = retrieval.of_pairs(texts_NG)
             if not data.search.queries:
                 raise DataError(f"{path}: every text is paired with itself, so there is nothing to find.")
         return data
+
+    def inputs(self) -> tuple[list[str], list[str]]:
+        return [self.config.columns.row_keys()[0]], []
+
+    def columns_read(self) -> tuple[list[str], list[str]]:
+        return self.inputs()[0], ["prompt_b", "prompt_name"]
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> TextVectors:
         """Reads rows {"text": ...} to compute vectors of. The default prompt precedes them, or that of the row's
@@ -141,7 +147,7 @@ class Embed(Task[TextVectors, Floats]):
 
     def texts(self, texts: Iterable[tuple[str, str]]) -> TextVectors:
         """Returns texts to compute vectors of, each after its prompt."""
-        data, texts_NG = self._numbered([[text] for text in texts], {}, TextVectors)
+        data, texts_NG = self._number_texts([[text] for text in texts], {}, TextVectors)
         data.texts_NG = texts_NG
         return data
 
@@ -157,39 +163,39 @@ class Embed(Task[TextVectors, Floats]):
         if data.scores_N is not None:
             return _correlations(np.array([self._similarity(found) for found in predictions]), data.scores_N)
         assert data.search is not None, "scoring needs labelled data"
-        ranked = self._ranked(data, predictions)
+        ranked = self._rank(data, predictions)
         found = retrieval.scores(ranked, data.search.relevant)
         return {**found, "queries": float(len(ranked)), "texts": float(len(data.search.corpus))}
 
-    def _ranked(self, data: TextVectors, predictions: Sequence[Floats]) -> list[Ints]:
+    def _rank(self, data: TextVectors, predictions: Sequence[Floats]) -> list[Ints]:
         assert data.search is not None
         vectors_UD = np.zeros((len(data.lengths_S), predictions[0].shape[1]), dtype=np.float32)
         for texts_G, found_GD in zip(data.texts_NG, predictions, strict=True):
             vectors_UD[texts_G] = found_GD
-        name = self.embed.compared()
+        name = self.embed.similarity_name
         if name == "cosine":
             vectors_UD /= np.maximum(np.linalg.norm(vectors_UD, axis=1, keepdims=True), 1e-12)
         return retrieval.rankings(vectors_UD, data.search, "dot" if name == "cosine" else name)
 
     def _similarity(self, found_GD: Floats) -> float:
-        return similarity_of_pair(found_GD[0], found_GD[1], self.embed.compared())
+        return similarity_of_pair(found_GD[0], found_GD[1], self.embed.similarity_name)
 
     def examples(self, data: TextVectors, predictions: Sequence[Floats]) -> ScoredExamples:
         """Returns rows of pairs with truth and prediction (similarity), or of queries with their scores, a relevant
         text and the first result (prediction). The relevant text is decoded by the tokenizer of this model, so it is no
         truth that another model must have too."""
         if data.scores_N is not None:
-            sides = ([self._shown(data, text) for text in texts_G] for texts_G in data.texts_NG[:, :2].tolist())
+            sides = ([self._describe_text(data, text) for text in texts_G] for texts_G in data.texts_NG[:, :2].tolist())
             rows = [{**a, "text_b": b["text"], "tokens": a["tokens"] + b["tokens"]} for a, b in sides]
             for row, truth, found_GD in zip(rows, data.scores_N.tolist(), predictions, strict=True):
                 row |= {"truth": truth, "prediction": self._similarity(found_GD)}
             return ScoredExamples(rows, {"spearman": Formula("spearman"), "pearson": Formula("pearson")})
         assert data.search is not None, "scoring needs labelled data"
-        ranked = self._ranked(data, predictions)
+        ranked = self._rank(data, predictions)
         rows = []
         for query, order, relevant in zip(data.search.queries, ranked, data.search.relevant, strict=True):
             texts = {"relevant": self._text(data, min(relevant)), "prediction": self._text(data, int(order[0]))}
-            rows.append({**self._shown(data, query), **texts, **retrieval.of_query(order, relevant)})
+            rows.append({**self._describe_text(data, query), **texts, **retrieval.of_query(order, relevant)})
         names = retrieval.of_query(ranked[0], data.search.relevant[0])
         return ScoredExamples(rows, {name: Formula("mean", (name,)) for name in names})
 
@@ -197,7 +203,7 @@ class Embed(Task[TextVectors, Floats]):
         cuts = data.first
         return readable(self.tokenizer, Cuts(cuts.ids, cuts.starts_S[[text]], cuts.lengths_S[[text]]))[0]
 
-    def _shown(self, data: TextVectors, text: int) -> Row:
+    def _describe_text(self, data: TextVectors, text: int) -> Row:
         return {"text": self._text(data, text), "tokens": int(data.lengths_S[text])}
 
     def rows(self, data: TextVectors, predictions: Sequence[Floats]) -> list[Row]:
@@ -219,8 +225,7 @@ class Embed(Task[TextVectors, Floats]):
         return self.finish().width_of(hidden * len(modes_of(self.embed.pooling)))
 
     def _vectors(self, outputs: Outputs) -> Floats:
-        """Returns the vectors of all texts, computed in float64 from the pooled states, so that they do not depend on
-        the number of texts."""
+        """Returns the vectors of all texts. Computed in float64, so that they do not depend on the number of texts."""
         finish = copy.deepcopy(self.finish()).double()
         with torch.inference_mode():
             parts = [finish(torch.from_numpy(part_SP)).numpy() for part_SP in arrays(outputs, self.head)]
@@ -230,7 +235,7 @@ class Embed(Task[TextVectors, Floats]):
         rows, scores, counts = read_examples(path, layout, self.config, cosines=self.embed.loss == "cosine")
         if self.embed.loss == "cosent":
             check_different(scores, layout.score, path)
-        data, texts_NG = self._numbered(rows, counts, Examples)
+        data, texts_NG = self._number_texts(rows, counts, Examples)
         data.objective, data.texts_NG = self.head, texts_NG
         scored = self.embed.loss in SCORED
         data.labels = torch.tensor(scores, dtype=torch.float32) if scored else torch.from_numpy(texts_NG)
@@ -241,31 +246,29 @@ class Embed(Task[TextVectors, Floats]):
         )
         return data
 
-    def _judged(self, path: Path) -> TextVectors:
+    def _read_judged(self, path: Path) -> TextVectors:
         corpus, queries, relevant = retrieval.read_judgements(path)
         texts = [(self.embed.prompt, text) for text in queries.values()]
         texts += [(self.embed.prompt_b, text) for text in corpus.values()]
-        data, texts_N1 = self._numbered([[text] for text in texts], {"queries": len(queries)}, TextVectors)
+        data, texts_N1 = self._number_texts([[text] for text in texts], {"queries": len(queries)}, TextVectors)
         data.texts_NG = texts_N1
         found = texts_N1[:, 0].tolist()
-        queries_found = dict(zip(queries, found[: len(queries)], strict=True))
-        data.search = retrieval.of_judgements(
-            dict(zip(corpus, found[len(queries) :], strict=True)), queries_found, relevant
-        )
+        numbers = dict(zip(corpus, found[len(queries) :], strict=True))
+        judged = [frozenset(numbers[text] for text in relevant[query]) for query in queries]
+        data.search = Search(found[: len(queries)], [*dict.fromkeys(numbers.values())], judged)
         return data
 
-    def _numbered(
+    def _number_texts(
         self, rows: Iterable[Sequence[tuple[str, str]]], counts: Mapping[str, int], kind: type[D]
     ) -> tuple[D, Ints]:
-        """Returns the different texts as a Source, and the number of each text of the rows [N, G]. A text is given
-        after its prompt."""
+        """Returns the different (prompt, text) as a Source, and the number of each text of the rows [N, G]."""
         numbers: dict[tuple[str, str], int] = {}
         texts_NG = np.array([[numbers.setdefault(text, len(numbers)) for text in row] for row in rows], dtype=np.int64)
         most = self.config.max_length
         found = encode(self.tokenizer, [prompt + text for prompt, text in numbers], most)
         kept = np.minimum(found.lengths, most - 2)
         counts = {"examples": len(texts_NG), **counts, "cut": int((kept < found.lengths).sum())}
-        data = kind(self.tokenizer, remaining(self.tokenizer, found, kept), None, counts)
+        data = kind(self.tokenizer, cut_texts(self.tokenizer, found, kept), None, counts)
         if not self.embed.include_prompt:
             data.pooled_from_U = self._after_prompts([prompt for prompt, _ in numbers])
         texts = [text for _, text in numbers]
@@ -274,8 +277,7 @@ class Embed(Task[TextVectors, Floats]):
         return data, texts_NG
 
     def _after_prompts(self, prompts: Sequence[str]) -> Ints:
-        """Returns the number of tokens of each prompt alone, with the first special token and without the last one; 0
-        for no prompt.
+        """Returns the number of tokens of each prompt with the first special token; 0 for no prompt.
 
         Source: sentence-transformers 6.2, Transformer._get_prompt_length.
         """
@@ -283,11 +285,6 @@ class Embed(Task[TextVectors, Floats]):
         for prompt in set(prompts) - {""}:
             counts[prompt] = min(1 + int(encode(self.tokenizer, [prompt]).lengths[0]), most - 1)
         return np.array([counts[prompt] for prompt in prompts], dtype=np.int64)
-
-
-def _scored_layout(config: TaskConfig, path: Path) -> Layout:
-    """Returns the columns of a file that is scored, including those of scores if it has some, whatever the loss is."""
-    return find_layout(path, replace(config, embed=replace(config.embed, loss="")))
 
 
 def _loss(config: EmbedConfig) -> contrastive.Loss:
@@ -307,5 +304,5 @@ def _correlations(found_N: Floats, truth_N: Floats) -> dict[str, float]:
         return {"spearman": metrics.spearman(*pair), "pearson": metrics.pearson(*pair)}
 
     rows_N = np.arange(len(truth_N))
-    errors = metrics.bootstrap_errors(scores, len(rows_N))
-    return {**scores(rows_N), **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
+    found = metrics.with_errors(scores(rows_N), metrics.bootstrap_errors(scores, len(rows_N)))
+    return found | {"examples": float(len(rows_N))}

@@ -1,4 +1,4 @@
-"""Reads pairs, triplets and scored pairs of texts. What an example is, is found from the columns of the file.
+"""Reads pairs, triplets and scored pairs of texts. The columns of the file say which.
 
 - pairs: a text and a text that belongs to it;
 - triplets: a pair, and texts that do not belong to the first text (negatives);
@@ -14,7 +14,7 @@ from typing import Any
 from lambert.core.errors import DataError
 from lambert.core.registry import nearest
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.reading.mismatch import Advice, Mismatch
+from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import read_rows, text_cell, value_cell
 from lambert.tasks.task import Row, keys_found
 
@@ -41,6 +41,7 @@ def find_layout(path: Path, config: TaskConfig) -> Layout:
     """Returns the columns of a file. Raises DataError if it has no column of texts, or no score that the loss needs."""
     place, row = next(read_rows(path, config.columns))
     columns, embed = config.columns, config.embed
+    advice = f"Columns found: {keys_found(row)}. Name those of the texts by task.columns.text and task.columns.text_b."
     if columns.text_b or columns.text not in row:
         given = [(columns.text, columns.text_b)] if columns.text_b else []
         known = [*given, *_PAIRS]
@@ -48,7 +49,7 @@ def find_layout(path: Path, config: TaskConfig) -> Layout:
         if pair is None or (given and pair != given[0]):
             missing = next((name for name in (given[0] if given else (columns.text,)) if name not in row), "")
             near = nearest(missing, [*row])
-            raise Mismatch(lambda say: f"{place}: no column {missing!r}.{near} {_advice(row, say)}")
+            raise Mismatch(f"{place}: no column {missing!r}.{near} {advice}")
         texts: tuple[str, ...] = pair
     else:
         pair = next((pair for pair in _PAIRS if pair[0] == columns.text and pair[1] in row), None)
@@ -62,25 +63,14 @@ def find_layout(path: Path, config: TaskConfig) -> Layout:
     if embed.loss == "margin":
         score = next((name for name in (columns.label, *_SCORES) if name in row), "")
         if not negatives:
-            raise Mismatch(
-                lambda say: f"{place}: task.embed.loss = 'margin' needs a column of negatives. {_advice(row, say)}"
-            )
+            raise Mismatch(f"{place}: task.embed.loss = 'margin' needs a column of negatives. {advice}")
     if embed.loss == "ranking":
         score = ""
     if embed.loss in SCORED and not score:
         raise Mismatch(
-            lambda say: (
-                f"{place}: task.embed.loss = {embed.loss!r} needs a score in the column {columns.label!r}. "
-                f"{_advice(row, say)}"
-            )
+            f"{place}: task.embed.loss = {embed.loss!r} needs a score in the column {columns.label!r}. {advice}"
         )
     return Layout((*texts, *negatives), score)
-
-
-def _advice(row: Row, say: Advice) -> str:
-    return (
-        f"Columns found: {keys_found(row)}. Name those of the texts by {say.column('text')} and {say.column('text_b')}."
-    )
 
 
 def read_examples(

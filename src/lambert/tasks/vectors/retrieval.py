@@ -1,6 +1,6 @@
 """Search with vectors: the metrics of rankings, and data in the layout of BEIR."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from lambert.tasks.task import Row, text_of
 from lambert.tasks.vectors.similarity import SIMILARITIES
 
 DEPTH = 100
-"""Texts of a ranking that the metrics consider: mean average precision is that of the first 100, the others are those
-of the first 10 or fewer."""
+"""Texts of a ranking that metrics consider: average precision the first 100, the others the first 10 or fewer."""
 _QUERIES = 1024  # queries that are ranked at once
 
 
@@ -79,7 +78,7 @@ def scores(ranked: Sequence[Ints], relevant: Sequence[frozenset[int]]) -> dict[s
     rows = [of_query(order, wanted) for order, wanted in zip(ranked, relevant, strict=True)]
     values = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     found = {name: float(value.mean()) for name, value in values.items()}
-    return {**found, **{f"{name}_se": metrics.mean_error(value) for name, value in values.items()}}
+    return metrics.with_errors(found, {name: metrics.mean_error(value) for name, value in values.items()})
 
 
 def of_query(ranked: Ints, relevant: frozenset[int]) -> dict[str, float]:
@@ -157,9 +156,3 @@ def of_pairs(texts_NG: Ints) -> Search:
         if anchor != positive:
             relevant.setdefault(anchor, set()).add(positive)
     return Search([*relevant], np.unique(texts_NG[:, 1:]).tolist(), [frozenset(found) for found in relevant.values()])
-
-
-def of_judgements(corpus: Mapping[str, int], queries: Mapping[str, int], relevant: Mapping[str, set[str]]) -> Search:
-    """Returns the search of judged queries. `corpus` and `queries` have the numbers of the texts by id."""
-    found = [frozenset(corpus[text] for text in relevant[query]) for query in queries]
-    return Search([*queries.values()], [*dict.fromkeys(corpus.values())], found)

@@ -1,6 +1,6 @@
 """The files of a model folder that sentence-transformers reads: which vector a text has, and which score a pair.
 
-Folders of all its versions are read. Vectors are written in the form that all versions read, where it can say them.
+Folders of all its versions are read. Vectors are written in the form that all versions read, if it can express them.
 
 Source: sentence-transformers 6.2, and what its versions since 2021 write.
 """
@@ -68,7 +68,7 @@ def files(config: TaskConfig, width: int, layers: Sequence[nn.Module] = ()) -> d
     """Returns the files of a model with states of `width` components and these layers after its pooling, by name."""
     embed = config.embed
     kinds: list[tuple[str, dict[str, Any], nn.Module | None]] = [("Pooling", _pooling(embed, width), None)]
-    kinds += [_described_layer(layer) for layer in layers]
+    kinds += [_describe_layer(layer) for layer in layers]
     if embed.unit():
         kinds.append(("Normalize", {}, None))
     modules, found = [{"idx": 0, "name": "0", "path": "", "type": f"{_TYPE}Transformer"}], {}
@@ -84,7 +84,7 @@ def files(config: TaskConfig, width: int, layers: Sequence[nn.Module] = ()) -> d
         prompts.setdefault(embed.default_prompt, "")
     settings = {
         "__version__": {}, "prompts": prompts, _DEFAULT: embed.default_prompt or None,
-        "similarity_fn_name": embed.compared(),
+        "similarity_fn_name": embed.similarity_name,
     }  # fmt: skip
     if embed.truncate_dim:
         settings["truncate_dim"] = embed.truncate_dim
@@ -101,7 +101,7 @@ def _text(value: Any) -> str:
 
 
 def _pooling(embed: EmbedConfig, width: int) -> dict[str, Any]:
-    """Returns the settings of the module Pooling, in the form of version 2 if it can say them."""
+    """Returns the settings of the module Pooling, in the form of version 2 if it can express them."""
     modes = modes_of(embed.pooling)
     if [mode for mode in POOLINGS if mode in modes] != [*modes]:  # in another order than flags have
         return {"embedding_dimension": width, "pooling_mode": [*modes], "include_prompt": embed.include_prompt}
@@ -110,7 +110,7 @@ def _pooling(embed: EmbedConfig, width: int) -> dict[str, Any]:
     return found if embed.include_prompt else {**found, "include_prompt": False}
 
 
-def _described_layer(layer: nn.Module) -> tuple[str, dict[str, Any], nn.Module | None]:
+def _describe_layer(layer: nn.Module) -> tuple[str, dict[str, Any], nn.Module | None]:
     """Returns the class, the settings and, if it has weights, the layer itself."""
     if isinstance(layer, Unit):
         return "Normalize", {}, None
@@ -174,8 +174,7 @@ def is_cross_encoder(folder: Path) -> bool:
 
 
 def activation_of(folder: Path, settings: Mapping[str, Any]) -> str:
-    """Returns the activation of the scores of a CrossEncoder that its folder names, a key of `ACTIVATIONS`; empty if
-    there is none.
+    """Returns the activation of the scores of a CrossEncoder, a key of `ACTIVATIONS`; empty if its folder names none.
 
     Args:
         folder: The model folder.
@@ -207,15 +206,13 @@ def config_keys(activation: str) -> dict[str, Any]:
     return {"sentence_transformers": {"activation_fn": f"{kind.__module__}.{kind.__name__}"}}
 
 
-def described(folder: Path) -> TaskConfig:
-    """Returns the task of a folder of sentence-transformers with vectors that Lambert did not write. Raises DataError
-    for what Lambert does not have."""
+def read_task(folder: Path) -> TaskConfig:
+    """Returns the task of a foreign folder of sentence-transformers. Raises DataError for what is unsupported."""
     return _vectors(folder)[0]
 
 
 def layers(folder: Path) -> list[nn.Module]:
-    """Returns the layers between the pooling of a model folder and the last division by length; none for a folder that
-    is not one of sentence-transformers."""
+    """Returns the layers between pooling and division by length; none for a folder without modules.json."""
     return [] if root(folder) is None else _vectors(folder)[1]
 
 
@@ -370,7 +367,7 @@ def _layer(module: Module) -> nn.Module:
 
 def _norm(module: Module) -> nn.Module:
     width = _size(module, "dimension")
-    return _filled(nn.LayerNorm(width), module, "norm.")
+    return _load_weights(nn.LayerNorm(width), module, "norm.")
 
 
 def _dense(module: Module) -> nn.Module:
@@ -389,7 +386,7 @@ def _dense(module: Module) -> nn.Module:
             "that is meant."
         )
     try:
-        return _filled(Dense(linear, activation_named(named), residual), module)
+        return _load_weights(Dense(linear, activation_named(named), residual), module)
     except ValueError as error:
         raise DataError(f"{module.folder}: the module Dense: {error}.") from error
 
@@ -401,7 +398,7 @@ def _size(module: Module, key: str) -> int:
     return found
 
 
-def _filled(layer: nn.Module, module: Module, prefix: str = "") -> nn.Module:
+def _load_weights(layer: nn.Module, module: Module, prefix: str = "") -> nn.Module:
     """Returns the layer with the weights in the module's folder. Raises DataError if they are not those of it."""
     tensors, path = tensor_files.read(module.folder)
     own = {prefix + name: parameter for name, parameter in layer.named_parameters()}

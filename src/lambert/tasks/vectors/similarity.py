@@ -17,8 +17,7 @@ SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "euclidean": lambda a_ND, b_MD: -torch.cdist(a_ND, b_MD, p=2.0),
     "manhattan": lambda a_ND, b_MD: -torch.cdist(a_ND, b_MD, p=1.0),
 }
-"""From the vectors of N and of M texts to their similarities [N, M], by `similarity_fn_name`. Distances are
-negative."""
+"""From the vectors of N and M texts to similarities [N, M], by `similarity_fn_name`. Distances are negative."""
 
 
 def similarity(a: Any, b: Any, name: str) -> Tensor:

@@ -8,12 +8,12 @@ import shlex
 import shutil
 import time
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from lambert import cli
 from lambert.core.errors import UsageError
 from lambert.core.files import atomic_folder, delete_folder, is_temporary, json_text, remove_all_leftovers, write_atomic
 from lambert.core.lock import LOCK, lock_folder
@@ -26,9 +26,7 @@ DEFAULT_OUT = Path("runs/demo")
 ENCODER, TUNED = "pretrain", "names-pretrained"
 """The runs of pre-training, and of fine-tuning after it."""
 WRITTEN = {LOCK, RECIPES, DATA, "corpus", ENCODER, TUNED, "names-scratch", REPORT}
-"""What a demo leaves in its folder."""
-
-Call = Callable[[list[str]], Any]
+"""The files and folders that a demo writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +34,15 @@ class DemoConfig:
     """The demo: raw text to a scored model."""
 
     out: Path = DEFAULT_OUT
-    """Folder to write; what an earlier demo left in it is deleted first. Nothing is written elsewhere."""
+    """Folder to write. The files of an earlier demo in it are deleted first; nothing is written elsewhere."""
     short: bool = False
     """A check of the installation in a few seconds: every step runs, with few updates, and pre-training is compared
     with the curve that its recipe expects. The models are not compared."""
 
 
-def run(config: DemoConfig, call: Call, say: Say = silent) -> Result:
+def run(config: DemoConfig, say: Say = silent) -> Result:
     """Runs the commands that it prints, one after the other, in this process. Returns the scores, and the folder of the
     first fine-tuned model.
-
-    Args:
-        call: Runs the words of a command line, and returns the result of its verb.
 
     Raises:
         UsageError: The folder contains files that no demo wrote, or another demo is writing to it.
@@ -62,7 +57,7 @@ def run(config: DemoConfig, call: Call, say: Say = silent) -> Result:
         commands = tomllib.loads(_read_moved(PACKAGE / "commands.toml", config.out))
         outcome = None
         for words in commands["short" if config.short else "whole"]:
-            outcome = _lambert(words, call, say)
+            outcome = _lambert(words, say)
 
         from lambert.verbs.demo import results
 
@@ -72,18 +67,18 @@ def run(config: DemoConfig, call: Call, say: Say = silent) -> Result:
             say("")
             say("A report of the runs needs matplotlib: pip install 'lambert-bert[report]'.")
         else:
-            _lambert(commands["report"], call, say)
+            _lambert(commands["report"], say)
         if config.short:
-            _lambert(commands["check"], call, say)
+            _lambert(commands["check"], say)
     found.show(time.monotonic() - began)
     return Result(found.run, found.scores())
 
 
-def _lambert(words: list[str], call: Call, say: Say) -> Any:
+def _lambert(words: list[str], say: Say) -> Any:
     """Prints and runs a command line. Returns its result."""
     say("")
     say(f"$ lambert {shlex.join(words)}")
-    return call(words)
+    return cli.call(words)
 
 
 def _check(out: Path) -> None:
@@ -98,7 +93,7 @@ def _check(out: Path) -> None:
 
 
 def _clear(out: Path) -> None:
-    """Deletes what an earlier demo left, at last the recipes, by which `_check` knows the folder."""
+    """Deletes the files of an earlier demo, and last the recipes, by which `_check` recognises the folder."""
     remove_all_leftovers(out)
     for name in sorted(WRITTEN - {LOCK}, key=lambda name: name == RECIPES):
         path = out / name

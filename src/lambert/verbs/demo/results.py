@@ -1,4 +1,4 @@
-"""What the demo's models learned, as a table: the held-out loss, and the names that they find with and without
+"""The results of the demo as a table: the held-out loss, and the names that its models find with and without
 pre-training."""
 
 import json
@@ -23,7 +23,7 @@ COLUMNS = ("", "this model", "to compare with")
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The F1 of the names, and what pre-training adds to it."""
+    """The F1 of the names with and without pre-training, and the difference."""
 
     f1: float
     """Mean over the seeds, with pre-training."""

@@ -77,7 +77,7 @@ def draw(chart: Chart) -> str:
 
 
 def svg(title: str, plot: Callable[[Any], None]) -> str:
-    """Returns what `plot` draws on axes of matplotlib as an SVG element with the page's colour variables."""
+    """Returns the drawing of `plot`, which takes axes of matplotlib, as an SVG element with the page's colours."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

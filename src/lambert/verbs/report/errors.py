@@ -29,13 +29,13 @@ _OF_GROUPS = ("mean", "percent", "ratio", "f1_of_sums")
 
 
 _WORST_FIRST: Sequence[tuple[str, Sequence[str], Callable[[Mapping[str, Any]], Any]]] = (
-    ("Largest losses", ["loss"], lambda row: -row["loss"]),
-    ("Largest errors", ["squared_error"], lambda row: -row["squared_error"]),
-    ("Largest differences of ranks", ["rank_difference"], lambda row: -row["rank_difference"]),
+    ("Largest losses", ["loss"], lambda row: -float(row["loss"])),
+    ("Largest errors", ["squared_error"], lambda row: -float(row["squared_error"])),
+    ("Largest differences of ranks", ["rank_difference"], lambda row: -float(row["rank_difference"])),
     # Most queries of a poor model have an nDCG@10 of 0.
     ("Lowest nDCG@10", ["ndcg_10", "map_100"], lambda row: row["ndcg_10"] + row["map_100"] * 1e-6),
     ("Most wrong words", ["words", "correct"], lambda row: row["correct"] - row["words"]),
-    ("Lowest F1, longest predictions first", ["f1"], lambda row: row["f1"] - len(str(row["prediction"])) * 1e-9),
+    ("Lowest F1, longest predictions first", ["f1"], lambda row: float(row["f1"]) - len(str(row["prediction"])) * 1e-9),
 )
 """Orders of the examples, the worst first: the first is used whose columns the examples have."""
 
@@ -241,7 +241,7 @@ def _charts(rows: Rows) -> Iterator[dict[str, str]]:
 
 
 def _worst(found: Examples) -> dict[str, Any]:
-    """Returns the worst examples and what they are sorted by."""
+    """Returns the worst examples and the title of their order."""
     rows = found.rows
     for title, columns, order_of in _WORST_FIRST:
         if _has(rows, *columns):

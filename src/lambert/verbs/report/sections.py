@@ -20,7 +20,7 @@ WAIT_IS_HIGH = 0.1
 
 
 def advice(run: Run) -> list[str]:
-    """Returns advice that follows from the curves and from what the run said about them."""
+    """Returns advice that follows from the curves and from the warnings in log.txt, one sentence each."""
     unlearnt = [text.removeprefix("warning: ") for _, text in run.log if text.startswith(UNLEARNT)]
     sentences = [f"{run.name}: {text}" for text in unlearnt[-1:]]
     waits = [share for _, share in run.series("wait_share")][1:]  # the first interval starts with an empty queue

@@ -116,7 +116,7 @@ def _history(rows: Sequence[Mapping[str, Any]], lower: bool) -> Any:
 
 
 def _parallel(rows: Sequence[Mapping[str, Any]], space: Mapping[str, Any], metric: str, lower: bool) -> Any:
-    """Returns what draws parallel coordinates: an axis for each setting, and the value last, each from 0 to 1."""
+    """Returns the function that draws parallel coordinates: an axis from 0 to 1 for each setting and the value."""
     names = [*space, metric]
     columns = [_places([row["values"].get(name) for row in rows], space[name]) for name in space]
     columns.append(_places([row["value"] for row in rows], {}))

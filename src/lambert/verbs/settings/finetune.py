@@ -78,7 +78,7 @@ class FinetuneConfig:
             raise UsageError(f"seeds = {' '.join(map(str, self.seeds))} names a seed twice.")
 
     def check_dev(self) -> None:
-        """Raises UsageError if a setting needs dev data and there are none. `dev` is that of `training_and_dev`."""
+        """Raises UsageError if a setting needs dev data and there are none. `dev` is that of `find_splits`."""
         if self.dev is not None:
             return
         if not self.task.threshold:

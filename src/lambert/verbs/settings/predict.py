@@ -40,7 +40,7 @@ class PredictConfig:
     null_threshold: float | None = None
     """squad: the threshold of "no answer", if it is not that of the model (task.squad.null_threshold)."""
     errors: Literal["write", "stop"] = "write"
-    """What becomes of a row that cannot be predicted. write: its error is written in place of its prediction, the work
+    """Reaction to a row that cannot be predicted. write: its error is written in place of its prediction, the work
     continues, and the command ends with exit code 3; in .npy the row is NaN. stop: the command ends there."""
     chunk: int = 512
     """Lines that are read and predicted together. More lines are packed better, fewer are answered sooner."""

@@ -18,7 +18,7 @@ class VerifyConfig:
     recipe: Annotated[Path, Parameter(parse=False)] = Path()
     """The recipe of pretrain or finetune."""
     overrides: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
-    """Flags that override the recipe."""
+    """Settings that override the recipe."""
     updates: int = 0
     """Updates to run. 0: up to the last band within the first 100 updates or the first hundredth of the run."""
     out: Path | None = None
@@ -35,7 +35,7 @@ class VerifyConfig:
         if self.run and self.write_from:
             raise UsageError("--run compares a run with [expect], and --write-from makes it from runs: give one.")
         if (self.run or self.write_from) and (self.updates or self.out):
-            raise UsageError("--updates and --out are of a run, and --run and --write-from start none: leave them out.")
+            raise UsageError("--updates and --out are for a new run, which --run and --write-from do not start.")
 
 
 _OWN = {f"--{one.name.replace('_', '-')}" for one in fields(VerifyConfig)} | {"--help", "-h", "--version"}

@@ -1,7 +1,6 @@
 """`lambert sweep`: searches for the best settings of a training run."""
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from lambert.core.errors import UsageError
 from lambert.distributed.launch_environment import process_info
@@ -9,15 +8,9 @@ from lambert.engine.signals import graceful_stop
 from lambert.runs.result import Result, Say, silent
 from lambert.verbs.settings.sweep import SweepConfig
 
-if TYPE_CHECKING:
-    from lambert.verbs.sweep.plan import Read
 
-
-def run(config: SweepConfig, read: "Read", say: Say = silent) -> Result:
+def run(config: SweepConfig, say: Say = silent) -> Result:
     """Runs trials until the budget is used up, and returns the folder of the sweep with the best value.
-
-    Args:
-        read: Returns the settings of a run; see `plan.Read`.
 
     Raises:
         UsageError: A setting is wrong, or the study belongs to another sweep. No trial has started then.
@@ -37,7 +30,7 @@ def run(config: SweepConfig, read: "Read", say: Say = silent) -> Result:
             f"This is one of {info.size} ranks ({info.reason}), and each process of a sweep trains alone. Start "
             "lambert sweep once on each machine, with the same out; --jobs starts several on one (docs/sweep.md)."
         )
-    plan = make_plan(with_storage(config), read)
+    plan = make_plan(with_storage(config))
     with graceful_stop("; all trials that began are saved") as stop:
         study = Study(plan, say)
         if config.jobs > 1 and study.is_open():

@@ -1,11 +1,12 @@
 """The plan of a sweep, checked before its first trial: the verb, its settings for each trial, the space, the metric."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lambert import cli
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.registry import nearest
 from lambert.core.settings import as_dict, as_word, dotted, merge, read, text
@@ -14,7 +15,7 @@ from lambert.optim.optimizers import check_names
 from lambert.runs.best import lower_is_better
 from lambert.runs.folder import FREE
 from lambert.tasks.reading.cache import FOLDER
-from lambert.tasks.reading.files import training_and_dev
+from lambert.tasks.reading.files import find_splits
 from lambert.verb import list_training
 from lambert.verbs import finetune, pretrain
 from lambert.verbs.settings.finetune import FinetuneConfig
@@ -23,9 +24,6 @@ from lambert.verbs.settings.sweep import SweepConfig
 from lambert.verbs.settings.training import find_verb
 from lambert.verbs.sweep.processes import is_worker
 from lambert.verbs.sweep.space import Dimension, dimensions, nest
-
-Read = Callable[[list[str], Mapping[str, Any], str], Any]
-"""Returns the settings of a command line with other values, which errors call by the third argument."""
 
 
 class NoSuchScore(UsageError):
@@ -43,7 +41,6 @@ class Plan:
     space: Sequence[Dimension]
     minimized: bool
     """Whether smaller values of the metric are better."""
-    parse: Read
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -61,7 +58,7 @@ class Plan:
     def settings(self, values: Mapping[str, Any]) -> Any:
         """Returns the settings of the recipe with `values` by dotted name."""
         recipe = [] if self.config.recipe is None else [as_word(self.config.recipe)]
-        return self.parse([self.verb, *recipe], merge(self.config.base, nest(values)), "the sweep")
+        return cli.settings([self.verb, *recipe], merge(self.config.base, nest(values)), "the sweep")
 
     def folder(self, number: int, seed: int) -> Path:
         """Returns the run folder of a trial and a seed."""
@@ -85,7 +82,7 @@ class Plan:
         return {**own, "direction": "minimize" if self.minimized else "maximize", **space, **fixed}
 
 
-def make_plan(config: SweepConfig, parse: Read) -> Plan:
+def make_plan(config: SweepConfig) -> Plan:
     """Returns the plan of a sweep. Raises UsageError if a setting is wrong, LambertError if the first trial could not
     begin; no trial has started then."""
     if config.trials is None and config.minutes is None and config.updates is None and config.sampler != "grid":
@@ -96,7 +93,7 @@ def make_plan(config: SweepConfig, parse: Read) -> Plan:
     for name in dotted(config.base):
         if name in {dimension.name for dimension in space}:
             raise UsageError(f"{name} is both in [sweep.space] and set beside it: remove one.")
-    plan = Plan(config, verb, space, False, parse)
+    plan = Plan(config, verb, space, False)
     first = plan.settings({**plan.lowest, "out": str(config.out / "trials")})  # with the seed of the recipe
     text(first)  # raises for paths that config.toml cannot hold
     if isinstance(first, FinetuneConfig):
@@ -121,7 +118,7 @@ def _check_finetuning(config: FinetuneConfig) -> None:
     """Raises UsageError if the runs compute no scores, or if each is to have several seeds."""
     if config.seeds:
         raise UsageError("seeds is a setting of finetune alone: give the seeds as sweep.seeds.")
-    if training_and_dev(config.data, config.dev)[1] is None:
+    if find_splits(config.data, config.dev)[1] is None:
         raise UsageError("A sweep compares the scores on held-out data: set dev.")
 
 

@@ -43,7 +43,7 @@ class Row:
     seconds: float
     updates: int
     scores: Sequence[Mapping[str, Any]]
-    """seed, value, error and updates of each run."""
+    """seed, value, error and updates of each run; the error is None if the task computes none."""
     intermediate: Mapping[str, float]
     """Values during the run of the first seed, by update."""
     params: Mapping[str, Any]

@@ -53,7 +53,7 @@ class Grid(BaseSampler):
 
 
 class Keyed(BaseSampler):
-    """Another sampler, made anew for each trial with a seed from the number of the trial. So the choice depends on the
+    """Another sampler, created for each trial with a seed from the number of the trial. So the choice depends on the
     seed, the number and the trials that have ended, not on which process makes it or how often the sweep was stopped.
     """
 

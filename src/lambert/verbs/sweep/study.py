@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +29,6 @@ _STATES = {
     "failed": TrialState.FAIL, "running": TrialState.RUNNING,
 }  # fmt: skip
 """The states of the rows of sweep.json."""
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The result of one seed of a trial."""
-
-    seed: int
-    value: float
-    error: float | None
-    """Standard error over the held-out examples; None if the task computes none."""
-    updates: int
 
 
 class Study:

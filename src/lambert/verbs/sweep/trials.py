@@ -4,9 +4,9 @@ import math
 import time
 import traceback
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 from optuna.trial import Trial, TrialState
@@ -20,7 +20,7 @@ from lambert.runs.result import SCORES, Result, Say
 from lambert.verb import all_verbs, load
 from lambert.verbs.sweep.plan import NoSuchScore, share_features, value_of
 from lambert.verbs.sweep.result import write_results
-from lambert.verbs.sweep.study import Score, Study
+from lambert.verbs.sweep.study import Study
 
 HOPELESS = 3
 """Failed trials at the beginning, without any that succeeded, after which the sweep ends; ours."""
@@ -63,14 +63,14 @@ def _run(study: Study, trial: Trial, stop: StopRequest) -> LambertError | None:
     starts, _ = trial.user_attrs.get("starts", (0, 0))
     done = sum(archive.last(plan.folder(trial.number, seed)) for seed in plan.seeds)
     study.note(trial, starts=(starts + 1, done))
-    scores: list[Score] = []
+    scores: list[dict[str, Any]] = []
     failure: LambertError | None = None
     state, value, note = TrialState.COMPLETE, None, ""
     try:
         for seed in plan.seeds:
             scores.append(_seed(study, trial, seed, stop))
-            study.note(trial, scores=[asdict(score) for score in scores])
-        value = fmean(score.value for score in scores)
+            study.note(trial, scores=[*scores])
+        value = fmean(score["value"] for score in scores)
         if not math.isfinite(value):
             state, note, value = TrialState.PRUNED, f"{plan.config.metric} is not finite", None
     except _Pruned:
@@ -97,8 +97,9 @@ def _run(study: Study, trial: Trial, stop: StopRequest) -> LambertError | None:
     return failure
 
 
-def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> Score:
-    """Runs a trial with one seed, from its newest checkpoint. The pruner judges the scores of the first seed."""
+def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> dict[str, Any]:
+    """Runs a trial with one seed, from its newest checkpoint, and returns its row of sweep.json. The pruner judges the
+    scores of the first seed."""
     plan = study.plan
     config = plan.run_settings(plan.values(trial.params), seed, plan.folder(trial.number, seed))
     config = share_features(config, plan.config.out)
@@ -113,7 +114,7 @@ def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> Score:
             if judged and math.isfinite(value) and study.report(trial, value, step.index) and not step.last:
                 raise _Pruned  # closing the generator saves the run
     value, error = value_of(Result.of_run(config.out).scores, metric)
-    return Score(seed, value, error, archive.last(config.out))
+    return {"seed": seed, "value": value, "error": error, "updates": archive.last(config.out)}
 
 
 def _report_missed(study: Study, trial: Trial, run: Path) -> bool:

@@ -1,11 +1,9 @@
 """`lambert verify`: whether the beginning of a run is on the curve that its recipe expects."""
 
 import dataclasses
-from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
+from lambert import cli
 from lambert.core.errors import DivergedError, UsageError
 from lambert.core.files import scratch_folder
 from lambert.engine import archive
@@ -25,14 +23,10 @@ from lambert.verbs.verify.writing import make_expectation, write
 _SOON, _SHARE = 100, 0.01
 """Without a number of updates, a run is verified up to its last band within the first _SOON updates or the first _SHARE
 of the run, whichever is later. Our choice: seconds for the demo, and an hour of a run of four days."""
-Read = Callable[[list[str]], Any]
 
 
-def run(config: VerifyConfig, settings: Read, say: Say = silent) -> Verified | None:
+def run(config: VerifyConfig, say: Say = silent) -> Verified | None:
     """Verifies a recipe, shows the comparison and returns it; with `write_from`, writes [expect] and returns None.
-
-    Args:
-        settings: Returns the settings of a command line, checked.
 
     Raises DivergedError if the run is off the curve.
     """
@@ -43,9 +37,9 @@ def run(config: VerifyConfig, settings: Read, say: Say = silent) -> Verified | N
         write(config.recipe, expect := make_expectation(config.write_from))
         say(f"[expect] of {config.recipe}: {len(expect.losses)} bands of the loss from {expect.seeds} seeds")
         return None
-    given = settings([verb, str(config.recipe), "--out=run", *config.overrides])  # a run has a folder of its own
-    overrides = [token for token in config.overrides if token.startswith("-")]
-    found = verify_run(given, str(config.recipe), config.updates, config.out, config.run, overrides, say)
+    whole = cli.settings([verb, str(config.recipe), "--out=run", *config.overrides])  # a run has a folder of its own
+    overrides = tuple(token for token in config.overrides if token.startswith("-"))
+    found = verify_run(dataclasses.replace(config, overrides=overrides), whole, say)
     if config.json:
         say(found.json())
     for line in () if config.json else found.lines():
@@ -57,27 +51,17 @@ def run(config: VerifyConfig, settings: Read, say: Say = silent) -> Verified | N
     return found
 
 
-def verify_run(
-    config: PretrainConfig | FinetuneConfig,
-    recipe: str = "the recipe",
-    updates: int = 0,
-    out: Path | None = None,
-    run: Path | None = None,
-    overrides: list[str] | None = None,
-    say: Say = silent,
-) -> Verified:
-    """Runs the first updates of a run, and compares them with `config.expect`. The run has the schedule of the whole
-    run and stops early.
+def verify_run(given: VerifyConfig, config: PretrainConfig | FinetuneConfig, say: Say = silent) -> Verified:
+    """Runs the first updates of a run, or reads a run, and compares it with `config.expect`. It has the schedule of
+    the whole run and stops early.
 
     Args:
-        recipe: Its name in messages.
-        updates: How many, from the first band on; 0: see _SOON.
-        out: Run folder of the updates; None: a temporary one.
-        run: A run folder that is compared instead.
-        overrides: Settings that are not those of the recipe.
+        given: What to verify. `recipe` is only its name in messages, `overrides` names settings that it does not have.
+        config: The settings of the run.
 
     Raises UsageError if the recipe has no table [expect], or none of its bands is within the updates.
     """
+    recipe, out = str(given.recipe), given.out
     expect = config.expect
     if expect is None:
         raise UsageError(
@@ -85,16 +69,16 @@ def verify_run(
             "makes it from finished runs (docs/verify.md)."
         )
     _check(config, expect, recipe)
-    if run is not None:
-        here = read_measured(run)
-        return compare_run(recipe, config, expect, here, overrides or (), here.problem)
-    count = _updates(config, expect, updates, recipe)
+    if given.run is not None:
+        here = read_measured(given.run)
+        return compare_run(given, config, expect, here, here.problem)
+    count = _updates(config, expect, given.updates, recipe)
     with scratch_folder("lambert-verify") as scratch:
         folder = out or scratch / "run"
         log = dataclasses.replace(config.log, every=expect.every)
         log = log if out else dataclasses.replace(log, trackers=())
         problem = _begin(dataclasses.replace(config, out=folder, log=log), count, recipe, say)
-        return compare_run(recipe, config, expect, read_measured(folder), overrides or (), problem)
+        return compare_run(given, config, expect, read_measured(folder), problem)
 
 
 def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say: Say) -> str:

@@ -14,6 +14,7 @@ from lambert.runs.expect import ExpectConfig
 from lambert.runs.folder import CONFIG, UNSET, changes
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
+from lambert.verbs.settings.verify import VerifyConfig
 from lambert.verbs.verify.intervals import prediction_interval
 from lambert.verbs.verify.measured import VARIES, Measured
 
@@ -27,7 +28,7 @@ _AUTOMATIC = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A number that the recipe expects, and what the run has."""
+    """A band that the recipe expects, and the number of the run."""
 
     what: str
     low: float
@@ -55,7 +56,7 @@ class Verified:
     updates: int
     """Updates of the run that was compared."""
     rows: Sequence[Row]
-    """The bands of the loss and the scores, each with what the run has."""
+    """The bands of the loss and the scores, each with the number of the run."""
     utilisation: tuple[float, ...]
     """Lowest and highest expected share of the device's ceiling; empty if the recipe has none."""
     here: Measured
@@ -125,18 +126,13 @@ class Verified:
 
 
 def compare_run(
-    recipe: str,
-    config: PretrainConfig | FinetuneConfig,
-    expect: ExpectConfig,
-    here: Measured,
-    overrides: Sequence[str] = (),
-    problem: str = "",
+    given: VerifyConfig, config: PretrainConfig | FinetuneConfig, expect: ExpectConfig, here: Measured, problem: str
 ) -> Verified:
-    """Compares a run with what its recipe expects. The final scores are compared if the run has the recipe's length.
+    """Compares a run with the table [expect] of its recipe. The final scores are compared if the run has the length of
+    the recipe.
 
     Args:
-        config: The settings of the recipe.
-        overrides: Those of them that are not in the recipe.
+        config: The settings of the recipe, with the overrides of `given`.
         problem: Why the run diverged, if it did.
 
     Raises UsageError if the run has scores, and none of an expected name; DataError if it did not reach the first band.
@@ -160,7 +156,7 @@ def compare_run(
             f"{rows[0].what}: let the run get there."
         )
     differences = [
-        *(f"{setting} is not the recipe's" for setting in overrides),
+        *(f"{setting} is not the recipe's" for setting in given.overrides),
         *(
             f"{name} is {run}, and the recipe has {own}"
             for name, run, own in changed
@@ -173,7 +169,7 @@ def compare_run(
             if name in here.environment and here.environment[name] not in values
         ),
     ]
-    return Verified(recipe, here.updates, rows, expect.utilisation, here, differences, problem)
+    return Verified(str(given.recipe), here.updates, rows, expect.utilisation, here, differences, problem)
 
 
 def _changes(config: Any, path: Path) -> list[tuple[str, Any, Any]]:

@@ -25,7 +25,7 @@ _DIGITS = 4
 
 
 def make_expectation(runs: Sequence[Path]) -> ExpectConfig:
-    """Returns what runs of one recipe have in common: a band of the loss at 10, 20, 50, 100, 200 ... updates and
+    """Returns the table for runs of one recipe: a band of the loss at 10, 20, 50, 100, 200 ... updates and
     at the end of the shortest run, each from the means of the runs since the band before it; scores, if two runs or
     more have them; the lowest and highest median share of the ceiling; data, versions and devices.
 

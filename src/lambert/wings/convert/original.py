@@ -13,7 +13,7 @@ from lambert.model.heads import Model
 from lambert.model.pooling import head_of
 from lambert.model.vector_layers import VectorLayers
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.model_folder import kept, task_of
+from lambert.tasks.model_folder import read_extras, task_of
 from lambert.tasks.vectors import sentence_transformers
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
@@ -64,14 +64,14 @@ def read(config: ExportConfig) -> Original:
     settings = layout.read_config(folder)
     layout.check_family(settings, folder)
     task = task_of(folder, settings)
-    task = task.resolved() if task.name == "embed" else task
+    task = task.resolve_length() if task.name == "embed" else task
     vectors = task if task.name == "embed" else None
     heads = None if vectors is None else {head_of(vectors.embed.pooling): 0}
     tokenizer = tokenizers.load(folder)
     model, report = weights.load(folder, heads, roles.size(tokenizer), code=config.code)
     if report.missing:
         raise DataError(f"{folder} lacks {report.missing[0]}: fine-tune the model, or import the whole folder.")
-    extra, files = kept(folder, model.config)
+    extra, files = read_extras(folder, model.config)
     embed, layers = (vectors or TaskConfig()).embed, sentence_transformers.layers(folder) if vectors else []
     finish = VectorLayers(layers, vectors is not None and embed.unit(), embed.truncate_dim)
     limit = sentence_transformers.length(folder)

@@ -20,7 +20,7 @@ from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.runs.result import Result, Say, silent
 from lambert.tasks.card import card_of_converted
-from lambert.tasks.model_folder import kept, task_of
+from lambert.tasks.model_folder import read_extras, task_of
 from lambert.tasks.vectors.sentence_transformers import length
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
@@ -107,7 +107,7 @@ def _imported(config: ImportConfig, out: Path, checks: list[Comparison]) -> Iter
         model, report = _google(checkpoint, folder, pieces)
     check_padding(tokenizer, model.config, folder)
     yield from (*report.lines(), *report.warnings())
-    extra, files = kept(folder, model.config)
+    extra, files = read_extras(folder, model.config)
     task = task_of(folder, layout.read_config(folder))
     positions = model.config.positions
     write_tokenizer = partial(

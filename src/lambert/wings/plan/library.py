@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from lambert import cli
 from lambert.library import call_settings, report_stops
 from lambert.wings.plan import verb as planning
 from lambert.wings.plan.result import Plan
@@ -18,4 +17,4 @@ def plan(recipe: str | Path, /, **settings: Any) -> Plan:
         settings: Settings of the command, such as `device="H100"`, `devices=8` and `set=["train.batch_size=512"]`.
     """
     with report_stops():
-        return planning.run(call_settings("plan", recipe, settings), cli.settings)
+        return planning.run(call_settings("plan", recipe, settings))

@@ -1,12 +1,13 @@
 """Determines the work of a recipe from its settings and from those of its files that exist."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lambert import cli
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import nearest
 from lambert.core.shards import Split, read_manifest
@@ -15,9 +16,9 @@ from lambert.distributed import agreement
 from lambert.model import folder as layout
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.model.folder import model_folder
-from lambert.tasks import TASKS, resolved, task_class
+from lambert.tasks import TASKS, resolve, task_class
 from lambert.tasks.reading.cache import FeatureCache
-from lambert.tasks.reading.files import training_and_dev
+from lambert.tasks.reading.files import find_splits
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verb import name_of
@@ -33,7 +34,6 @@ _PAIRS = {64: 0.96, 128: 0.90, 512: 0.73}
 _FULL, _SQUAD = 0.98, 0.45
 """The same with segments of one document at 128 tokens (benchmarks/whole_runs), and of SQuAD's windows at 384
 (docs/bench.md)."""
-Read = Callable[[list[str]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,15 @@ class Planned:
     """Descriptions of what was assumed because a file is missing."""
 
 
-def planned(plan: PlanConfig, settings: Read) -> Planned:
+def planned(plan: PlanConfig) -> Planned:
     """Returns the run of a recipe.
-
-    Args:
-        settings: Returns the checked settings of a command line.
 
     Raises UsageError for the recipe of another verb, and for settings that neither the recipe nor its files give.
     """
     verb = verb_of(plan.recipe)
     if not verb:
         raise UsageError(f"{plan.recipe} is not a recipe of pretrain or finetune, the verbs that plan predicts.")
-    config = settings([verb, str(plan.recipe), *overrides(plan.set)])
+    config = cli.settings([verb, str(plan.recipe), *overrides(plan.set)])
     if isinstance(config, PretrainConfig):
         return _pretrain(config, plan)
     return _finetune(config, plan)
@@ -105,10 +102,10 @@ def _pretrain(config: PretrainConfig, plan: PlanConfig) -> Planned:
 def _finetune(config: FinetuneConfig, plan: PlanConfig) -> Planned:
     assumed, source, train, labels = [], None, config.train, 2
     if config.data.exists() and _folder(config.init) is not None:
-        data, _ = training_and_dev(config.data, config.dev)
+        data, _ = find_splits(config.data, config.dev)
         tokenizer = tokenizers.load(model_folder(config.init))
         shape = _shape(config.init, plan)
-        task_config = resolved(config.task, data).resolved(shape.positions)
+        task_config = resolve(config.task, data).resolve_length(shape.positions)
         task, source = FeatureCache(config.cache, tokenizer, agreement.code()).learn(task_config, data)
         head, labels, lengths = task.head, task.labels, _sample(source)
     else:
@@ -116,7 +113,7 @@ def _finetune(config: FinetuneConfig, plan: PlanConfig) -> Planned:
         if config.task.name not in TASKS:
             raise UsageError(f"task.name = {config.task.name!r} needs its data: {config.data} does not exist.")
         head = task_class(config.task).head
-        longest = config.task.resolved(shape.positions).max_length
+        longest = config.task.resolve_length(shape.positions).max_length
         lengths = _spread(plan.fill or _SQUAD, longest)
         what = f"two labels, and sequences of {longest} tokens that are {plan.fill or _SQUAD:.0%} full"
         assumed.append(f"{config.data} or {config.init} does not exist: {what}")

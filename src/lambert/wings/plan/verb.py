@@ -19,7 +19,7 @@ from lambert.wings.plan.costs.simulation import Run, shortened, simulations
 from lambert.wings.plan.costs.stragglers import Lateness
 from lambert.wings.plan.costs.work import shapes_of
 from lambert.wings.plan.plot import check_plot, draw
-from lambert.wings.plan.recipe import Planned, Read, overrides, planned
+from lambert.wings.plan.recipe import Planned, overrides, planned
 from lambert.wings.plan.result import Plan, row
 from lambert.wings.plan.scripts import SCRIPTS, Command
 from lambert.wings.plan.settings import AUTO, PlanConfig
@@ -29,7 +29,7 @@ METHODS = ("bfloat16", "int8")
 """Methods of exchange in the table of choices, besides that of the recipe."""
 
 
-def run(config: PlanConfig, settings: Read, say: Say = silent) -> Plan:
+def run(config: PlanConfig, say: Say = silent) -> Plan:
     """Predicts the run of a recipe, shows the prediction and returns it. If a script is printed, which may be
     redirected to a file, the prediction goes to standard error.
 
@@ -37,7 +37,7 @@ def run(config: PlanConfig, settings: Read, say: Say = silent) -> Plan:
     """
     if config.plot is not None:
         check_plot(config.plot)
-    plan = planned(config, settings)
+    plan = planned(config)
     if config.devices:
         plan.config.train.check_ranks(config.devices)
     devices = {name: _device(name, plan, config) for name in config.names}

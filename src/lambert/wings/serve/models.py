@@ -15,7 +15,7 @@ from lambert.inference.config import InferenceConfig
 from lambert.inference.text_model import TextModel
 from lambert.model.folder import model_folder
 from lambert.tasks.config import Columns
-from lambert.tasks.reading.templates import columns_of, is_template
+from lambert.tasks.reading.templates import is_template
 
 _TRIES = 3
 EXAMPLES: dict[str, Any] = {
@@ -56,9 +56,8 @@ class Served:
         single texts as well as pairs counts as a reranker if it has one number."""
         if self.task not in ("classify", "regress"):
             return None
-        columns = self.model.task.config.columns
-        optional = optional_inputs_of(self.task, columns)
-        names = [*inputs_of(self.task, columns), *optional]
+        required, optional = self.model.task.inputs()
+        names = [*required, *optional]
         two = self.task == "regress" or (len(self.model.task.config.labels) == 2 and not optional)
         return (names[0], names[1]) if len(names) == 2 and two else None
 
@@ -85,9 +84,8 @@ class Served:
             settings = self.model.task.config
             found["max_length"] = settings.max_length
             found["labels"] = list(settings.labels)
-            found["inputs"] = inputs_of(task, settings.columns)
-            found["optional_inputs"] = optional_inputs_of(task, settings.columns)
-            found["example"] = _example(task, settings.columns)
+            found["inputs"], found["optional_inputs"] = self.model.task.inputs()
+            found["example"] = _example(task, found["inputs"], settings.columns)
         return found
 
 
@@ -172,28 +170,8 @@ def version_of(path: Path) -> str:
     return found.hexdigest()[:12]
 
 
-def inputs_of(task: str, columns: Columns) -> list[str]:
-    """Returns the keys of the objects that a model reads. Columns of choices are the last."""
-    if task == "squad":
-        return ["question", "context"]
-    if task in ("tag", "mask"):
-        return ["text"]
-    paired = task != "embed" and not columns.text_b_optional
-    texts = columns.row_keys()[: 2 if paired else 1]
-    names = list(dict.fromkeys(column for name in texts for column in columns_of(name)))
-    if task == "choice":
-        return [*names, *columns.choices]
-    return names
-
-
-def optional_inputs_of(task: str, columns: Columns) -> list[str]:
-    """Returns the optional keys of the objects: that of the second text, if a model reads pairs and single texts."""
-    return [columns.text_b] if task in ("classify", "multilabel", "regress") and columns.text_b_optional else []
-
-
-def _example(task: str, columns: Columns) -> Any:
+def _example(task: str, names: list[str], columns: Columns) -> Any:
     """Returns an example input of the task: a text if the model reads texts as well as objects."""
-    names = inputs_of(task, columns)
     if task == "squad" or (len(names) == 1 and not is_template(columns.text)):
         return EXAMPLES.get(task, EXAMPLES[""])
     found: dict[str, Any] = dict.fromkeys(names, EXAMPLES[""])

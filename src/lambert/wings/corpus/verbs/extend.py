@@ -14,7 +14,7 @@ from lambert.model.families import reads_segments
 from lambert.model.publish import publish
 from lambert.runs.result import Result, Say, silent
 from lambert.tasks.card import card_of_converted
-from lambert.tasks.model_folder import kept, task_of
+from lambert.tasks.model_folder import read_extras, task_of
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.text.tokenizers.trial import library_errors
@@ -48,7 +48,7 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     model, report = weights.load(folder, vocabulary=old, code=config.code, pooler=True)
     for warning in report.warnings():
         say(warning)
-    extra, files = kept(folder, shape)
+    extra, files = read_extras(folder, shape)
     listed = _choose_listed(division, config.word_list, tokenizer.get_vocab(), say) if config.word_list else []
     texts = _read(config, say)
     counts, held = division.word_counts(division.counts(texts.counts)), division.counts(texts.heldout)
