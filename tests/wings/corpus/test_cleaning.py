@@ -3,14 +3,9 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.wings.corpus.cleaning import find_cleaner, normalise, prose
+from lambert.wings.corpus.cleaning import find_cleaner, prose
 from lambert.wings.corpus.filtering import Ledger, apply_filters, wrap_cleaner
 from lambert.wings.corpus.reading.readers import Piece
-
-
-def test_normalise_composes_and_removes_what_cannot_be_seen() -> None:
-    assert normalise("Cafe\u0301 \u00ad\t so\u200bft\u00a0 end \n\n\n\n next") == "Café soft end\n\nnext"
-    assert normalise("क्\u200dष") == "क्\u200dष"  # a joiner that shapes a letter
 
 
 @pytest.mark.parametrize(

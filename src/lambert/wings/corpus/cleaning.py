@@ -13,16 +13,7 @@ from lambert.wings.corpus.characters import INVISIBLE, WITHOUT_SPACES
 
 Cleaner = Callable[[str], str | None]
 INVISIBLE_CHARACTERS = re.compile(f"[{INVISIBLE}]")
-_SPACES = re.compile(r"[^\S\n]+")
-_BLANK_LINES = re.compile(r"\n{3,}")
 _UNSPACED = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in WITHOUT_SPACES) + "]")
-
-
-def normalise(text: str) -> str:
-    """Composes characters (NFC), removes invisible ones, and reduces each run of spaces to one space and each run of
-    blank lines to one blank line."""
-    lines = (line.strip() for line in _SPACES.sub(" ", compose(text)).split("\n"))
-    return _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip("\n")
 
 
 def compose(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Applies `normalise` to a batch. Only texts that change are rewritten."""
+"""The filter `normalise`. Only texts that change are rewritten."""
 
 import unicodedata
 
@@ -10,7 +10,8 @@ from lambert.wings.corpus.cleaning import INVISIBLE_CHARACTERS, compose
 
 
 def normalise_batch(batch: Batch) -> Outcome:
-    """Composes characters, removes invisible ones and reduces white space, with the result of `cleaning.normalise`."""
+    """Composes characters (NFC), removes invisible ones, and reduces each run of spaces to one space and each run of
+    blank lines to one blank line."""
     outcome = Outcome()
     composed: dict[int, bytes] = {}
     unusual = np.flatnonzero((batch.flags_B & UNUSUAL) != 0)
