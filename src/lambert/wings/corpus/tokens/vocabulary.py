@@ -7,17 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, key, unit
