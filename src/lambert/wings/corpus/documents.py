@@ -18,8 +18,9 @@ from lambert.wings.corpus.reading.readers import Layout, Piece, read
 BATCH = 1 << 20  # characters: large enough to amortize calls, small enough for dozens in memory
 BATCH_DOCUMENTS = 1 << 14
 Stamp = tuple[int, int, int] | None
-MARK = 1 << 25  # characters, at least, between two batches with a mark
-NAMED = 20  # unreadable documents that the manifest names, and as many that end a file early; all are counted
+MARK = 1 << 25  # minimum number of characters between two batches with a mark
+NAMED = 20
+"""Number of unreadable documents that the manifest names, besides as many that end a file early. All are counted."""
 _CUT = re.compile(
     r", is damaged or (truncated after this|not )|: the file is truncated|: the rest of the file is lost|"
     r"and is not read further|: the file ends within it"
@@ -65,8 +66,7 @@ class Source:
 
 
 def apply_weights(sources: Sequence[Source], input_of: Mapping[str, int], weights: Sequence[float]) -> list[Source]:
-    """Returns the sources with their shares. Those of inputs with weights above 1 are
-    repeated at the end, round by round.
+    """Returns the sources with their shares. Sources of inputs with weights above 1 are repeated at the end, in rounds.
 
     Args:
         input_of: For each input file, the number of its entry of `input`.
@@ -233,7 +233,7 @@ def add_name(named: list[str], what: str) -> None:
 
 
 def ends_early(what: str) -> bool:
-    """Returns whether the rest of the file is missing after this unreadable document."""
+    """Returns whether this unreadable document is the last of its file because the rest is missing."""
     return _CUT.search(what) is not None
 
 

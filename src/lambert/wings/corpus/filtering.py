@@ -1,4 +1,4 @@
-"""Runs the filters of the step `clean` over the pieces of a part, and counts and samples what they do."""
+"""Applies the filters of the step `clean` to the pieces of a part, and counts and samples their effects."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,14 +72,14 @@ def wrap_cleaner(name: str, function: Cleaner) -> Filter:
 
 @dataclass(slots=True)
 class Ledger:
-    """What the filters did with the documents of a part."""
+    """Counts and samples of the effects of filters on the documents of a part."""
 
     dropped: Counter[str] = field(default_factory=Counter)
     """Dropped documents by filter and reason."""
     changed: Counter[str] = field(default_factory=Counter)
     """Documents, or pieces of long ones, whose text a filter changed."""
     found: Counter[str] = field(default_factory=Counter)
-    """What filters found in documents that were not dropped before, such as masked addresses."""
+    """Counts of what filters found in documents that were not dropped before, such as masked addresses."""
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     """For each reason, and for documents that are kept, those with the smallest hashes of their contents."""
 

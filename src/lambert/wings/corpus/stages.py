@@ -1,4 +1,4 @@
-"""The steps of `prepare` that store documents. Each turns one unit into one part, in any process and in any order.
+"""The steps of `prepare` that store documents. Each makes one part from one unit, in any process and in any order.
 
 A part is `part-KEY.parquet` in the folder of its step. KEY is a hash of everything that determines its content, and its
 record, `part-KEY.json`, is written after it. A part without a complete record is made again. So a command that was
@@ -291,7 +291,7 @@ def _run_step(
             )
         if plan.step in named:
             _remove_others(plan.folder, {unit.key for unit in units})
-        # the largest first, so that no process waits for one alone; those of a file in order, since it is read forwards
+        # The largest first, so that none is left for one process at the end; slices of a file in order, as in the file.
         missing.sort(key=lambda unit: (-unit.bytes, unit.extents[0].source, unit.extents[0].part.begin))
         total = sum(unit.bytes for unit in units)
         before = total - sum(unit.bytes for unit in missing)

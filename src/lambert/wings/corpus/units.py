@@ -18,12 +18,12 @@ from lambert.wings.corpus.versions import list_reader_versions
 from lambert.wings.corpus.workers import Target, run
 
 SMALL = 1 << 20
-"""An input file with fewer bytes shares a part with other small files (our choice)."""
+"""Input files with fewer bytes are grouped (our choice)."""
 GROUP = 8 << 20
-"""Mean number of bytes of text in a part of small files; the largest has twice as many (our choice: large beside the
-cost of a part, and quick to make again when one of its files changes)."""
+"""Mean bytes of text of a unit of small files; the maximum is twice this (our choice: large beside the cost of a part,
+and quick to make again when one of its files changes)."""
 OPENING = 4096
-"""Bytes that are added for each file, because opening it takes as long as reading this much (our choice)."""
+"""Bytes that are added to the size of each file, because opening it takes as long as reading this much (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a step turns into a part."""
+    """The input of a step that becomes one part."""
 
     extents: tuple[Extent, ...]
     """The documents in the order of the corpus, possibly of several small files."""
@@ -74,7 +74,7 @@ class Unit:
 
 
 def is_small(size: int) -> bool:
-    """Returns whether an input file of `size` bytes shares a part with other small files."""
+    """Returns whether an input file of `size` bytes is grouped with other small files."""
     return size < SMALL
 
 
@@ -172,8 +172,8 @@ class Divide:
 def divide_inputs(
     config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], version: int, workers: int, progress: Progress
 ) -> list[list[Slice]]:
-    """Returns the slices of each input file. They are stored in the folder of the step `extract`, because finding them
-    may require reading the whole file."""
+    """Divides the input files, in several processes, and returns the slices of each. They are stored in the folder of
+    the step `extract`, because finding them may require reading the whole file."""
     folder = config.work_folder / "extract"
     layout = config.layout
     found: dict[str, list[Slice]] = {}

@@ -1,4 +1,4 @@
-"""Calls an object with many items, in this process or in worker processes, with the same results in the same order.
+"""Processes items in this process or in worker processes, with the same results in the same order.
 
 Worker processes are started as `python -m lambert.wings.corpus.workers` and communicate over pipes. A caller's script
 therefore needs no `if __name__ == "__main__"`, and the workers inherit no state that a fork would break.
@@ -31,7 +31,7 @@ Target = Callable[..., Callable[[Any], Any]]
 
 TELL_SECONDS = 0.5
 """Seconds between two calls of `tell`."""
-AHEAD = 3
+AHEAD = 3  # items
 LEXICON_BYTES = 192 << 20  # divided among the processes, which keeps their total memory below 1 GB
 
 
@@ -175,7 +175,7 @@ def ignore_progress(share: float) -> None:
 
 
 def report_progress(pieces: Iterator[Piece], expected: float, tell: Callable[[float], None]) -> Iterator[Piece]:
-    """Yields the pieces, and reports at intervals their share of the expected number of characters."""
+    """Yields the pieces, and reports at intervals how much of the expected number of characters is done."""
     done, spoke = 0, time.monotonic()
     for piece in pieces:
         yield piece

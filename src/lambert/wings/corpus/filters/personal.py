@@ -1,4 +1,4 @@
-"""Replaces personal data that have a recognisable form. Digits and marks in a batch show the lines to check."""
+"""Replaces personal data of recognisable form. Only lines with certain digits and marks are searched."""
 
 import ipaddress
 import re

@@ -1,4 +1,4 @@
-"""Resolution of paths, folders and globs to input files."""
+"""Finds the input files that paths, folders and globs name, and checks their first bytes."""
 
 import glob
 import os
@@ -76,8 +76,8 @@ def estimate_text(files: Mapping[Path, int], weights: Sequence[float] = ()) -> i
     """Returns an estimate of the bytes of text in the files, based on their sizes.
 
     Args:
-        files: For each file, the number of the input that names it. weights: How often the documents of each input are
-            used; empty: once.
+        files: For each file, the number of the input that names it.
+        weights: How often the documents of each input are used; empty: once.
     """
     times = {file: weights[number] if weights else 1.0 for file, number in files.items()}
     return int(sum(find_size(file) * EXPANSION.get(file.suffix.lower(), 1.0) * times[file] for file in files))

@@ -53,7 +53,7 @@ from lambert.wings.corpus.reading.warc import read_warc
 
 __all__ = ["KIND", "PIECE", "READERS", "SUFFIXES", "Layout", "Piece", "read"]
 
-# both begin with a literal, which makes the search 20 times as fast; white space before it is stripped later
+# Both patterns begin with a literal, which makes the search 20 times as fast. White space before it is stripped later.
 _BLANK_LINE = re.compile(rb"\n(?:[ \t]*\r?\n)+")
 _LINE_END = re.compile(rb"\n")
 NOTHING = re.compile(rb"")

@@ -25,8 +25,8 @@ class Hub:
     """Data sets by name: `datasets://OWNER/NAME?config=CONFIG&split=SPLIT&revision=COMMIT`, the path of a folder with
     three slashes.
 
-    `config` and `revision` may be left out; `split` is train unless it is given. Values of types that JSON lacks are
-    written as text. A data set has no checksum, and an interrupted one starts over; a `revision` fixes its content.
+    `config` and `revision` are optional; the default of `split` is train. Values of types that JSON lacks become text.
+    A data set has no checksum, and an interrupted one starts over; a `revision` fixes its content.
     """
 
     def files(self, url: str) -> list[str]:

@@ -107,7 +107,9 @@ def _make_body(response: Any, begin: int, shown: str) -> Body:
     span, _, whole = content.partition("/")
     first = span.partition("-")[0]
     if unit != "bytes" or not first.isdecimal() or int(first) != begin or not whole.isdecimal():
-        raise DataError(f"{shown} cannot be continued: the server answers another part of the file than was asked for.")
+        raise DataError(
+            f"{shown} cannot be continued: the server sent another part of the file than the one requested."
+        )
     return Body(read, begin, int(whole), mark)
 
 

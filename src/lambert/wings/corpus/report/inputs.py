@@ -1,5 +1,4 @@
-"""Tables about the input files of a corpus: what became of their documents, and how a tokenizer encodes their
-beginnings."""
+"""Tables about the input files of a corpus: kept and dropped documents, and statistics of their first tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ _LABELS = {"short": "short", "duplicate": "exact duplicate", "weight": "left out
 
 
 def make_files_table(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a table of what became of the documents of each input file, the first `MOST` ones and the others
+    """Returns a table of the kept and dropped documents of each input file, the first `MOST` ones and the others
     together. It is empty if the corpus was made by a version that did not count them."""
     entries = [entry for entry in manifest["inputs"] if isinstance(entry.get("documents"), Mapping)]
     kinds = [*dict.fromkeys(kind for entry in entries for kind in entry["documents"] if kind not in ("read", "kept"))]

@@ -1,4 +1,4 @@
-"""Tables about the use of a prepared corpus in pre-training: sequences, padding, updates and epochs."""
+"""Tables about pre-training on a prepared corpus: sequences, padding, updates and epochs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

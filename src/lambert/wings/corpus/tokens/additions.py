@@ -1,6 +1,6 @@
-"""Makes words pieces of a tokenizer, for each kind of tokenizer.
+"""Adds words to the vocabulary of a tokenizer, for each kind of tokenizer.
 
-A new piece stands for a word after a space: `word` in WordPiece, `\u0120word` in byte-level BPE, `\u2581word` in
+A new piece is a word after a space: `word` in WordPiece, `\u0120word` in byte-level BPE, `\u2581word` in
 Unigram. A tokenizer divides each unit alone into pieces. Units are words and punctuation marks; in Unigram, runs
 between spaces. The ids of old pieces stay the same, and the ids of a text change only at new pieces. New pieces take
 the ids of [unused] pieces first, which are removed.
@@ -26,7 +26,7 @@ _BEFORE = ("", " ", "a", "1", "(")
 
 
 class Addition(ABC):
-    """Makes words pieces of one tokenizer. `free` are the ids of pieces that new ones may replace."""
+    """Adds words to the vocabulary of one tokenizer. `free` are the ids of pieces that new ones may replace."""
 
     def __init__(self, tokenizer: Tokenizer, free: Sequence[int] = ()) -> None:
         self._tokenizer, self._free = tokenizer, free

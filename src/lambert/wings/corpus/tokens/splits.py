@@ -17,7 +17,6 @@ from lambert.core.randomness import Stream, key, unit
 from lambert.core.shards import SPLITS, SplitWriter, has_hash, token_type, with_hash
 from lambert.text.tokenizers.encoding import Encoded
 from lambert.wings.corpus.documents import Part
-from lambert.wings.corpus.tokens.unigram import cross_entropy, entropy
 
 STATE, _SEEN, _FILES = "state.json", "seen.bin", "files.bin"
 COUNTS = ("kept", "tokens", "unknown", "repeated", "empty", "short", "duplicate", "weight")
@@ -340,3 +339,22 @@ class Journal:
 
     def _bytes(self) -> int:
         return 8 * self._columns * self._count
+
+
+def entropy(counts_V: npt.NDArray[np.int64]) -> float:
+    """Returns the entropy, in nats per token, of the distribution with these counts; 0 if all counts are 0."""
+    present = counts_V[counts_V > 0].astype(np.float64)
+    total = present.sum()
+    return float(np.log(total) - (present * np.log(present)).sum() / total) if total else 0.0
+
+
+def cross_entropy(counts_V: npt.NDArray[np.int64], model_V: npt.NDArray[np.int64]) -> float:
+    """Returns the cross entropy, in nats per token, of tokens with `counts_V` under the frequencies of `model_V`.
+
+    Each count of `model_V` is increased by one, so that pieces it lacks have a finite cost (Laplace's rule).
+    """
+    total = int(counts_V.sum())
+    if not total:
+        return 0.0
+    surprise_V = np.log(model_V.sum() + len(model_V)) - np.log(model_V + 1.0)
+    return float((counts_V * surprise_V).sum() / total)

@@ -34,7 +34,7 @@ _FAR = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """What a filter of the step `clean` did with a document."""
+    """The effect of a filter of the step `clean` on a document."""
 
     name: str
     dropped: str | None
@@ -57,7 +57,7 @@ class Peeked:
     error: str = ""
     """Why the document cannot be read."""
     filters: list[Filtered] = field(default_factory=list)
-    """What each filter did, up to the one that dropped the document."""
+    """The effect of each filter, up to the one that dropped the document."""
     sentences: list[str] = field(default_factory=list)
     """All sentences of the cleaned text."""
     tokens: int | None = None

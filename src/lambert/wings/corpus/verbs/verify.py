@@ -14,7 +14,7 @@ from lambert.engine.progress import progress
 from lambert.runs.result import Result, Say, silent
 from lambert.text.tokenizers import roles, tokenizer
 from lambert.wings.corpus.config import VerifyCorpusConfig
-from lambert.wings.corpus.tokens.unigram import cross_entropy, entropy
+from lambert.wings.corpus.tokens.splits import cross_entropy, entropy
 
 _LABEL = len("verified")
 

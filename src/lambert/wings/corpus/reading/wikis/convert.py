@@ -1,4 +1,4 @@
-"""The template convert: a quantity with its unit, and in brackets the same in another unit.
+"""The template `convert`: a quantity with its unit, followed in brackets by the same quantity in another unit.
 
 Source: https://en.wikipedia.org/wiki/Help:Convert, and the section on rounding of
 https://en.wikipedia.org/wiki/Help:Convert_messages: the result has as many decimals as the input, corrected by the
@@ -37,9 +37,9 @@ _PAIRS = {
 """Units of one quantity, as in 5 ft 11 in."""
 _JOINED = {"ftin": ("ft", "in"), "stlb": ("st", "lb"), "lboz": ("lb", "oz")}
 _LONGEST = 60
-"""Maximum characters of a number (ours); a longer one is shown as it is written."""
+"""Maximum characters of a number (our choice); a longer one is shown as it is written."""
 _MOST_DIGITS = 14
-"""Maximum of the decimals and of the significant digits that a call may ask for (ours): a float64 has no more."""
+"""Maximum number of decimals and of significant digits that a call may request (our choice): a float64 has no more."""
 _EXACT = Context(prec=500, rounding=ROUND_HALF_UP)
 """Holds every digit of the numbers that _LONGEST allows."""
 _ALONE = ("out", "output only", "number", "output number only")
@@ -54,7 +54,7 @@ class Unit:
     """What it measures, such as length. Units of one dimension can be converted to each other."""
     symbol: str
     one: str
-    """Its full name after 1."""
+    """Its full name in the singular."""
     many: str
     scale: float
     """Size of the unit in the base unit of its dimension."""
@@ -70,7 +70,7 @@ class Unit:
 
         Args:
             full: Whether its name is shown instead of its symbol.
-            single: Whether the name is that after 1.
+            single: Whether the name is in the singular.
             american: Whether the name has American spelling.
             adjective: Whether hyphens join the words, as in 2-kilometre.
         """

@@ -1,4 +1,4 @@
-"""Texts of templates that no pattern can express: dates, centuries, quantities, names in several scripts.
+"""Functions for templates that no pattern can express: dates, centuries, quantities, names in several scripts.
 
 Each function takes the call and the conventions of its wiki and returns the text, or "" if the arguments do not make
 one. Source: the documentation of the templates, at https://CODE.wikipedia.org/wiki/Template:NAME.
@@ -70,7 +70,7 @@ def iso_date(call: Call, wiki: Wiki) -> str:
 
 
 def as_of(call: Call, wiki: Wiki) -> str:
-    """Returns as of with its date."""
+    """Returns "as of" or "since" with a date."""
     if call["alt"]:
         return call["alt"]
     year, month, day = (clean(call[name]) for name in "123")
@@ -264,7 +264,7 @@ def quantity(call: Call, wiki: Wiki) -> str:
 
 
 def french_century(call: Call, wiki: Wiki) -> str:
-    """Returns centuries: s, s2, sp and s mini with hyphens for those before Christ and those without a link."""
+    """Returns one or several centuries (s, s2, sp, s mini). A hyphen before the name means before Christ."""
     kind = call.name.lower().strip("-").replace("siècle", "s")
     given = [clean(entry) for entry in call.list_positional()]
     before = " av. J.-C." if call.name.startswith("-") else ""
@@ -311,7 +311,7 @@ def lifetime(call: Call, wiki: Wiki) -> str:
 
 
 def format_number(call: Call, wiki: Wiki) -> str:
-    """Returns formatnum: a number as the wiki writes it; with R as a plain number, with NOSEP without groups."""
+    """Returns a number as the wiki writes it (formatnum): with R as a plain number, with NOSEP without groups."""
     how = clean(call["2"]).upper()
     if how == "R":
         return wiki.plain(call["1"])
