@@ -44,7 +44,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "model files": ("model.safetensors", lambda path: contents.model_files(path.parent)),
     "settings of a tokenizer": ("tokenizer_config.json", tokenizer),
     "scored examples": ("examples.jsonl", examples.read),
-    "words": ("words.txt", expansion.listed),
+    "words": ("words.txt", expansion.read_word_list),
     "texts of a calibration": ("texts.txt", openvino.calibration_texts),
     "key": ("key", lambda path: read_api_key(ServeConfig(("m=folder",), api_key_file=path))),
     "replaced": ("out.csv", lambda path: files.check_replaceable(path, lambda begin: False, "predict")),
