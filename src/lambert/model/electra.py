@@ -4,58 +4,22 @@ Its discriminator is trained to find replaced tokens, which Lambert does not do:
 """
 
 from dataclasses import replace
+from functools import partial
 
-from torch import Tensor, nn
+from torch.nn.functional import gelu
 
-from lambert.core.compute import PLAIN, Compute
 from lambert.model.bert import BERT
 from lambert.model.bert import folder as bert
-from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import architectures
-from lambert.model.linear import linear
-from lambert.model.objectives import Head, MaskedLanguageModel, Pooler
-from lambert.model.roberta import FirstLabel, FirstMultiLabel, FirstValue
+from lambert.model.family import MakeHead
+from lambert.model.objectives import Label, MaskedLanguageModel, MultiLabel, Pooler, Value
 
-
-class Generator(MaskedLanguageModel):
-    """Predicts the original ids of the masked tokens from rows of the width of the table. Always the exact gelu."""
-
-    def __init__(self, config: EncoderConfig, labels: int) -> None:
-        super().__init__(config, labels)
-        self.dense = nn.Linear(config.hidden, config.table_width)
-        self.norm = nn.LayerNorm(config.table_width, eps=config.norm_eps)
-        self.approximate = "none"
-
-
-class GeluPooler(Pooler):
-    """Maps states [T, D] to one row per sequence [S, D]: the state of the first token through a layer with gelu."""
-
-    def transformed(self, first_SD: Tensor, compute: Compute = PLAIN) -> Tensor:
-        """Returns the pooled rows [S, D] from the states of the first tokens."""
-        return nn.functional.gelu(linear(first_SD, [self.weight], [self.bias], compute))
-
-
-class _Gelu(Head):
-    def activated(self, rows_ND: Tensor) -> Tensor:
-        """Returns the activation of the layer before the logits."""
-        return nn.functional.gelu(rows_ND)
-
-
-class GeluLabel(_Gelu, FirstLabel):
-    """Predicts the class of a text."""
-
-
-class GeluMultiLabel(_Gelu, FirstMultiLabel):
-    """Predicts which labels a text has."""
-
-
-class GeluValue(_Gelu, FirstValue):
-    """Predicts a number for a text."""
-
-
-HEADS: dict[str, type[Head]] = {
-    "mlm": Generator, "label": GeluLabel, "multilabel": GeluMultiLabel, "value": GeluValue,
-}  # fmt: skip
+HEADS: dict[str, MakeHead] = {
+    "mlm": partial(MaskedLanguageModel, activation=gelu),
+    "label": partial(Label, activation=gelu),
+    "multilabel": partial(MultiLabel, activation=gelu),
+    "value": partial(Value, activation=gelu),
+}
 NAMES = replace(
     bert.NAMES,
     prefix="electra.",
@@ -89,7 +53,7 @@ ELECTRA = replace(
     BERT,
     title="ELECTRA",
     heads=HEADS,
-    pooler=GeluPooler,
+    pooler=partial(Pooler, activation=gelu),
     names=NAMES,
     keys=KEYS,
     architectures=ARCHITECTURES,

@@ -28,9 +28,9 @@ from lambert.model.embedding import embed
 from lambert.model.encoder import Encoder
 from lambert.model.family import ADJUSTABLE, Family, Product
 from lambert.model.gte import rotary, rotary_json
-from lambert.model.linear import linear, project
+from lambert.model.linear import project
 from lambert.model.modernbert.rotary import angles, rotated
-from lambert.model.objectives import Head, MaskedLanguageModel, Pooler, decoded
+from lambert.model.objectives import MaskedLanguageModel, Pooler
 from lambert.model.pooling import first_vectors, mean_vectors
 from lambert.model.tensor_names import TensorNames
 
@@ -114,7 +114,7 @@ class EuroPooler(Pooler):
     """Maps states [T, D] to one row per sequence [S, D]."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, nn.functional.gelu)
         self.pooling = config.modern.pooling
         self.of_tokens = self.pooling == "late"
 
@@ -122,7 +122,7 @@ class EuroPooler(Pooler):
         pool = first_vectors if self.pooling == "cls" else mean_vectors
         if not self.of_tokens:
             states_TD = pool(states_TD, batch).to(states_TD.dtype)
-        rows = nn.functional.gelu(linear(states_TD, [self.weight], [self.bias], batch.compute))
+        rows = self.transform(states_TD, batch.compute)
         return pool(rows, batch).to(rows.dtype) if self.of_tokens else rows
 
 
@@ -140,11 +140,12 @@ class OwnDecoder(MaskedLanguageModel):
     def forward(
         self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None, compute: Compute = PLAIN
     ) -> Tensor:
-        rows_ND = self.rows(states_TD, at_N)
-        return decoded(rows_ND, self.decoder, self.bias, 64 if rows_ND.is_cuda else 1, compute)
+        return super().forward(states_TD, at_N, self.decoder, compute)
+
+    def prepare_rows(self, rows_ND: Tensor, compute: Compute) -> Tensor:
+        return rows_ND
 
 
-HEADS: dict[str, type[Head]] = {"mlm": OwnDecoder}
 NAMES = TensorNames(
     prefix="model.",
     encoder={"words": "embed_tokens", "final_norm": "norm"},
@@ -268,7 +269,7 @@ def for_cpu(encoder: Encoder, product: Product, native: str = "") -> nn.Module:
 EUROBERT = Family(
     title="EuroBERT",
     encoder=EuroBertEncoder,
-    heads=HEADS,
+    heads={"mlm": OwnDecoder},
     pooler=EuroPooler,
     segments=False,
     defaults={

@@ -18,6 +18,9 @@ Product = Callable[..., nn.Module]
 """Makes a linear layer for inference on a CPU from (weight, bias or None, gelu="", residual=False); see
 `inference/cpu.py`."""
 
+MakeHead = Callable[[EncoderConfig, int], Head]
+"""Makes the head of an objective from the encoder's settings and the number of labels."""
+
 ADJUSTABLE = frozenset({"dropout", "attention_dropout"})
 """Settings on which no weight depends in any family."""
 
@@ -30,9 +33,9 @@ class Family:
     """Name in messages and model cards, such as BERT."""
     encoder: type[Encoder]
     """Class of the encoder, made from an EncoderConfig."""
-    heads: Mapping[str, type[Head]] = field(default_factory=dict)
+    heads: Mapping[str, MakeHead] = field(default_factory=dict)
     """Heads by objective, where they differ from `heads.HEADS`."""
-    pooler: type[nn.Module] = Pooler
+    pooler: Callable[[EncoderConfig], nn.Module] = Pooler
     """Module from (states [T, D], batch) to one row per sequence [S, D], made from an EncoderConfig."""
     defaults: Mapping[str, float | ModernConfig] = field(default_factory=dict)
     """Settings of a fresh encoder that are not given in a recipe, where they differ from those of EncoderConfig."""

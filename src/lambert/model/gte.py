@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lambert.core.batch import Batch
 from lambert.core.errors import DataError, shown
+from lambert.model import roberta
 from lambert.model.attention import attention
 from lambert.model.bert import folder as bert
 from lambert.model.config import EncoderConfig
@@ -28,8 +29,6 @@ from lambert.model.encoder import Encoder
 from lambert.model.family import ADJUSTABLE, Family, Product
 from lambert.model.linear import in_product_dtype, project
 from lambert.model.modernbert.rotary import angles, rotated
-from lambert.model.objectives import Head
-from lambert.model.roberta import Prediction
 from lambert.model.tensor_names import TensorNames
 
 
@@ -120,7 +119,6 @@ class GteEncoder(Encoder):
         yield states_TD
 
 
-HEADS: dict[str, type[Head]] = {"mlm": Prediction}
 NAMES = TensorNames(
     prefix="gte.",
     former="new.",
@@ -231,7 +229,7 @@ def for_cpu(encoder: Encoder, product: Product, native: str = "") -> nn.Module:
 GTE = Family(
     title="GTE",
     encoder=GteEncoder,
-    heads=HEADS,
+    heads={"mlm": roberta.HEADS["mlm"]},
     segments=False,
     defaults={"attention_dropout": 0.0},
     fresh=partial(replace, segment_types=1),

@@ -1,6 +1,7 @@
 """The model: an encoder and its heads."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +12,9 @@ from lambert.core.batch import Batch
 from lambert.core.registry import Kind, lookup
 from lambert.model.config import EncoderConfig
 from lambert.model.families import build_encoder, family_of
+from lambert.model.family import MakeHead
 from lambert.model.objectives import (
     Choice,
-    FirstVector,
     Head,
     HeadInputs,
     Label,
@@ -29,7 +30,7 @@ from lambert.model.pooling import modes_of, pooling_of
 
 __all__ = ["HEADS", "Head", "Model", "built"]
 
-HEADS: dict[str, type[Head]] = {
+HEADS: dict[str, MakeHead] = {
     "mlm": MaskedLanguageModel,
     "nsp": NextSentence,
     "label": Label,
@@ -39,20 +40,19 @@ HEADS: dict[str, type[Head]] = {
     "tag": Tag,
     "span": Span,
     "vector": Vector,
-    "first_vector": FirstVector,
+    "first_vector": partial(Vector, modes=("cls",)),
 }
 """Heads of the BERT paper by objective. A family may replace some (`Family.heads`)."""
 
 KIND = Kind((EncoderConfig, int), base=Head)
 
 
-def head_kind(config: EncoderConfig, name: str) -> type[Head]:
-    """Returns the class of the head of an objective, a key of HEADS or "package.module:name", as the family of the
-    encoder has it. Raises UsageError for an objective that does not exist."""
+def make_head(config: EncoderConfig, name: str, labels: int) -> Head:
+    """Returns a fresh head of an objective, a key of HEADS or "package.module:name", as the family of the encoder has
+    it. Raises UsageError for an objective that does not exist."""
     if name not in HEADS and (pooling := pooling_of(name)):
-        return type("PooledVector", (Vector,), {"modes": modes_of(pooling)})
-    found: type[Head] = lookup({**HEADS, **family_of(config).heads}, name, "head", KIND)
-    return found
+        return Vector(config, labels, modes=modes_of(pooling))
+    return lookup({**HEADS, **family_of(config).heads}, name, "head", KIND)(config, labels)
 
 
 class Model(nn.Module):
@@ -72,8 +72,7 @@ class Model(nn.Module):
         self.config = config
         self.labels = dict(heads)
         self.encoder = build_encoder(config)
-        kinds = {name: head_kind(config, name) for name in heads}
-        self.heads = nn.ModuleDict({_key(name): kinds[name](config, labels) for name, labels in heads.items()})
+        self.heads = nn.ModuleDict({_key(name): make_head(config, name, labels) for name, labels in heads.items()})
         self._pooled = any(head.reads == "pooled" for head in self.heads.values())
         self.pooler = family_of(config).pooler(config) if self._pooled or pooler else None
 
@@ -92,14 +91,14 @@ class Model(nn.Module):
         assert isinstance(head, Head)
         return head
 
-    def pooled(self, states_TD: Tensor, batch: Batch) -> Tensor:
+    def pool(self, states_TD: Tensor, batch: Batch) -> Tensor:
         """Returns one pooled row per sequence, [S, D]. The model must have a pooler."""
         assert self.pooler is not None
         pooled_SD: Tensor = self.pooler(states_TD, batch)
         return pooled_SD
 
     def _logits(self, states_TD: Tensor, batch: Batch, at: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        pooled_SD = self.pooled(states_TD, batch) if self._pooled else None
+        pooled_SD = self.pool(states_TD, batch) if self._pooled else None
         inputs = HeadInputs(states_TD, batch, self.encoder.words.weight, pooled_SD)
         return {name: self._head(name).predict(inputs, at_N) for name, at_N in at.items()}
 

@@ -11,13 +11,11 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from lambert.core.compute import PLAIN, Compute
 from lambert.model import gte
 from lambert.model.config import ModernConfig
 from lambert.model.config_keys import architectures
 from lambert.model.gte import GTE, GteBlock, GteCosts, GteEncoder
-from lambert.model.linear import linear
-from lambert.model.objectives import Head, MaskedLanguageModel, decoded
+from lambert.model.objectives import MaskedLanguageModel
 from lambert.model.tensor_names import TensorNames
 
 
@@ -42,19 +40,6 @@ class NomicEncoder(GteEncoder):
     block_type = NomicBlock
 
 
-class SiluPrediction(MaskedLanguageModel):
-    """Predicts the original ids of the masked tokens, with silu before the norm."""
-
-    def forward(
-        self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None, compute: Compute = PLAIN
-    ) -> Tensor:
-        assert words_VD is not None
-        rows_ND = linear(self.rows(states_TD, at_N), [self.dense.weight], [self.dense.bias], compute)
-        rows_ND = self.norm(nn.functional.silu(rows_ND))
-        return decoded(rows_ND, words_VD, self.bias, 64 if rows_ND.is_cuda else 1, compute)
-
-
-HEADS: dict[str, type[Head]] = {"mlm": SiluPrediction}
 NAMES = TensorNames(
     prefix="nomic_bert.",
     former="bert.",
@@ -112,7 +97,7 @@ NOMIC_BERT = replace(
     GTE,
     title="NomicBERT",
     encoder=NomicEncoder,
-    heads=HEADS,
+    heads={"mlm": partial(MaskedLanguageModel, activation=nn.functional.silu)},
     segments=True,
     defaults={"dropout": 0.0, "attention_dropout": 0.0, "modern": ModernConfig(theta=THETA)},
     fresh=lambda config: config,

@@ -64,7 +64,7 @@ POOLINGS: Mapping[str, Callable[[Tensor, Batch], Tensor]] = {
 """Function from (states [T, D], batch) to vectors, float32 [S, D], by its name in sentence-transformers."""
 
 
-def pooled(states_TD: Tensor, batch: Batch, modes: tuple[str, ...]) -> Tensor:
+def pool(states_TD: Tensor, batch: Batch, modes: tuple[str, ...]) -> Tensor:
     """Returns the vectors of the sequences, float32 [S, D x number of modes]: those of each mode, side by side."""
     found = [POOLINGS[mode](states_TD, batch) for mode in modes]
     return found[0] if len(found) == 1 else torch.cat(found, 1)

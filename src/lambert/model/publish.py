@@ -150,7 +150,7 @@ def _sample(model: Model) -> Batch:
 def _outputs(model: Model, batch: Batch) -> dict[str, Tensor]:
     """Returns the states, the pooled states if the model has a pooler, and the outputs of every head."""
     states_TD = model.encoder(batch)
-    pooled = {} if model.pooler is None else {"pooled": model.pooled(states_TD, batch)}
+    pooled = {} if model.pooler is None else {"pooled": model.pool(states_TD, batch)}
     return {"states": states_TD, **pooled, **model.outputs(batch)}
 
 

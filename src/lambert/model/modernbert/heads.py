@@ -10,7 +10,7 @@ from lambert.core.batch import Batch
 from lambert.core.compute import PLAIN, Compute
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import project
-from lambert.model.objectives import Head, MaskedLanguageModel, Span, Tag, decoded
+from lambert.model.objectives import Head, MaskedLanguageModel, Span, Tag
 from lambert.model.pooling import first_vectors, mean_vectors
 
 
@@ -36,9 +36,9 @@ class ModernPooler(_Transform):
 
     def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
         pool = mean_vectors if self.pooling == "mean" else first_vectors
-        return self.transformed(pool(states_TD, batch).to(states_TD.dtype), batch.compute)
+        return self.transform(pool(states_TD, batch).to(states_TD.dtype), batch.compute)
 
-    def transformed(self, rows_SD: Tensor, compute: Compute = PLAIN) -> Tensor:
+    def transform(self, rows_SD: Tensor, compute: Compute = PLAIN) -> Tensor:
         """Returns the pooled rows [S, D] from the means of states or the states of the first tokens."""
         return super().forward(rows_SD, compute)
 
@@ -54,12 +54,9 @@ class ModernPrediction(MaskedLanguageModel):
             del self.bias
             self.bias = None  # type: ignore[assignment]
 
-    def forward(
-        self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None, compute: Compute = PLAIN
-    ) -> Tensor:
-        assert words_VD is not None
-        rows_ND = self.transform(self.rows(states_TD, at_N), compute)
-        return decoded(rows_ND, words_VD, self.bias, 64 if rows_ND.is_cuda else 1, compute)
+    def prepare_rows(self, rows_ND: Tensor, compute: Compute) -> Tensor:
+        out_ND: Tensor = self.transform(rows_ND, compute)
+        return out_ND
 
 
 class _OfTokens(Head):

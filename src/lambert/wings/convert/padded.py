@@ -83,8 +83,8 @@ class PaddedModel(nn.Module):
     def _pooled(self, states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
         assert self.pooler is not None
         mean = getattr(self.pooler, "pooling", "cls") == "mean"
-        transformed: Any = self.pooler.transformed
-        rows_BD: Tensor = transformed(_mean(states_BMD, mask_BM) if mean else states_BMD[:, 0])
+        transform: Any = self.pooler.transform
+        rows_BD: Tensor = transform(_mean(states_BMD, mask_BM) if mean else states_BMD[:, 0])
         return rows_BD
 
 
