@@ -1,7 +1,7 @@
 """What the encoders of a family cost: weights, floating-point operations, and memory for the backward pass."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -16,11 +16,19 @@ class Costs(ABC):
 
     norms: int = 4
     """Tensors of the width of the states that a block saves in float32: inputs and outputs of two norms."""
+    gated: bool = True
+    """Whether the feed-forward layer computes gates beside its units."""
 
-    @abstractmethod
     def matrices(self, config: EncoderConfig) -> tuple[tuple[int, int], ...]:
         """Returns the numbers of (inputs, outputs) of the linear layers of one block, in the order of the forward
         pass."""
+        width, inner = config.hidden, config.intermediate
+        return (width, 3 * width), (width, width), (width, (1 + self.gated) * inner), (inner, width)
+
+    def linear_weights(self, config: EncoderConfig, biased: Sequence[bool]) -> int:
+        """Returns the number of weights of the linear layers of one block; `biased`: which layers have biases."""
+        matrices = zip(self.matrices(config), biased, strict=True)
+        return sum((inputs + bias) * outputs for (inputs, outputs), bias in matrices)
 
     @abstractmethod
     def weight_count(self, config: EncoderConfig) -> int:

@@ -9,7 +9,6 @@ from functools import partial
 from torch.nn.functional import gelu
 
 from lambert.model.bert import BERT
-from lambert.model.bert import folder as bert
 from lambert.model.config_keys import architectures
 from lambert.model.family import MakeHead
 from lambert.model.objectives import Label, MaskedLanguageModel, MultiLabel, Pooler, Value
@@ -21,9 +20,9 @@ HEADS: dict[str, MakeHead] = {
     "value": partial(Value, activation=gelu),
 }
 NAMES = replace(
-    bert.NAMES,
+    BERT.names,
     prefix="electra.",
-    encoder={**bert.NAMES.encoder, "widen": "embeddings_project"},
+    encoder={**BERT.names.encoder, "widen": "embeddings_project"},
     pooler="sequence_summary.summary",
     heads={
         "mlm.dense": "generator_predictions.dense",
@@ -39,11 +38,11 @@ ARCHITECTURES = {
     "ElectraForPreTraining": (),  # read only: the discriminator, whose head is left aside
 }
 KEYS = replace(
-    bert.KEYS,
-    fields={**bert.KEYS.fields, "embedding": "embedding_size"},
-    defaults={**bert.KEYS.defaults, "embedding": 128},
+    BERT.keys,
+    fields={**BERT.keys.fields, "embedding": "embedding_size"},
+    defaults={**BERT.keys.defaults, "embedding": 128},
     written={
-        **bert.KEYS.written, "summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu",
+        **BERT.keys.written, "summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu",
         "summary_last_dropout": 0.1,
     },
     read=lambda found, settings, path: {"embedding": 0} if found["embedding"] == found["hidden"] else {},

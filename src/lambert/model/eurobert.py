@@ -216,15 +216,14 @@ class EuroBertCosts(Costs):
     """Inputs of two norms, normalised and scaled."""
 
     def matrices(self, config: EncoderConfig) -> tuple[tuple[int, int], ...]:
-        width, inner = config.hidden, config.intermediate
-        return (width, width + 2 * key_width(config)), (width, width), (width, 2 * inner), (inner, width)
+        _, *others = super().matrices(config)
+        return (config.hidden, config.hidden + 2 * key_width(config)), *others
 
     def weight_count(self, config: EncoderConfig) -> int:
         modern, width = config.modern, config.hidden
         biased = (modern.attention_bias, modern.attention_bias, modern.mlp_bias, modern.mlp_bias)
-        matrices = zip(self.matrices(config), biased, strict=True)
-        block = sum((inputs + bias) * outputs for (inputs, outputs), bias in matrices)
-        return (config.vocabulary + 1) * width + config.layers * (block + 2 * width)
+        own = self.linear_weights(config, biased) + 2 * width
+        return (config.vocabulary + 1) * width + config.layers * own
 
     def saved_values(self, config: EncoderConfig) -> int:
         # Queries, keys and values before and after the rotation, the output of attention; units, gates before and after

@@ -19,7 +19,7 @@ from lambert.core.batch import Batch
 from lambert.core.errors import DataError, shown
 from lambert.model import roberta
 from lambert.model.attention import attention
-from lambert.model.bert import folder as bert
+from lambert.model.bert import BERT
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import ConfigKeys, architectures, rotary_base
 from lambert.model.costs import Costs
@@ -161,7 +161,7 @@ def rotary_json(config: EncoderConfig) -> dict[str, Any]:
 
 
 KEYS = ConfigKeys(
-    fields=bert.KEYS.fields,
+    fields=BERT.keys.fields,
     defaults={  # as in transformers.GteConfig
         "layers": 12, "hidden": 768, "heads": 12, "intermediate": 3072, "vocabulary": 250_048, "positions": 8192,
         "segment_types": 1, "dropout": 0.1, "attention_dropout": 0.0, "norm_eps": 1e-12, "init_range": 0.02,
@@ -181,14 +181,9 @@ class GteCosts(Costs):
     def __init__(self, block: type[GteBlock] = GteBlock) -> None:
         self._block = block
 
-    def matrices(self, config: EncoderConfig) -> tuple[tuple[int, int], ...]:
-        width, inner = config.hidden, config.intermediate
-        return (width, 3 * width), (width, width), (width, 2 * inner), (inner, width)
-
     def weight_count(self, config: EncoderConfig) -> int:
-        width = config.hidden
-        biases = width * (4 * self._block.attention_biased + self._block.down_biased)
-        own = sum(inputs * outputs for inputs, outputs in self.matrices(config)) + biases + 4 * width
+        width, attention, down = config.hidden, self._block.attention_biased, self._block.down_biased
+        own = self.linear_weights(config, (attention, attention, False, down)) + 4 * width
         return (config.vocabulary + config.segment_types + 2) * width + config.layers * own
 
     def saved_values(self, config: EncoderConfig) -> int:

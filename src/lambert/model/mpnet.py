@@ -24,10 +24,8 @@ from lambert.core.batch import Batch
 from lambert.core.errors import UsageError
 from lambert.model import roberta
 from lambert.model.attention import equal_lengths, padded_rows
-from lambert.model.bert import BERT
-from lambert.model.bert import folder as bert
+from lambert.model.bert import BERT, BertCosts
 from lambert.model.bert.block import BertBlock
-from lambert.model.bert.costs import BertCosts
 from lambert.model.bert.encoder import BertEncoder
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import architectures
@@ -139,7 +137,7 @@ NAMES = replace(
         "relative": "encoder.relative_attention_bias",
     },
     block={
-        **bert.NAMES.block,
+        **BERT.names.block,
         "query": "attention.attn.q",
         "key": "attention.attn.k",
         "value": "attention.attn.v",
@@ -152,7 +150,7 @@ KEYS = replace(
     roberta.KEYS,
     fields={name: key for name, key in roberta.KEYS.fields.items() if name != "segment_types"},
     constants={"segment_types": 0},
-    fixed={**bert.KEYS.fixed, "relative_attention_num_buckets": BUCKETS, "pad_token_id": PAD},
+    fixed={**BERT.keys.fixed, "relative_attention_num_buckets": BUCKETS, "pad_token_id": PAD},
     written={"tie_word_embeddings": True, "relative_attention_num_buckets": BUCKETS},
 )
 

@@ -15,7 +15,6 @@ from torch.nn.functional import gelu
 
 from lambert.core.errors import DataError
 from lambert.model.bert import BERT
-from lambert.model.bert import folder as bert
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import architectures
 from lambert.model.family import Family, MakeHead
@@ -28,7 +27,7 @@ HEADS: dict[str, MakeHead] = {
     "value": partial(Value, activation=torch.tanh),
 }
 NAMES = replace(
-    bert.NAMES,
+    BERT.names,
     prefix="roberta.",
     pooler="roberta.pooler.dense",
     heads={
@@ -56,8 +55,8 @@ def after_padding(found: Mapping[str, Any], settings: Mapping[str, Any], path: P
 
 
 KEYS = replace(
-    bert.KEYS,
-    defaults={**bert.KEYS.defaults, "pad": 1},
+    BERT.keys,
+    defaults={**BERT.keys.defaults, "pad": 1},
     read=after_padding,
     write=lambda config: {"max_position_embeddings": config.positions + config.position_offset},
 )
