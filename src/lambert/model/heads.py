@@ -135,10 +135,9 @@ class Model(nn.Module):
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """Returns logits for inference: [S, L] of the heads of sentences, [S, 1] of choice, [T, 2] of span, [T, L] of
         tag, and [N, V] of mlm at the mlm targets of the batch, if it has any."""
-        at: dict[str, Tensor | None] = dict.fromkeys(self.objectives)
-        if "mlm" in at:
-            target = batch.targets.get("mlm")
-            at = {n: a for n, a in at.items() if n != "mlm"} | ({"mlm": target.at_N} if target else {})
+        at: dict[str, Tensor | None] = {name: None for name in self.objectives if name != "mlm"}
+        if "mlm" in self.objectives and "mlm" in batch.targets:
+            at["mlm"] = batch.targets["mlm"].at_N
         return self._logits(self.encoder(batch), batch, at)
 
 

@@ -8,7 +8,7 @@ For inference, weights are packed once, for products in bfloat16 or int8.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from torch.autograd.function import once_differentiable
 from lambert.core.compute import Compute, GradientSink
 from lambert.model.config import EncoderConfig
 from lambert.native import library, ops
+
+Copy = TypeVar("Copy")
 
 
 def usable(states_TD: Tensor, weights: Sequence[Tensor]) -> bool:
@@ -67,17 +69,21 @@ class InferenceLinear:
         return self._product(x_TD, self._weight, gelu)
 
 
-def packed(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> ops.PackedWeight:
-    """Returns these weights and biases packed for the kernels, and packs them again if one has changed."""
+def convert(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute, make: Callable[[], Copy]) -> Copy:
+    """Returns the copy of these weights and biases that `make` makes, and keeps it until one of them changes."""
     parts = (*weights, *biases)
     if compute.rounded is None or any(part.is_inference() for part in parts):  # inference tensors have no version
-        return ops.PackedWeight(weights, biases)
+        return make()
     version = tuple(number for part in parts for number in (part._version, part.data_ptr()))
-    before, found = compute.rounded.get(weights[0], ((), None))
-    if found is None or before != version:
-        found = ops.PackedWeight(weights, biases)
-        compute.rounded[weights[0]] = version, found
-    return cast("ops.PackedWeight", found)
+    if compute.rounded.get(weights[0], ((), None))[0] != version:
+        compute.rounded[weights[0]] = version, make()
+    copy: Copy = compute.rounded[weights[0]][1]
+    return copy
+
+
+def packed(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> ops.PackedWeight:
+    """Returns these weights and biases packed for the kernels."""
+    return convert(weights, biases, compute, lambda: ops.PackedWeight(weights, biases))
 
 
 def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> Tensor:

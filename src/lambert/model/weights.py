@@ -249,49 +249,40 @@ def load(
     """
     folder = Path(folder)
     with ThreadPoolExecutor(1, "lambert-sums") as pool:
-        checked = pool.submit(check_sums, folder)  # reads the files while this thread does
-        loaded = _loaded(folder, heads, vocabulary, seed, code, pooler, share, stored, labels)
-        checked.result()  # last, because the errors above say more
-    return loaded
-
-
-def _loaded(
-    folder: Path, heads: Mapping[str, int] | None, vocabulary: int | None, seed: int, code: Collection[str],
-    pooler: bool, share: bool, stored: tuple[files.Tensors, Path] | None, labels: Sequence[str] | None,
-) -> tuple[Model, Report]:  # fmt: skip
-    """Returns what `load` returns, without a comparison with SHA256SUMS."""
-    read, path = files.read(folder) if stored is None else stored
-    settings = layout.read_config(folder)
-    config = layout.encoder_config(settings, folder, code)
-    family = family_of(config)
-    read, wrapper = unwrapped(family, read, path)
-    tensors, untied = current(family, read), untied_copies(family, read)
-    lost = ""
-    if vocabulary is not None:
-        words = tensors.get(family.names.stored("encoder.words.weight"))
-        rows = config.vocabulary if words is None or not words.ndim else len(words)
-        layout.check_vocabulary(rows, vocabulary, path)
-        lost = layout.lost_pieces(rows, vocabulary)
-    own_heads = heads is None
-    heads = layout.heads_of(settings, tensors, folder) if heads is None else heads
-    pooler = pooler and family.names.stored("pooler.weight") in tensors
-    check_sizes(config, heads, tensors, path, pooler)
-    model = built(config, heads, pooler)
-    used = {family.names.stored(name) for name, _ in model.named_parameters()}
-    head = next((name for name in heads if ANSWERING.match(f"heads.{name}.")), "")
-    initial = _initial_head(head, heads.get(head, 0), labels, settings, tensors, folder)
-    found = _with_head(head, initial, tensors, family)
-    files.check_finite(((name, tensor) for name, tensor in found.items() if name in used), path)
-    notes = [line for line in (*layout.left_aside(settings, config), *wrapper, initial.note) if line]
-    report = assign(model, found, str(path), share=share)
-    report = dataclasses.replace(report, untied=untied, notes=tuple(notes), lost=lost)
-    check_lacking(family, dict(model.named_parameters()), tensors, path)
-    if own_heads:
-        check_promised(model, report.missing, path)
-        report.check_tied(path, heads)
-    initialise(model, seed, report.missing)  # after reading, because drawing all tensors would take most of the time
-    if initial.kept and not initial.whole:
-        _copy_rows(model, head, initial.rows, tensors)
+        sums = pool.submit(check_sums, folder)  # reads the files while this thread does
+        read, path = files.read(folder) if stored is None else stored
+        settings = layout.read_config(folder)
+        config = layout.encoder_config(settings, folder, code)
+        family = family_of(config)
+        read, wrapper = unwrapped(family, read, path)
+        tensors, untied = current(family, read), untied_copies(family, read)
+        lost = ""
+        if vocabulary is not None:
+            words = tensors.get(family.names.stored("encoder.words.weight"))
+            rows = config.vocabulary if words is None or not words.ndim else len(words)
+            layout.check_vocabulary(rows, vocabulary, path)
+            lost = layout.lost_pieces(rows, vocabulary)
+        own_heads = heads is None
+        heads = layout.heads_of(settings, tensors, folder) if heads is None else heads
+        pooler = pooler and family.names.stored("pooler.weight") in tensors
+        check_sizes(config, heads, tensors, path, pooler)
+        model = built(config, heads, pooler)
+        used = {family.names.stored(name) for name, _ in model.named_parameters()}
+        head = next((name for name in heads if ANSWERING.match(f"heads.{name}.")), "")
+        initial = _initial_head(head, heads.get(head, 0), labels, settings, tensors, folder)
+        found = _with_head(head, initial, tensors, family)
+        files.check_finite(((name, tensor) for name, tensor in found.items() if name in used), path)
+        notes = [line for line in (*layout.left_aside(settings, config), *wrapper, initial.note) if line]
+        report = assign(model, found, str(path), share=share)
+        report = dataclasses.replace(report, untied=untied, notes=tuple(notes), lost=lost)
+        check_lacking(family, dict(model.named_parameters()), tensors, path)
+        if own_heads:
+            check_promised(model, report.missing, path)
+            report.check_tied(path, heads)
+        initialise(model, seed, report.missing)  # last, because drawing all tensors would take most of the time
+        if initial.kept and not initial.whole:
+            _copy_rows(model, head, initial.rows, tensors)
+        sums.result()  # last, because the errors above say more
     return model, report
 
 
