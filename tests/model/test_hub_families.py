@@ -157,7 +157,7 @@ def test_parity_and_round_trip(kind: str, head: str, tmp_path: Path) -> None:
     wanted = {family.names.current(name): grad for name, grad in stored_gradients(theirs).items()}
     compared = 0
     for name, parameter in ours.named_parameters():
-        grad = wanted.get(family.names.stored(name))
+        grad = wanted.get(family.names.to_folder(name))
         if grad is None:
             continue
         compared += 1

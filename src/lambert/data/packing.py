@@ -78,7 +78,7 @@ class Outline:
         """Returns the first token of each sentence in `sentences`."""
         return np.where(sentences > 0, self.ends[np.maximum(sentences - 1, 0)], 0)
 
-    def reaching(self, tokens: Ints, low: Ints, high: Ints) -> Ints:
+    def find_end(self, tokens: Ints, low: Ints, high: Ints) -> Ints:
         """Returns the first sentence from `low` to `high` that ends at token `tokens` or later, else `high`."""
         low, high = low.copy(), np.maximum(low, high)
         while (low < high).any():

@@ -173,7 +173,7 @@ def _assemble(
         ranks = [parts[r * each : (r + 1) * each] for r in range(world)]
     else:
         cuts = [(next(numbers), low, high) for low, high in even_bounds(lengths_S, micro_tokens)]
-        ranks = [[share] for share in balanced(cuts, lengths_S, world)]
+        ranks = [[share] for share in balance(cuts, lengths_S, world)]
     mine = [
         [(number, source.collate(epochs_S[low:high], indices_S[low:high])) for number, low, high in share]
         for share in ranks[rank]
@@ -210,7 +210,7 @@ def split(lengths_S: Ints, parts: int) -> list[tuple[int, int]]:
     return [*pairwise([0, *(int(cut) for cut in cuts), len(lengths_S)])]
 
 
-def balanced(
+def balance(
     micro_batches: Sequence[tuple[int, int, int]], lengths_S: Ints, ranks: int
 ) -> list[list[tuple[int, int, int]]]:
     """Returns the micro-batches (index, first sequence, end) of each rank, sorted by index.

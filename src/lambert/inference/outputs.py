@@ -100,7 +100,7 @@ def load_task(
     check_padding(tokenizer, model.config, folder)
     if not report.missing:
         return LoadedTask(model.eval(), tokenizer, task, "", report.lost)
-    own = layout.answering_head(settings, layout.check_family(settings, folder))
+    own = layout.find_task_head(settings, layout.check_family(settings, folder))
     why = f"its head predicts {PREDICTED[own]}" if own in PREDICTED else f"no {report.missing[0]}"
     lacking = f"{folder} has no head for {task.config.name!r} ({why}): fine-tune it."
     return LoadedTask(model.eval(), tokenizer, task, lacking, report.lost)

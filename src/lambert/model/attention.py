@@ -106,7 +106,7 @@ def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float
     Source: Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021.
     """
     if dropout or window:
-        return padded(qkv_T3HE, bounds_S1, longest, dropout, window)
+        return attend_padded(qkv_T3HE, bounds_S1, longest, dropout, window)
     q_1THE, k_1THE, v_1THE = qkv_T3HE[None].unbind(2)
     found = torch.ops.aten._efficient_attention_forward(
         q_1THE, k_1THE, v_1THE, None, bounds_S1, bounds_S1, longest, longest, dropout, 0, qkv_T3HE.requires_grad
@@ -115,10 +115,10 @@ def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float
     return mixed_THE
 
 
-def padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
+def attend_padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
     """Computes `attention` on padded rows [S, longest] with torch's masked `scaled_dot_product_attention`. The host
     does not wait."""
-    rows_SM, inside_SM, back_T = padded_rows(bounds_S1, longest, len(qkv_T3HE))
+    rows_SM, inside_SM, back_T = pad_rows(bounds_S1, longest, len(qkv_T3HE))
     q_SHME, k_SHME, v_SHME = qkv_T3HE[rows_SM].permute(2, 0, 3, 1, 4)
     seen_S1MM = inside_SM[:, None, None, :]
     if window:
@@ -133,7 +133,7 @@ def padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, wi
     return mixed_THE
 
 
-def padded_rows(bounds_S1: Tensor, longest: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+def pad_rows(bounds_S1: Tensor, longest: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns how sequences are padded to rows: the token at each place of a row [S, longest], whether the place is
     inside its sequence, and the place of each token in the flattened rows [T]."""
     starts_S, lengths_S = bounds_S1[:-1].long(), bounds_S1.diff().long()
@@ -169,7 +169,7 @@ class _Native(torch.autograd.Function):
         return grad_T3HE, None, None, None
 
 
-def _banded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
+def _attend_banded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
     """Computes `attention` in blocks of `window` queries, each with the keys of three blocks.
 
     Source: Beltagy et al., "Longformer", 2020, section 3.2 (chunks).
@@ -212,7 +212,7 @@ def _products(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float,
 KERNELS: Mapping[str, Callable[[Tensor, Tensor, int, float, int], Tensor]] = {
     "native": _native,
     "products": _products,
-    "banded": _banded,
+    "banded": _attend_banded,
     "flash": _flash,
     "efficient": _efficient,
     "plain": _plain,

@@ -68,7 +68,7 @@ class ConfigKeys:
         for name, key in self.fields.items():
             value = settings.get(key)
             if key in settings and not (value is None and name in _NULLABLE):
-                found[name] = self._checked(name, value, path)
+                found[name] = self._interpret(name, value, path)
             elif name in self.defaults:
                 found[name] = self.defaults[name]
             else:
@@ -93,7 +93,7 @@ class ConfigKeys:
     def _meanings(self, name: str) -> Mapping[Any, Any]:
         return self.values.get(name, _VALUES.get(name, {}))
 
-    def _checked(self, name: str, value: Any, path: Path) -> Any:
+    def _interpret(self, name: str, value: Any, path: Path) -> Any:
         """Returns what a value of the key of a field means."""
         where, kind, meanings = f"{path} has {self.fields[name]} = {shown(value)};", _TYPES[name], self._meanings(name)
         if meanings:

@@ -79,6 +79,6 @@ class Costs(ABC):
         return (config.layers + 2) * block + 3 * width * _WIDE
 
 
-def compiled(dtype: torch.dtype, device: torch.device) -> bool:
+def uses_kernels(dtype: torch.dtype, device: torch.device) -> bool:
     """Returns whether the compiled kernels compute blocks, with their attention, in this type."""
     return device.type == "cpu" and dtype == torch.bfloat16 and library() is not None

@@ -29,7 +29,7 @@ from lambert.model.encoder import Encoder
 from lambert.model.family import ADJUSTABLE, Family, Product
 from lambert.model.gte import rotary, rotary_json
 from lambert.model.linear import project
-from lambert.model.modernbert.rotary import angles, rotated
+from lambert.model.modernbert.rotary import angles, rotate
 from lambert.model.objectives import MaskedLanguageModel, Pooler
 from lambert.model.pooling import first_vectors, mean_vectors
 from lambert.model.tensor_names import TensorNames
@@ -41,7 +41,7 @@ def key_width(config: EncoderConfig) -> int:
     return config.hidden // config.heads * (config.modern.kv_heads or config.heads)
 
 
-def expanded(qkv_TF: Tensor, heads: int, kv_heads: int) -> Tensor:
+def expand_heads(qkv_TF: Tensor, heads: int, kv_heads: int) -> Tensor:
     """Returns queries, keys and values of all heads, [T, 3, H, E], from queries [T, H, E] and the keys and values of
     `kv_heads` heads, concatenated to [T, F]. Consecutive heads share keys and values."""
     own_TE = qkv_TF.view(len(qkv_TF), heads + 2 * kv_heads, -1)
@@ -73,14 +73,14 @@ class EuroBertBlock(nn.Module):
         """Returns the queries, keys and values of all heads before the rotation, [T, 3 D]."""
         normed_TD = self.attention_norm(states_TD)
         qkv_TF = project(normed_TD, self.query, self.key, self.value, compute=batch.compute)
-        return expanded(qkv_TF, self.heads, self.kv_heads).flatten(1)
+        return expand_heads(qkv_TF, self.heads, self.kv_heads).flatten(1)
 
     def forward(self, states_TD: Tensor, batch: Batch, angles_TE: Tensor) -> Tensor:
         """Returns the states after the block. `angles_TE` are the rotary angles of the tokens."""
         compute = batch.compute
         qkv_T3HE = self.qkv(states_TD, batch).view(len(states_TD), 3, self.heads, -1)
         drop = self.attention_dropout if self.training else 0.0
-        mixed_THE = attention(rotated(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=drop)
+        mixed_THE = attention(rotate(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=drop)
         out_TD = project(mixed_THE.flatten(1), self.attention_out, compute=compute)
         states_TD = states_TD + dropout(out_TD, self.dropout, self.training)
         gate_TF, up_TF = project(self.norm(states_TD), self.gate, self.up, compute=compute).chunk(2, dim=-1)
@@ -175,7 +175,7 @@ def _read(found: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> 
     return rotary(found, settings, path, THETA) | {"modern.kv_heads": 0 if shared == heads else shared}
 
 
-def _written(config: EncoderConfig) -> dict[str, Any]:
+def _to_json(config: EncoderConfig) -> dict[str, Any]:
     kv_heads = config.modern.kv_heads or config.heads
     return rotary_json(config) | {"num_key_value_heads": kv_heads, "head_dim": config.hidden // config.heads}
 
@@ -205,7 +205,7 @@ KEYS = ConfigKeys(
     },
     older={"clf_pooling": "classifier_pooling"},
     read=_read,
-    write=_written,
+    write=_to_json,
 )  # fmt: skip
 
 
@@ -238,21 +238,21 @@ class CpuBlock(nn.Module):
         super().__init__()
         self.heads, self.kv_heads = block.heads, block.kv_heads
         self.attention_norm, self.norm = block.attention_norm, block.norm
-        self.qkv = product(*_joined([block.query, block.key, block.value]))
+        self.qkv = product(*_join([block.query, block.key, block.value]))
         self.attention_out = product(block.attention_out.weight, block.attention_out.bias, residual=True)
-        self.units = product(*_joined([block.gate, block.up]))
+        self.units = product(*_join([block.gate, block.up]))
         self.down = product(block.down.weight, block.down.bias, residual=True)
 
     def forward(self, states_TD: Tensor, batch: Batch, angles_TE: Tensor) -> Tensor:
-        qkv_T3HE = expanded(self.qkv(self.attention_norm(states_TD)), self.heads, self.kv_heads)
-        mixed_THE = attention(rotated(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=0.0)
+        qkv_T3HE = expand_heads(self.qkv(self.attention_norm(states_TD)), self.heads, self.kv_heads)
+        mixed_THE = attention(rotate(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=0.0)
         states_TD = self.attention_out(mixed_THE.flatten(1)).add_(states_TD)
         gate_TF, up_TF = self.units(self.norm(states_TD)).chunk(2, dim=-1)
         out_TD: Tensor = self.down(nn.functional.silu(gate_TF) * up_TF).add_(states_TD)
         return out_TD
 
 
-def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+def _join(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     weights: list[Tensor] = [layer.weight for layer in layers]
     biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
     return torch.cat(weights), torch.cat(biases) if biases else None

@@ -74,7 +74,7 @@ class Family:
     segment types [B, M] or None) to states [B, M, D], which the exporters of torch can trace; or None: not
     supported."""
 
-    def completed(self, config: EncoderConfig) -> EncoderConfig:
+    def complete(self, config: EncoderConfig) -> EncoderConfig:
         """Returns the settings of a fresh encoder with what the family determines. Raises UsageError for settings with
         which it has none."""
         return self.fresh(dataclasses.replace(config, **self.keys.constants))

@@ -72,7 +72,7 @@ def read(folder: Path) -> tuple[Tensors, Path]:
     Raises DataError if there is no file, or if one is damaged.
     """
     path = weights_file(folder)
-    return {WEIGHTS: _safetensors, INDEX: _shards, PICKLED: _pickled}[path.name](path), path
+    return {WEIGHTS: _read_safetensors, INDEX: _read_shards, PICKLED: _read_pickle}[path.name](path), path
 
 
 def weights_file(folder: Path) -> Path:
@@ -116,15 +116,15 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
                 )
 
 
-def _safetensors(path: Path) -> Tensors:
+def _read_safetensors(path: Path) -> Tensors:
     try:
         tensors: Tensors = safetensors.torch.load_file(path)
     except _DAMAGE as error:
-        raise _damaged(path, error) from error
+        raise _describe_damage(path, error) from error
     return tensors
 
 
-def _shards(path: Path) -> Tensors:
+def _read_shards(path: Path) -> Tensors:
     places = json_object(path).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise DataError(f"{path} has no weight_map, a table from tensors to files.")
@@ -138,7 +138,7 @@ def _shards(path: Path) -> Tensors:
         file = path.with_name(shard)
         if not file.is_file():
             raise DataError(f"{path} names {shard}, which is missing. Fetch all files of the model.")
-        found = _safetensors(file)
+        found = _read_safetensors(file)
         if lacking := [name for name in names if name not in found]:
             raise DataError(f"{file} lacks {lacking[0]}, which {path.name} says it holds.")
         if beyond := [name for name in found if places.get(name) != shard]:
@@ -147,7 +147,7 @@ def _shards(path: Path) -> Tensors:
     return tensors
 
 
-def _pickled(path: Path) -> Tensors:
+def _read_pickle(path: Path) -> Tensors:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -157,7 +157,7 @@ def _pickled(path: Path) -> Tensors:
             warnings.simplefilter("ignore")  # torch warns of unusual pickles before it refuses them
             tensors = torch.load(path, map_location="cpu", weights_only=True)
     except _DAMAGE as error:
-        raise _damaged(path, error) from error
+        raise _describe_damage(path, error) from error
     if not isinstance(tensors, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
     ):
@@ -170,7 +170,7 @@ def _pickled(path: Path) -> Tensors:
     return tensors
 
 
-def _damaged(path: Path, error: BaseException) -> DataError:
+def _describe_damage(path: Path, error: BaseException) -> DataError:
     if not str(path).isascii() and "\\udc" in ascii(str(path)):
         return DataError(f"{path}: safetensors only opens files whose paths are UTF-8. Rename the folder.")
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

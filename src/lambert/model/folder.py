@@ -18,7 +18,7 @@ from lambert.model.families import DEFAULT, FAMILIES, family_of
 from lambert.model.family import Family
 from lambert.model.files import encoder_path, modules_of, tensorflow_prefixes
 from lambert.model.heads import Model
-from lambert.model.labels import check_rows, check_values, default_names, ids_left_aside, label_keys, label_names
+from lambert.model.labels import check_rows, check_values, default_names, label_keys, label_names, list_ignored_ids
 
 CONFIG = "config.json"
 GOOGLE_CONFIG = "bert_config.json"
@@ -183,15 +183,15 @@ def encoder_config(settings: Mapping[str, Any], folder: Path, code: Collection[s
         raise DataError(f"{path}: {error}") from error
 
 
-def left_aside(settings: Mapping[str, Any], config: EncoderConfig) -> list[str]:
+def list_ignored(settings: Mapping[str, Any], config: EncoderConfig) -> list[str]:
     """Returns a line if config.json names code, which is not run, one if its label2id contradicts its labels, one for
     special tokens beyond the vocabulary, and one for each dropout that training does not use: embeddings and heads
     drop as the layers do."""
     code = f"note: config.json has auto_map, code that is not run: the model is read as a plain {config.block!r}."
     return (
         [code] * ("auto_map" in settings)
-        + ids_left_aside(settings)
-        + _tokens_left_aside(settings, config.vocabulary)
+        + list_ignored_ids(settings)
+        + _list_ignored_tokens(settings, config.vocabulary)
         + [
             f"note: config.json has {key} = {shown(value)}, which is left aside: {what} drop as the layers do, with "
             f"{config.dropout:g}."
@@ -201,7 +201,7 @@ def left_aside(settings: Mapping[str, Any], config: EncoderConfig) -> list[str]:
     )
 
 
-def _tokens_left_aside(settings: Mapping[str, Any], vocabulary: int) -> list[str]:
+def _list_ignored_tokens(settings: Mapping[str, Any], vocabulary: int) -> list[str]:
     """Returns a line if config.json has special tokens beyond the vocabulary."""
     found = {key: value for key, value in settings.items() if key.endswith("_token_id") and key != "pad_token_id"}
     beyond = [f"{key} = {shown(value)}" for key, value in found.items() if not names_pieces(value, vocabulary)]
@@ -236,11 +236,11 @@ def heads_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], folder:
     if not isinstance(named, list):
         raise DataError(f"{path} has architectures = {shown(named)}; it must be a list of names.")
     if named[0] is None:
-        return {head: 0 for head, name in _TELLING.items() if family.names.stored(name) in tensors}
+        return {head: 0 for head, name in _TELLING.items() if family.names.to_folder(name) in tensors}
     if not isinstance(named[0], str) or named[0] not in family.architectures:
         known = ", ".join(family.architectures)
         raise DataError(f"{path} names the architecture {shown(named[0])}; supported: {known}.")
-    heads, own = family.architectures[named[0]], answering_head(settings, family)
+    heads, own = family.architectures[named[0]], find_task_head(settings, family)
     if own not in LABELLED_HEADS:
         return dict.fromkeys(heads, 0)
     names = label_names(settings, path)
@@ -251,7 +251,7 @@ def heads_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], folder:
     return {own: len(names)}
 
 
-def answering_head(settings: Mapping[str, Any], family: Family) -> str:
+def find_task_head(settings: Mapping[str, Any], family: Family) -> str:
     """Returns the head that answers a task in a folder with this config.json; empty if its architecture has none."""
     named = settings.get("architectures")
     first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
@@ -266,14 +266,14 @@ def answering_head(settings: Mapping[str, Any], family: Family) -> str:
 
 def head_rows(head: str, tensors: Mapping[str, Tensor], family: Family) -> int:
     """Returns the number of rows of a head among the tensors of a folder; 0 if it is not there."""
-    weight = tensors.get(family.names.stored(f"heads.{head}.classifier.weight"))
+    weight = tensors.get(family.names.to_folder(f"heads.{head}.classifier.weight"))
     return len(weight) if weight is not None and weight.ndim == 2 else 0
 
 
 def check_vocabulary(rows: int, vocabulary: int, path: Path) -> None:
     """Raises DataError if the table of words at `path`, of `rows` rows, is not for a tokenizer of `vocabulary` pieces:
     it must have a row for each, and may have more that pad it."""
-    padded = {_padded(vocabulary, block) for block in _BLOCKS}
+    padded = {_round_up(vocabulary, block) for block in _BLOCKS}
     if rows not in padded and not 0 <= rows - vocabulary <= _SPARE:
         pieces = f"the tokenizer has {vocabulary} pieces, the table of words in {path} has {rows} rows"
         more = ", more than padding to a multiple of 8, 64 or 128 gives" if rows > vocabulary else ""
@@ -282,10 +282,10 @@ def check_vocabulary(rows: int, vocabulary: int, path: Path) -> None:
         )
 
 
-def lost_pieces(rows: int, vocabulary: int) -> str:
+def describe_spare_rows(rows: int, vocabulary: int) -> str:
     """Returns a line about rows of the table of words for which the tokenizer has no piece, unless they pad the table
     to a multiple of 64."""
-    if rows == vocabulary or rows in (_padded(vocabulary, block) for block in _BLOCKS[1:]):
+    if rows == vocabulary or rows in (_round_up(vocabulary, block) for block in _BLOCKS[1:]):
         return ""
     return (
         f"note: the table of words has {rows:,} rows, and the tokenizer {vocabulary:,} pieces. If tokens were added to "
@@ -293,15 +293,15 @@ def lost_pieces(rows: int, vocabulary: int) -> str:
     )
 
 
-def padding_after(larger: int, vocabulary: int, rows: int) -> int:
+def count_padding(larger: int, vocabulary: int, rows: int) -> int:
     """Returns the number of rows that pad a table for `larger` pieces as one of `rows` rows for `vocabulary` pieces is
     padded: to as many rows if they suffice, else to a multiple of 128, 64 or 8, the largest that fits; 0 if that table
     is not padded."""
     if larger <= rows:
         return rows - larger
-    block = max((block for block in _BLOCKS if rows == _padded(vocabulary, block)), default=1)
-    return 0 if rows == vocabulary else _padded(larger, block) - larger
+    block = max((block for block in _BLOCKS if rows == _round_up(vocabulary, block)), default=1)
+    return 0 if rows == vocabulary else _round_up(larger, block) - larger
 
 
-def _padded(vocabulary: int, block: int) -> int:
+def _round_up(vocabulary: int, block: int) -> int:
     return -(-vocabulary // block) * block

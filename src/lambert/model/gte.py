@@ -28,7 +28,7 @@ from lambert.model.embedding import embed
 from lambert.model.encoder import Encoder
 from lambert.model.family import ADJUSTABLE, Family, Product
 from lambert.model.linear import in_product_dtype, project
-from lambert.model.modernbert.rotary import angles, rotated
+from lambert.model.modernbert.rotary import angles, rotate
 from lambert.model.tensor_names import TensorNames
 
 
@@ -64,7 +64,7 @@ class GteBlock(nn.Module):
         activation."""
         return [self.up]
 
-    def activated(self, gate_TF: Tensor) -> Tensor:
+    def activate(self, gate_TF: Tensor) -> Tensor:
         """Returns the activation of the gates."""
         return nn.functional.gelu(gate_TF, approximate=self.approximate)
 
@@ -77,11 +77,11 @@ class GteBlock(nn.Module):
         compute = batch.compute
         qkv_T3HE = self.qkv(states_TD, batch).view(len(states_TD), 3, self.heads, -1)
         drop = self.attention_dropout if self.training else 0.0
-        mixed_THE = attention(rotated(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=drop)
+        mixed_THE = attention(rotate(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=drop)
         out_TD = project(mixed_THE.flatten(1), self.attention_out, compute=compute)
         states_TD = self.attention_norm(states_TD + dropout(out_TD, self.dropout, self.training))
         up_TF, gate_TF = project(states_TD, *self.units(), compute=compute).chunk(2, dim=-1)
-        inner_TF = self.activated(gate_TF) * up_TF
+        inner_TF = self.activate(gate_TF) * up_TF
         if self.inner_dropped:
             inner_TF = dropout(inner_TF, self.dropout, self.training)
         out_TD = project(inner_TF, self.down, compute=compute)
@@ -198,7 +198,7 @@ class CpuBlock(nn.Module):
 
     def __init__(self, block: GteBlock, product: Product) -> None:
         super().__init__()
-        self.heads, self.activated = block.heads, block.activated
+        self.heads, self.activate = block.heads, block.activate
         self.attention_norm, self.norm = block.attention_norm, block.norm
         self.attention_in = product(block.attention_in.weight, block.attention_in.bias)
         self.attention_out = product(block.attention_out.weight, block.attention_out.bias, residual=True)
@@ -207,10 +207,10 @@ class CpuBlock(nn.Module):
 
     def forward(self, states_TD: Tensor, batch: Batch, angles_TE: Tensor) -> Tensor:
         qkv_T3HE = self.attention_in(states_TD).view(len(states_TD), 3, self.heads, -1)
-        mixed_THE = attention(rotated(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=0.0)
+        mixed_THE = attention(rotate(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=0.0)
         states_TD = self.attention_norm(self.attention_out(mixed_THE.flatten(1)).add_(states_TD))
         up_TF, gate_TF = self.up(states_TD).chunk(2, dim=-1)
-        out_TD: Tensor = self.norm(self.down(self.activated(gate_TF) * up_TF).add_(states_TD))
+        out_TD: Tensor = self.norm(self.down(self.activate(gate_TF) * up_TF).add_(states_TD))
         return out_TD
 
 

@@ -26,9 +26,9 @@ from lambert.model.objectives import (
     Value,
     Vector,
 )  # fmt: skip
-from lambert.model.pooling import modes_of, pooling_of
+from lambert.model.pooling import find_pooling, split_modes
 
-__all__ = ["HEADS", "Head", "Model", "built"]
+__all__ = ["HEADS", "Head", "Model", "build_model"]
 
 HEADS: dict[str, MakeHead] = {
     "mlm": MaskedLanguageModel,
@@ -50,8 +50,8 @@ KIND = Kind((EncoderConfig, int), base=Head)
 def make_head(config: EncoderConfig, name: str, labels: int) -> Head:
     """Returns a fresh head of an objective, a key of HEADS or "package.module:name", as the family of the encoder has
     it. Raises UsageError for an objective that does not exist."""
-    if name not in HEADS and (pooling := pooling_of(name)):
-        return Vector(config, labels, modes=modes_of(pooling))
+    if name not in HEADS and (pooling := find_pooling(name)):
+        return Vector(config, labels, modes=split_modes(pooling))
     return lookup({**HEADS, **family_of(config).heads}, name, "head", KIND)(config, labels)
 
 
@@ -157,7 +157,7 @@ class _Unfilled(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def built(config: EncoderConfig, heads: Mapping[str, int], pooler: bool = False) -> Model:
+def build_model(config: EncoderConfig, heads: Mapping[str, int], pooler: bool = False) -> Model:
     """Returns a model with uninitialised parameters. The state of torch's random generator does not change."""
     random = torch.random.get_rng_state()
     try:

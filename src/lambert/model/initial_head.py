@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DataError
-from lambert.model.labels import check_rows, has_names, label_names, listed, rows_of
+from lambert.model.labels import check_rows, format_labels, has_names, label_names, rows_of
 
 _LABELS = ("label", "multilabel")
 """Heads that differ in the loss only."""
@@ -72,15 +72,15 @@ def initial_head(
     found = rows_of(labels, names)
     kept = [label for label, row in zip(labels, found, strict=True) if row is not None]
     if not kept:
-        of = f"has other labels ({listed(names)})" if has_names(names) else "has labels without names (LABEL_0, ...)"
-        return InitialHead(note=f"note: the head of {folder} {of}: {fresh}.")
-    note = f"note: the head of {folder} is kept for the labels {listed(kept)}"
+        other = f"other labels ({format_labels(names)})" if has_names(names) else "labels without names (LABEL_0, ...)"
+        return InitialHead(note=f"note: the head of {folder} has {other}: {fresh}.")
+    note = f"note: the head of {folder} is kept for the labels {format_labels(kept)}"
     if found == tuple(range(len(names))):
         return InitialHead(kept=True, rows=found, note=f"{note}.")
     if new := [label for label, row in zip(labels, found, strict=True) if row is None]:
-        note += f"; it starts with random weights for {listed(new)}"
+        note += f"; it starts with random weights for {format_labels(new)}"
     if unused := [name for number, name in enumerate(names) if number not in found]:
-        note += f"; its labels {listed(unused)} are left out"
+        note += f"; its labels {format_labels(unused)} are left out"
     order = [row for row in found if row is not None]
     if order != sorted(order):
         note += "; its rows are in another order"

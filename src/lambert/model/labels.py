@@ -70,7 +70,7 @@ def label_keys(labels: Sequence[str]) -> dict[str, Any]:
     return {"id2label": {str(number): label for label, number in ids.items()}, "label2id": ids}
 
 
-def ids_left_aside(settings: Mapping[str, Any]) -> list[str]:
+def list_ignored_ids(settings: Mapping[str, Any]) -> list[str]:
     """Returns a line if label2id of a config.json contradicts the names of the labels, which transformers' outputs
     have."""
     ids = settings.get("label2id")
@@ -84,11 +84,11 @@ def ids_left_aside(settings: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"note: config.json has label2id = {shown(ids)}, which contradicts its labels and is left aside: they are "
-        f"{listed(names)}, as in transformers."
+        f"{format_labels(names)}, as in transformers."
     ]
 
 
-def listed(labels: Sequence[str]) -> str:
+def format_labels(labels: Sequence[str]) -> str:
     """Returns the first labels, for messages."""
     more = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
     return ", ".join(labels[:_LISTED]) + more

@@ -66,7 +66,7 @@ class _Weight:
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor], one_layout: bool) -> None:
         self._one_layout = one_layout
-        self.weight_FD, self.bias_F = _rounded(weights), _rounded(biases) if biases else None
+        self.weight_FD, self.bias_F = _round(weights), _round(biases) if biases else None
         self._rows = {"forward": 0, "backward": 0}
         self._laid_out: dict[str, Tensor] = {}
 
@@ -87,7 +87,7 @@ class _Weight:
         return self._laid_out.get(use, weight)
 
 
-def _rounded(parts: Sequence[Tensor]) -> Tensor:
+def _round(parts: Sequence[Tensor]) -> Tensor:
     rounded = [part.detach().bfloat16() for part in parts]
     return torch.cat(rounded) if len(rounded) > 1 else rounded[0]
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch
 from lambert.core.errors import UsageError
 from lambert.model import roberta
-from lambert.model.attention import equal_lengths, padded_rows
+from lambert.model.attention import equal_lengths, pad_rows
 from lambert.model.bert import BERT, BertCosts
 from lambert.model.bert.block import BertBlock
 from lambert.model.bert.encoder import BertEncoder
@@ -63,7 +63,7 @@ def biases(table: nn.Embedding, batch: Batch) -> Biases:
     return found
 
 
-def biased_attention(qkv_T3HE: Tensor, batch: Batch, of_length: Biases, dropout: float) -> Tensor:
+def attend_with_biases(qkv_T3HE: Tensor, batch: Batch, of_length: Biases, dropout: float) -> Tensor:
     """Returns softmax(q k' / sqrt(E) + bias) v for each sequence, [T, H, E].
 
     Args:
@@ -73,7 +73,7 @@ def biased_attention(qkv_T3HE: Tensor, batch: Batch, of_length: Biases, dropout:
         dropout: Probability of dropping an attention weight.
     """
     if qkv_T3HE.device.type != "cpu":
-        return _padded(qkv_T3HE, batch, of_length[batch.longest], dropout)
+        return _attend_padded(qkv_T3HE, batch, of_length[batch.longest], dropout)
     T, _, H, E = qkv_T3HE.shape
     mixed_THE = qkv_T3HE.new_empty(T, H, E)
     for rows, G, M in equal_lengths(batch.bounds_S1.tolist()):
@@ -84,9 +84,9 @@ def biased_attention(qkv_T3HE: Tensor, batch: Batch, of_length: Biases, dropout:
     return mixed_THE
 
 
-def _padded(qkv_T3HE: Tensor, batch: Batch, bias_HMM: Tensor, dropout: float) -> Tensor:
+def _attend_padded(qkv_T3HE: Tensor, batch: Batch, bias_HMM: Tensor, dropout: float) -> Tensor:
     """Computes the same on padded rows, without waiting for the device."""
-    rows_SM, inside_SM, back_T = padded_rows(batch.bounds_S1, batch.longest, len(qkv_T3HE))
+    rows_SM, inside_SM, back_T = pad_rows(batch.bounds_S1, batch.longest, len(qkv_T3HE))
     q_SHME, k_SHME, v_SHME = qkv_T3HE[rows_SM].permute(2, 0, 3, 1, 4)
     outside_S1MM = torch.zeros(inside_SM.shape, dtype=q_SHME.dtype, device=inside_SM.device)
     outside_S1MM = outside_S1MM.masked_fill(~inside_SM, -torch.inf)[:, None, None, :]
@@ -104,7 +104,7 @@ class MpnetBlock(BertBlock):
         """Returns the states after the block. `biases` are those of the lengths of the sequences."""
         qkv_T3HE = self.qkv(states_TD, batch).view(len(states_TD), 3, self.heads, -1)
         drop = self.attention_dropout if self.training else 0.0
-        return self.after(states_TD, biased_attention(qkv_T3HE, batch, biases, drop), batch)
+        return self.after(states_TD, attend_with_biases(qkv_T3HE, batch, biases, drop), batch)
 
 
 class MpnetEncoder(BertEncoder):
@@ -194,7 +194,7 @@ class CpuBlock(nn.Module):
 
     def forward(self, states_TD: Tensor, batch: Batch, biases: Biases) -> Tensor:
         qkv_T3HE = self.qkv(states_TD).view(len(states_TD), 3, self.heads, -1)
-        mixed_TD = biased_attention(qkv_T3HE, batch, biases, 0.0).flatten(1)
+        mixed_TD = attend_with_biases(qkv_T3HE, batch, biases, 0.0).flatten(1)
         states_TD = self.attention_norm(self.attention_out(mixed_TD).add_(states_TD))
         out_TD: Tensor = self.norm(self.down(self.up(states_TD)).add_(states_TD))
         return out_TD

@@ -30,7 +30,7 @@ class NomicBlock(GteBlock):
     def units(self) -> list[nn.Linear]:
         return [self.up, self.gate]
 
-    def activated(self, gate_TF: Tensor) -> Tensor:
+    def activate(self, gate_TF: Tensor) -> Tensor:
         return nn.functional.silu(gate_TF)
 
 

@@ -81,7 +81,7 @@ def convert(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Comput
     return copy
 
 
-def packed(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> ops.PackedWeight:
+def pack(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> ops.PackedWeight:
     """Returns these weights and biases packed for the kernels."""
     return convert(weights, biases, compute, lambda: ops.PackedWeight(weights, biases))
 
@@ -97,7 +97,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, states_TD: Tensor, compute: Compute, count: int, *parts: Tensor) -> Tensor:
         states_TD = states_TD.contiguous()
         ctx.save_for_backward(states_TD)
-        ctx.weight, ctx.sink = packed(parts[:count], parts[count:], compute), compute.gradients
+        ctx.weight, ctx.sink = pack(parts[:count], parts[count:], compute), compute.gradients
         ctx.parts, ctx.count = parts, count
         return ops.linear(states_TD, ctx.weight)
 

@@ -70,14 +70,14 @@ def publish(
         write_files(aside, {**({"README.md": card} if card else {}), **(files or {})})
         write_sums(aside)
         try:
-            said = _verified(model.eval(), aside, compare)
+            said = _verify(model.eval(), aside, compare)
             check(aside)
             return said
         finally:
             model.train(training)
 
 
-def _verified(model: Model, folder: Path, compare: bool) -> str:
+def _verify(model: Model, folder: Path, compare: bool) -> str:
     device = next(model.parameters()).device
     batch = _sample(model).to(device)
     with torch.inference_mode():
@@ -103,7 +103,7 @@ def _verified(model: Model, folder: Path, compare: bool) -> str:
     return f"verified: reads back bit for bit; largest difference from transformers {difference:.1e}"
 
 
-def scaled(difference: float, largest: float) -> float:
+def scale_difference(difference: float, largest: float) -> float:
     """Returns a difference of outputs, divided by the largest magnitude of the outputs if it is above 1: float32 rounds
     every number in proportion to its size, so two right programs differ more where outputs are large."""
     return difference / max(1.0, largest)
@@ -126,7 +126,7 @@ def _compare(model: Model, folder: Path, batch: Batch, expected: Mapping[str, Te
         ) from error
     differences = {name: _difference(expected[name], logits) for name, logits in found.items()}
     largest = {name: float(expected[name].abs().max()) for name in found}
-    large = [name for name, one in differences.items() if not scaled(one, largest[name]) <= TOLERANCE]
+    large = [name for name, one in differences.items() if not scale_difference(one, largest[name]) <= TOLERANCE]
     exact = _by_transformers(model, folder, batch, large, torch.float64) if large else {}
     for name in large:
         if not differences[name] <= NOISE * _difference(found[name].double(), exact[name]):

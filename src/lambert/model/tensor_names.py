@@ -45,10 +45,10 @@ class TensorNames:
     def tied(self) -> dict[str, str]:
         """Names of tensors that files may hold as copies, and what they are copies of."""
         originals = {"weight": "encoder.words.weight", "bias": "heads.mlm.bias"} if self.decoder else {}
-        found = {f"{self.decoder}.{kind}": self.stored(original) for kind, original in originals.items()}
+        found = {f"{self.decoder}.{kind}": self.to_folder(original) for kind, original in originals.items()}
         return {copy: original for copy, original in found.items() if copy != original}
 
-    def stored(self, name: str) -> str:
+    def to_folder(self, name: str) -> str:
         """Returns the name of a parameter of `heads.Model` in a model folder. Parameters that no table names keep their
         names, those of the encoder after the prefix."""
         block = re.match(r"encoder\.blocks\.(\d+)\.", name)

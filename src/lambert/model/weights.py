@@ -28,7 +28,7 @@ from lambert.model import folder as layout
 from lambert.model.config import EncoderConfig
 from lambert.model.families import DEFAULT, family_of
 from lambert.model.family import Family
-from lambert.model.heads import Model, built
+from lambert.model.heads import Model, build_model
 from lambert.model.initial_head import InitialHead, fits, initial_head
 from lambert.model.labels import check_rows, check_values
 
@@ -91,7 +91,7 @@ def state(model: Model) -> dict[str, Tensor]:
     family = family_of(model.config)
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        theirs = family.names.stored(name)
+        theirs = family.names.to_folder(name)
         if theirs in tensors:
             raise UsageError(
                 "One folder holds one of the heads label, multilabel, value, choice and tag; the model has "
@@ -117,7 +117,7 @@ def assign(model: Model, tensors: Mapping[str, Tensor], source: str = "the weigh
     found = current(family, tensors)
     missing, fresh_pooler = [], False
     for name, parameter in model.named_parameters():
-        theirs = family.names.stored(name)
+        theirs = family.names.to_folder(name)
         tensor = found.pop(theirs, None)
         if tensor is None:
             missing.append(theirs)
@@ -157,7 +157,7 @@ def fresh(config: EncoderConfig, heads: Mapping[str, int], seed: int = 0) -> Mod
         raise UsageError(
             "model.init_range = 0 makes all units of a layer equal, and training keeps them equal: set it above 0."
         )
-    model = built(config, heads)
+    model = build_model(config, heads)
     initialise(model, seed)
     return model
 
@@ -172,7 +172,7 @@ def initialise(model: Model, seed: int, names: Collection[str] | None = None) ->
     """
     constant, family = model.config.init_range == 0, family_of(model.config)
     for name, parameter in model.named_parameters():
-        theirs = family.names.stored(name)
+        theirs = family.names.to_folder(name)
         if names is not None and theirs not in names:
             continue
         if name.endswith("bias") or (constant and parameter.ndim > 1):
@@ -254,25 +254,25 @@ def load(
         settings = layout.read_config(folder)
         config = layout.encoder_config(settings, folder, code)
         family = family_of(config)
-        read, wrapper = unwrapped(family, read, path)
-        tensors, untied = current(family, read), untied_copies(family, read)
+        read, wrapper = unwrap_names(family, read, path)
+        tensors, untied = current(family, read), find_untied_copies(family, read)
         lost = ""
         if vocabulary is not None:
-            words = tensors.get(family.names.stored("encoder.words.weight"))
+            words = tensors.get(family.names.to_folder("encoder.words.weight"))
             rows = config.vocabulary if words is None or not words.ndim else len(words)
             layout.check_vocabulary(rows, vocabulary, path)
-            lost = layout.lost_pieces(rows, vocabulary)
+            lost = layout.describe_spare_rows(rows, vocabulary)
         own_heads = heads is None
         heads = layout.heads_of(settings, tensors, folder) if heads is None else heads
-        pooler = pooler and family.names.stored("pooler.weight") in tensors
+        pooler = pooler and family.names.to_folder("pooler.weight") in tensors
         check_sizes(config, heads, tensors, path, pooler)
-        model = built(config, heads, pooler)
-        used = {family.names.stored(name) for name, _ in model.named_parameters()}
+        model = build_model(config, heads, pooler)
+        used = {family.names.to_folder(name) for name, _ in model.named_parameters()}
         head = next((name for name in heads if ANSWERING.match(f"heads.{name}.")), "")
         initial = _initial_head(head, heads.get(head, 0), labels, settings, tensors, folder)
         found = _with_head(head, initial, tensors, family)
         files.check_finite(((name, tensor) for name, tensor in found.items() if name in used), path)
-        notes = [line for line in (*layout.left_aside(settings, config), *wrapper, initial.note) if line]
+        notes = [line for line in (*layout.list_ignored(settings, config), *wrapper, initial.note) if line]
         report = assign(model, found, str(path), share=share)
         report = dataclasses.replace(report, untied=untied, notes=tuple(notes), lost=lost)
         check_lacking(family, dict(model.named_parameters()), tensors, path)
@@ -296,7 +296,7 @@ def _initial_head(
     rows = layout.head_rows(head, tensors, family) if head else 0
     if not rows:
         return InitialHead(kept=True)  # nothing, or what config.json promises and the folder lacks
-    own = layout.answering_head(settings, family)
+    own = layout.find_task_head(settings, family)
     if labels is not None:
         return initial_head(head, labels, own, settings, rows, folder)
     usable = not own or fits(head, own)
@@ -307,15 +307,15 @@ def _initial_head(
     return InitialHead(kept=usable)
 
 
-def _rowed(head: str, family: Family) -> tuple[str, ...]:
+def _row_names(head: str, family: Family) -> tuple[str, ...]:
     """Returns the names in a model folder of the tensors of a head that have a row for each label."""
-    return tuple(family.names.stored(f"heads.{head}.classifier.{kind}") for kind in ("weight", "bias"))
+    return tuple(family.names.to_folder(f"heads.{head}.classifier.{kind}") for kind in ("weight", "bias"))
 
 
 def _with_head(head: str, initial: InitialHead, tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
     """Returns the tensors of a folder with the rows that are kept of its head, or without rows if some are fresh. The
     layers before the rows are kept, as poolers are."""
-    rowed = _rowed(head, family) if head else ()
+    rowed = _row_names(head, family) if head else ()
     if not initial.kept or not initial.whole:
         return {name: tensor for name, tensor in tensors.items() if name not in rowed}
     order = torch.tensor(initial.rows)
@@ -325,16 +325,16 @@ def _with_head(head: str, initial: InitialHead, tensors: Mapping[str, Tensor], f
 @torch.no_grad()
 def _copy_rows(model: Model, head: str, rows: Sequence[int | None], tensors: Mapping[str, Tensor]) -> None:
     """Copies rows of a folder's head into the model's; None: the row stays as it is."""
-    parameters = {family_of(model.config).names.stored(name): value for name, value in model.named_parameters()}
+    parameters = {family_of(model.config).names.to_folder(name): value for name, value in model.named_parameters()}
     own = [number for number, row in enumerate(rows) if row is not None]
-    for name in _rowed(head, family_of(model.config)):
+    for name in _row_names(head, family_of(model.config)):
         if name in parameters and name in tensors:
             theirs = tensors[name][torch.tensor([row for row in rows if row is not None])]
             parameters[name][torch.tensor(own)] = theirs.to(parameters[name].dtype)
 
 
 @torch.no_grad()
-def extended(model: Model, pieces: int, rows: Mapping[int, Sequence[int]]) -> Model:
+def extend_vocabulary(model: Model, pieces: int, rows: Mapping[int, Sequence[int]]) -> Model:
     """Returns a copy of a model with more pieces. Its outputs for the pieces that stay are the same.
 
     The embedding of a new piece is the mean of the embeddings of old pieces, and its bias in the masked-LM head the
@@ -350,14 +350,14 @@ def extended(model: Model, pieces: int, rows: Mapping[int, Sequence[int]]) -> Mo
     """
     tensors, family = state(model), family_of(model.config)
     size = max(pieces, *(number + 1 for number in rows))
-    for name in map(family.names.stored, layout.BY_PIECE):
+    for name in map(family.names.to_folder, layout.BY_PIECE):
         if name in tensors:
             old = tensors[name]
             new = torch.cat([old[:pieces], old.new_empty(size - pieces, *old.shape[1:])])
             new[[*rows]] = torch.stack([old[[*ids]].mean(0) for ids in rows.values()])
             tensors[name] = new
     config = dataclasses.replace(model.config, vocabulary=size)
-    larger = built(config, model.labels, model.pooler is not None)
+    larger = build_model(config, model.labels, model.pooler is not None)
     assign(larger, tensors)
     return larger
 
@@ -368,9 +368,9 @@ def check_sizes(
     """Raises DataError if the tensors are not those of such a model. No memory is allocated, and the sizes in
     config.json do not change the time that this takes."""
     family = family_of(config)
-    prefixes = (family.names.layer, family.names.stored("encoder.blocks."))
+    prefixes = (family.names.layer, family.names.to_folder("encoder.blocks."))
     numbers = re.compile(f"(?:{'|'.join(map(re.escape, prefixes))})(\\d+)\\.")
-    words = family.names.stored("encoder.words.weight")
+    words = family.names.to_folder("encoder.words.weight")
     if words not in tensors:
         raise DataError(f"{path} lacks {words}.")
     # First, because a matrix may be too large for the meta device, too, if its width is that of no tensor.
@@ -383,18 +383,18 @@ def check_sizes(
     if custom:
         config, heads = dataclasses.replace(config, block=DEFAULT, layers=1), {}
     with torch.device("meta"):
-        model = built(config, heads, pooler)
+        model = build_model(config, heads, pooler)
     own = {name: p for name, p in model.named_parameters() if not (custom and name.startswith("encoder.blocks."))}
     check_lacking(family, own, tensors, path)
     for name, parameter in own.items():
-        theirs = family.names.stored(name)
+        theirs = family.names.to_folder(name)
         if theirs in tensors and not ANSWERING.match(name):
             check_shape(theirs, tensors[theirs], tuple(parameter.shape), str(path))
 
 
 def check_lacking(family: Family, names: Iterable[str], tensors: Mapping[str, Tensor], path: Path) -> None:
     """Raises DataError if tensors of the encoder are missing among these parameters of a model."""
-    stored = [family.names.stored(name) for name in names if name.startswith("encoder.")]
+    stored = [family.names.to_folder(name) for name in names if name.startswith("encoder.")]
     lacking = [name for name in stored if name not in tensors]
     if lacking:
         known = {*stored, *family.names.tied}
@@ -405,14 +405,14 @@ def check_lacking(family: Family, names: Iterable[str], tensors: Mapping[str, Te
         raise DataError(f"{path} lacks {lacking[0]}{more}.{instead}")
 
 
-def unwrapped(family: Family, tensors: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Tensor], list[str]]:
+def unwrap_names(family: Family, tensors: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Tensor], list[str]]:
     """Returns tensors by names without what programs that wrap a model put before them, such as `module.`
     (DistributedDataParallel) and `_orig_mod.` (torch.compile), and a line about it. Only a prefix that the table of
     words has too is left out.
 
     Raises DataError if two tensors would have the same name.
     """
-    words = family.names.stored("encoder.words.weight")
+    words = family.names.to_folder("encoder.words.weight")
     names = {name: name.replace("_orig_mod.", "") for name in tensors}
     ends = (words, words.removeprefix(family.names.prefix))
     prefixes = {name[: -len(end)] for name in names.values() for end in ends if name.endswith(end)}
@@ -436,7 +436,7 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], source: str) 
         raise DataError(f"The shape of {name} is {shapes}. Check config.json and the recipe's model.")
 
 
-def untied_copies(family: Family, tensors: Mapping[str, Tensor]) -> tuple[tuple[str, str], ...]:
+def find_untied_copies(family: Family, tensors: Mapping[str, Tensor]) -> tuple[tuple[str, str], ...]:
     """Returns (copy, original) of the tied tensors that differ in a file."""
     renamed = {family.names.current(name): tensor for name, tensor in tensors.items()}
     return tuple(
@@ -451,8 +451,8 @@ def check_promised(model: Model, missing: Collection[str], path: Path) -> None:
     its answers would be random."""
     family = family_of(model.config)
     for name, _ in model.named_parameters():
-        if ANSWERING.match(name) and family.names.stored(name) in missing:
+        if ANSWERING.match(name) and family.names.to_folder(name) in missing:
             raise DataError(
-                f"{path} lacks {family.names.stored(name)}, a head that architectures in config.json promise. Correct "
-                "architectures, or fetch the fine-tuned weights."
+                f"{path} lacks {family.names.to_folder(name)}, a head that architectures in config.json promise. "
+                "Correct architectures, or fetch the fine-tuned weights."
             )

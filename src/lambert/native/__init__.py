@@ -60,17 +60,17 @@ def library() -> ctypes.CDLL | None:
     The environment variable LAMBERT_NATIVE=0 switches the kernels off, and LAMBERT_NATIVE=avx512 lets them not use AMX,
     for comparisons.
     """
-    return None if _switched_off() else _find()[0]
+    return None if _is_off() else _find()[0]
 
 
 def reason() -> str:
     """Returns why `library` returns None; empty if the kernels are used."""
-    return "LAMBERT_NATIVE=0 is set" if _switched_off() else _find()[1]
+    return "LAMBERT_NATIVE=0 is set" if _is_off() else _find()[1]
 
 
 def advice() -> str:
     """Returns what to do in order to use the kernels; empty if they are used, or if nothing can be done."""
-    return "" if _switched_off() else _find()[2]
+    return "" if _is_off() else _find()[2]
 
 
 def instructions() -> str:
@@ -81,7 +81,7 @@ def instructions() -> str:
     return "AMX" if kernels.lambert_uses_amx() else "AVX512-BF16"
 
 
-def _switched_off() -> bool:
+def _is_off() -> bool:
     return os.environ.get("LAMBERT_NATIVE") == "0"
 
 

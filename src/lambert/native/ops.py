@@ -56,13 +56,13 @@ class PackedWeight:
         backward = _panels(self.D) * PANEL * _pairs(self.F) if gradient else 0
         self.backward = torch.empty(backward, dtype=torch.int32)
         packed = self.forward, self.backward if gradient else None
-        for offset, weight in _stacked(weights):
+        for offset, weight in _stack(weights):
             _call("pack_weight", weight, len(weight), self.D, offset, self.F, *packed, _threads())
         kept = [bias.detach() for bias in biases if bias is not None]
         self.bias_F = torch.cat(kept) if len(kept) > 1 else kept[0] if kept else None
 
 
-def _stacked(weights: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+def _stack(weights: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
     """Yields the weights, each with the number of rows before it, which is a multiple of PANEL."""
     offset = 0
     for weight in weights:
@@ -108,7 +108,7 @@ class PackedBytes:
         assert has_bytes(self.D), self.D
         self.scale_F, self.shift_F = torch.empty(self.F), torch.empty(self.F, dtype=torch.int32)
         self.forward = torch.empty(_panels(self.F) * PANEL * _pairs(self.D // 2), dtype=torch.int32)
-        for offset, weight in _stacked(weights):
+        for offset, weight in _stack(weights):
             packed = self.forward, self.scale_F, self.shift_F
             _call("pack_bytes", weight, len(weight), self.D, offset, *packed, _threads())
         kept = [bias.detach().float() for bias in biases if bias is not None]
@@ -259,7 +259,7 @@ Saved = tuple[Tensor, Tensor, Tensor]
 
 def add_norm(y_TD: Tensor, x_TD: Tensor, norm: nn.LayerNorm, drop: Drop) -> tuple[Tensor, Saved]:
     """Returns the layer norm of x plus the dropped y, and what the backward pass needs."""
-    out_TD, saved = torch.empty_like(x_TD), _saved(*x_TD.shape)
+    out_TD, saved = torch.empty_like(x_TD), _allocate_saved(*x_TD.shape)
     _call(
         "add_norm",
         y_TD,
@@ -315,7 +315,7 @@ def embed_norm(
     T, D = len(indices[0]), tables[0].shape[1]
     for index_T, table in zip(indices, tables, strict=True):
         _check_index(index_T, T, len(table))
-    out_TD, saved = torch.empty(T, D, dtype=torch.bfloat16), _saved(T, D)
+    out_TD, saved = torch.empty(T, D, dtype=torch.bfloat16), _allocate_saved(T, D)
     _call(
         "embed_norm",
         *indices,
@@ -365,7 +365,7 @@ def rotate_(qkv_T3HE: Tensor, positions_T: Tensor, turns: tuple[Tensor, Tensor],
     return qkv_T3HE
 
 
-def gated(both_TF: Tensor, approximate: str) -> Tensor:
+def gate(both_TF: Tensor, approximate: str) -> Tensor:
     """Returns gelu(a) b [T, F] of the halves a and b of the columns of `both_TF` [T, 2 F]."""
     T, F = len(both_TF), both_TF.shape[1] // 2
     out_TF = both_TF.new_empty(T, F)
@@ -373,7 +373,7 @@ def gated(both_TF: Tensor, approximate: str) -> Tensor:
     return out_TF
 
 
-def gated_backward(both_TF: Tensor, grad_TF: Tensor, approximate: str) -> Tensor:
+def gate_backward(both_TF: Tensor, grad_TF: Tensor, approximate: str) -> Tensor:
     """Returns the gradient [T, 2 F] of `both_TF`."""
     T, F = grad_TF.shape
     found_TF = torch.empty_like(both_TF)
@@ -419,7 +419,7 @@ def _check_bounds(bounds_S1: Tensor, T: int) -> None:
         raise IndexError(f"the bounds of the sequences do not divide the {T:,} tokens of the batch")
 
 
-def _saved(T: int, D: int) -> Saved:
+def _allocate_saved(T: int, D: int) -> Saved:
     return torch.empty(T, D, dtype=torch.bfloat16), torch.empty(T), torch.empty(T)
 
 

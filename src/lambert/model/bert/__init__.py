@@ -105,7 +105,7 @@ BERT = Family(
     keys=KEYS,
     architectures=ARCHITECTURES,
     costs=BertCosts(),
-    kernels_lack=native.lacking,
+    kernels_lack=native.find_unsupported,
     for_cpu=CpuEncoder,
     padded=PaddedBertEncoder,
 )

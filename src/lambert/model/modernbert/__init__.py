@@ -84,7 +84,7 @@ def _kinds(layers: int, every: int) -> list[str]:
     return [_LOCAL if number % every else _FULL for number in range(layers)]
 
 
-def _written(config: EncoderConfig) -> dict[str, Any]:
+def _to_json(config: EncoderConfig) -> dict[str, Any]:
     modern = config.modern
     return {
         "embedding_dropout": config.dropout,
@@ -132,7 +132,7 @@ KEYS = ConfigKeys(
         **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
     },
     read=_read,
-    write=_written,
+    write=_to_json,
 )  # fmt: skip
 
 
@@ -176,7 +176,7 @@ MODERNBERT = Family(
     keys=KEYS,
     architectures=architectures("ModernBert"),
     costs=ModernBertCosts(),
-    kernels_lack=native.lacking,
+    kernels_lack=native.find_unsupported,
     for_cpu=for_cpu,
     padded=PaddedModernBertEncoder,
 )
