@@ -10,8 +10,7 @@ import torch
 
 from lambert.model.bert import BERT
 from lambert.model.config_keys import COMMON, ConfigKeys, architectures
-from lambert.model.family import MakeHead
-from lambert.model.objectives import Choice, Label, MultiLabel, Pooler, Value
+from lambert.model.objectives import Choice, Label, MakeHead, MultiLabel, Pooler, Value
 from lambert.model.tensor_names import TensorNames
 
 _DROPOUT = 0.2

@@ -10,8 +10,7 @@ from torch.nn.functional import gelu
 
 from lambert.model.bert import BERT
 from lambert.model.config_keys import architectures
-from lambert.model.family import MakeHead
-from lambert.model.objectives import Label, MaskedLanguageModel, MultiLabel, Pooler, Value
+from lambert.model.objectives import Label, MakeHead, MaskedLanguageModel, MultiLabel, Pooler, Value
 
 HEADS: dict[str, MakeHead] = {
     "mlm": partial(MaskedLanguageModel, activation=gelu),

@@ -11,15 +11,12 @@ from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.config_keys import ConfigKeys
 from lambert.model.costs import Costs
 from lambert.model.encoder import Encoder
-from lambert.model.objectives import Head, Pooler
+from lambert.model.objectives import MakeHead, Pooler
 from lambert.model.tensor_names import TensorNames
 
 Product = Callable[..., nn.Module]
 """Makes a linear layer for inference on a CPU from (weight, bias or None, gelu="", residual=False); see
 `inference/cpu.py`."""
-
-MakeHead = Callable[[EncoderConfig, int], Head]
-"""Makes the head of an objective from the encoder's settings and the number of labels."""
 
 ADJUSTABLE = frozenset({"dropout", "attention_dropout"})
 """Settings on which no weight depends in any family."""
@@ -34,7 +31,7 @@ class Family:
     encoder: type[Encoder]
     """Class of the encoder, made from an EncoderConfig."""
     heads: Mapping[str, MakeHead] = field(default_factory=dict)
-    """Heads by objective, where they differ from `heads.HEADS`."""
+    """Heads by objective, where they differ from `objectives.HEADS`."""
     pooler: Callable[[EncoderConfig], nn.Module] = Pooler
     """Module from (states [T, D], batch) to one row per sequence [S, D], made from an EncoderConfig."""
     defaults: Mapping[str, float | ModernConfig] = field(default_factory=dict)

@@ -51,7 +51,12 @@ def encoder_path(folder: Path) -> str:
         own = json.loads(read_file(path).decode())[0]["path"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return ""
-    return own if isinstance(own, str) and own not in ("", ".", "..") and not set(own) & set("/\\:\0") else ""
+    return own if _is_name(own) else ""
+
+
+def _is_name(value: object) -> bool:
+    """Returns whether a value in a file is the name of a file or folder beside it."""
+    return isinstance(value, str) and value not in ("", ".", "..") and not set(value) & set("/\\:\0")
 
 
 def modules_of(folder: Path) -> list[str]:
@@ -130,7 +135,7 @@ def _read_shards(path: Path) -> Tensors:
         raise DataError(f"{path} has no weight_map, a table from tensors to files.")
     wanted: dict[str, list[str]] = {}
     for name, shard in places.items():
-        if not isinstance(shard, str) or shard in ("", ".", "..") or any(mark in shard for mark in "/\\:\0"):
+        if not _is_name(shard):
             raise DataError(f"{path}: the file of {name} is {shard!r}; it must be the name of a file beside it.")
         wanted.setdefault(shard, []).append(name)
     tensors: Tensors = {}

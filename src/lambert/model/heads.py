@@ -1,7 +1,6 @@
 """The model: an encoder and its heads."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,37 +11,10 @@ from lambert.core.batch import Batch
 from lambert.core.registry import Kind, lookup
 from lambert.model.config import EncoderConfig
 from lambert.model.families import build_encoder, family_of
-from lambert.model.family import MakeHead
-from lambert.model.objectives import (
-    Choice,
-    Head,
-    HeadInputs,
-    Label,
-    MaskedLanguageModel,
-    MultiLabel,
-    NextSentence,
-    Span,
-    Tag,
-    Value,
-    Vector,
-)  # fmt: skip
+from lambert.model.objectives import HEADS, Head, HeadInputs, Vector
 from lambert.model.pooling import find_pooling, split_modes
 
 __all__ = ["HEADS", "Head", "Model", "build_model"]
-
-HEADS: dict[str, MakeHead] = {
-    "mlm": MaskedLanguageModel,
-    "nsp": NextSentence,
-    "label": Label,
-    "multilabel": MultiLabel,
-    "value": Value,
-    "choice": Choice,
-    "tag": Tag,
-    "span": Span,
-    "vector": Vector,
-    "first_vector": partial(Vector, modes=("cls",)),
-}
-"""Heads of the BERT paper by objective. A family may replace some (`Family.heads`)."""
 
 KIND = Kind((EncoderConfig, int), base=Head)
 

@@ -20,6 +20,8 @@ from lambert.model.linear import linear
 from lambert.model.pooling import pool
 
 Activation = Callable[[Tensor], Tensor]
+MakeHead = Callable[[EncoderConfig, int], "Head"]
+"""Makes the head of an objective from the encoder's settings and the number of labels."""
 
 
 class Pooler(nn.Linear):
@@ -369,3 +371,18 @@ class _Known(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (grad_SD,) = ctx.saved_tensors
         return grad * grad_SD, None, None
+
+
+HEADS: dict[str, MakeHead] = {
+    "mlm": MaskedLanguageModel,
+    "nsp": NextSentence,
+    "label": Label,
+    "multilabel": MultiLabel,
+    "value": Value,
+    "choice": Choice,
+    "tag": Tag,
+    "span": Span,
+    "vector": Vector,
+    "first_vector": partial(Vector, modes=("cls",)),
+}
+"""Heads of the BERT paper by objective. A family may replace some (`Family.heads`)."""

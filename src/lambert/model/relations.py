@@ -114,14 +114,9 @@ class RelationTeacher:
         """Returns the queries, keys and values of the layer, [T, 3 D], without dropout."""
         batch = batch.with_compute(replace(batch.compute, rounded=self._rounded))
         states_TD = next(islice(self.encoder.states(batch), self.layer, None))
-        return project_qkv(self.encoder.blocks[self.layer], states_TD, batch)
-
-
-def project_qkv(block: nn.Module, states_TD: Tensor, batch: Batch) -> Tensor:
-    """Returns the queries, keys and values of a block, [T, 3 D], for the states that it reads."""
-    project: Any = block.qkv
-    qkv_TF: Tensor = project(states_TD, batch)
-    return qkv_TF
+        block: Any = self.encoder.blocks[self.layer]
+        qkv_TF: Tensor = block.qkv(states_TD, batch)
+        return qkv_TF
 
 
 def check_blocks(encoder: Encoder) -> None:
@@ -158,6 +153,6 @@ class RelationStudent(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         *inputs, states_TD = self.model.encoder.states(batch)
-        own_TF = project_qkv(self.model.encoder.blocks[-1], inputs[-1], batch)
-        loss = relation_loss(own_TF, self.teacher.qkv(batch), batch.bounds_S1, self.teacher.heads)
+        block: Any = self.model.encoder.blocks[-1]
+        loss = relation_loss(block.qkv(inputs[-1], batch), self.teacher.qkv(batch), batch.bounds_S1, self.teacher.heads)
         return torch.cat([self.model.losses(states_TD, batch), self.teacher.weight * loss[None]])

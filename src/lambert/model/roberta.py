@@ -17,8 +17,8 @@ from lambert.core.errors import DataError
 from lambert.model.bert import BERT
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import architectures
-from lambert.model.family import Family, MakeHead
-from lambert.model.objectives import Label, MaskedLanguageModel, MultiLabel, Value
+from lambert.model.family import Family
+from lambert.model.objectives import Label, MakeHead, MaskedLanguageModel, MultiLabel, Value
 
 HEADS: dict[str, MakeHead] = {
     "mlm": partial(MaskedLanguageModel, activation=gelu),  # the exact gelu, whichever the blocks have
