@@ -288,7 +288,7 @@ def test_dropouts(kind: str, read: tuple[str, str], aside: tuple[str, ...], tmp_
     named = [key for key in aside if key in ("embedding_dropout", "classifier_dropout")]
     (tmp_path / "config.json").write_text(json.dumps(settings | dict.fromkeys(aside, 0.7)))
     lines = weights.load(tmp_path)[1].warnings()
-    assert [next(key for key in named if f"{key} = 0.7, which is left aside" in line) for line in lines] == named[::-1]
+    assert [next(key for key in named if f"{key} = 0.7, which is ignored" in line) for line in lines] == named[::-1]
 
 
 def test_the_discriminator_is_a_body(tmp_path: Path) -> None:

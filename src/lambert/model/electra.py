@@ -1,6 +1,6 @@
 """The ELECTRA family (Clark et al., 2020): BERT's encoder, whose embeddings may be narrower than its states.
 
-Its discriminator is trained to find replaced tokens, which Lambert does not do: it fine-tunes the body.
+Lambert fine-tunes the discriminator, and does not pre-train it to detect replaced tokens.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ NAMES = replace(
 )
 ARCHITECTURES = {
     **architectures("Electra"),
-    "ElectraForPreTraining": (),  # read only: the discriminator, whose head is left aside
+    "ElectraForPreTraining": (),  # read only: the discriminator, whose head is ignored
 }
 KEYS = replace(
     BERT.keys,

@@ -1,4 +1,4 @@
-"""What training on a task keeps of the head of the folder that it starts from: the rows of the labels of both."""
+"""The part of a folder's head that a task starts from: the rows of the labels that both have."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ PREDICTED = {
     "label": "classes of texts", "multilabel": "classes of texts", "value": "values", "choice": "choices",
     "tag": "classes of words", "span": "answers",
 }  # fmt: skip
-"""What the heads predict, in lines for the user."""
+"""What the heads predict, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class InitialHead:
-    """What is kept of a folder's head."""
+    """The part of a folder's head that is kept."""
 
     kept: bool = False
     """False: the head is fresh."""
     rows: tuple[int | None, ...] = ()
-    """For each label of the task, the row of the folder's head that it begins with; None: a fresh one. Empty: the head
-    has no labels."""
+    """For each label of the task, the row of the folder's head that initialises its row; None: fresh weights. Empty:
+    the head has no labels."""
     note: str = ""
     """A line for the user."""
 
@@ -36,14 +36,14 @@ class InitialHead:
 
 
 def fits(head: str, own: str) -> bool:
-    """Returns whether a task with `head` can use a folder's head `own`, which differ at most in their loss."""
+    """Returns whether a task with `head` can use a folder's head `own`: they are equal, or differ in the loss only."""
     return head == own or (head in _LABELS and own in _LABELS)
 
 
 def initial_head(
     head: str, labels: Sequence[str], own: str, settings: Mapping[str, Any], rows: int, folder: Path
 ) -> InitialHead:
-    """Returns what a task keeps of a folder's head.
+    """Returns the part of a folder's head that a task keeps.
 
     Args:
         head: The head of the task.

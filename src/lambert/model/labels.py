@@ -20,7 +20,7 @@ def default_names(count: int) -> tuple[str, ...]:
 
 
 def has_names(labels: Sequence[str]) -> bool:
-    """Returns whether labels have other names than the default ones."""
+    """Returns whether labels have names other than the default ones."""
     return tuple(labels) != default_names(len(labels))
 
 
@@ -71,8 +71,7 @@ def label_keys(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def list_ignored_ids(settings: Mapping[str, Any]) -> list[str]:
-    """Returns a line if label2id of a config.json contradicts the names of the labels, which transformers' outputs
-    have."""
+    """Returns a line if label2id of a config.json contradicts the names of the labels. transformers uses the names."""
     ids = settings.get("label2id")
     if not isinstance(ids, dict) or not ids:
         return []
@@ -83,13 +82,13 @@ def list_ignored_ids(settings: Mapping[str, Any]) -> list[str]:
     if {name: str(number) for name, number in ids.items()} == {name: str(n) for n, name in enumerate(names)}:
         return []
     return [
-        f"note: config.json has label2id = {shown(ids)}, which contradicts its labels and is left aside: they are "
+        f"note: config.json has label2id = {shown(ids)}, which contradicts its labels and is ignored: they are "
         f"{format_labels(names)}, as in transformers."
     ]
 
 
 def format_labels(labels: Sequence[str]) -> str:
-    """Returns the first labels, for messages."""
+    """Returns the first labels and the number of the others, for messages."""
     more = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
     return ", ".join(labels[:_LISTED]) + more
 
@@ -111,15 +110,15 @@ def check_rows(count: int, rows: int, source: object) -> None:
 
 
 def equal_but_for_case(label: str, names: Sequence[str]) -> list[str]:
-    """Returns the names that differ from a label in case only, or not at all."""
+    """Returns the names that equal a label when case is ignored."""
     return [name for name in names if name.casefold() == label.casefold()]
 
 
 def rows_of(labels: Sequence[str], names: Sequence[str]) -> tuple[int | None, ...]:
-    """Returns for each label of a task the row of a head that has learnt it, None if there is none.
+    """Returns for each label of a task the row of a head with its name, or None.
 
-    A row has learnt the label of its name; if no other label and no other name has the same letters, case is ignored.
-    Rows with default names have learnt the labels 0, 1, ..., if these are all labels of the task.
+    Case is ignored where the name stays unique without it. Rows with default names match a task whose labels are
+    exactly 0, 1, ...
     """
     if not has_names(names) and tuple(labels) == tuple(str(number) for number in range(len(names))):
         return tuple(range(len(names)))

@@ -33,32 +33,32 @@ from lambert.model.initial_head import InitialHead, fits, initial_head
 from lambert.model.labels import check_rows, check_values
 
 _WRAPPERS = re.compile(r"((module|model|net|network|_forward_module|auto_model|0)\.)+")
-"""What DistributedDataParallel, DeepSpeed, Lightning, sentence-transformers and loops of one's own put before the names
-of a model that they wrap."""
+"""Prefixes that DistributedDataParallel, DeepSpeed, Lightning, sentence-transformers and common training loops add to
+the names of a model that they wrap."""
 ANSWERING = re.compile(r"heads\.(label|multilabel|value|choice|tag|span)\.")
 """Parameters of the heads that answer tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Differences between a model and the file that it was read from, by the names in the file."""
+    """Differences between a model and the file from which it was read, by the names in the file."""
 
     missing: tuple[str, ...]
-    """In the model and not in the file: these stay fresh."""
+    """In the model but not in the file: these stay fresh."""
     unexpected: tuple[str, ...]
-    """In the file and not in the model: these were ignored."""
+    """In the file but not in the model: these are ignored."""
     untied: tuple[tuple[str, str], ...] = ()
-    """(copy, original) of tensors that should be equal and are not: the original is used."""
+    """(copy, original) of tied tensors that differ in the file: the original is used."""
     fresh_pooler: bool = False
     """Whether the pooler is missing."""
     notes: tuple[str, ...] = ()
     """Lines about settings of the file that are not used."""
     lost: str = ""
-    """A line about rows without a piece; empty if there are none, or if they pad the table."""
+    """A line about rows without a piece that do not pad the table; empty if there are none."""
 
     def check_tied(self, path: Path, heads: Collection[str]) -> None:
-        """Raises DataError if these heads of a model read a tensor that is not tied in the file: predictions would be
-        others than those of transformers, which takes both tensors as they are."""
+        """Raises DataError if one of these heads reads a tensor that is not tied in the file: its predictions would
+        differ from those of transformers, which uses both tensors."""
         if self.untied and "mlm" in heads:
             copy, original = self.untied[0]
             raise DataError(
@@ -68,7 +68,7 @@ class Report:
 
     def lines(self) -> list[str]:
         """Returns a line that names the tensors for each kind of difference."""
-        differences = {"fresh, not in the file": self.missing, "left aside": self.unexpected}
+        differences = {"fresh, not in the file": self.missing, "ignored": self.unexpected}
         return [
             f"{what}: {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}"
             for what, names in differences.items()
@@ -78,7 +78,7 @@ class Report:
     def warnings(self) -> list[str]:
         """Returns a line for each difference that changes the outputs that the file was trained for, or training."""
         untied = [
-            f"warning: {copy} differs from {original}, to which it is tied: it was left aside."
+            f"warning: {copy} differs from {original}, to which it is tied: it was ignored."
             for copy, original in self.untied
         ]
         pooler = ["note: the pooler starts with random weights: the encoder's folder has none."] * self.fresh_pooler
@@ -132,7 +132,7 @@ def assign(model: Model, tensors: Mapping[str, Tensor], source: str = "the weigh
 
 
 def current(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns tensors by current names, without copies of tied tensors and without tensors that are not weights."""
+    """Returns the weights among these tensors by their current names, without copies of tied tensors."""
     renamed = {name: tensor for old, tensor in tensors.items() if (name := family.names.current(old))}
     for copy, original in family.names.tied.items():
         if copy in renamed:
@@ -166,9 +166,9 @@ def fresh(config: EncoderConfig, heads: Mapping[str, int], seed: int = 0) -> Mod
 def initialise(model: Model, seed: int, names: Collection[str] | None = None) -> None:
     """Fills the model as `fresh` does, or only the tensors with these `names` in a model folder.
 
-    Matrices that fine-tuning adds, which are those of its heads and all that a given encoder lacks, are drawn as in
-    transformers: not truncated, except in families that are `truncated`. Truncated, they are 12% smaller and learn more
-    slowly (docs/log.md).
+    Matrices that fine-tuning adds, those of its heads and those that the given encoder lacks, are drawn as in
+    transformers: not truncated, except in families that are `truncated`. Truncated matrices are 12% smaller and learn
+    more slowly (docs/log.md).
     """
     constant, family = model.config.init_range == 0, family_of(model.config)
     for name, parameter in model.named_parameters():
@@ -290,12 +290,12 @@ def _initial_head(
     head: str, count: int, labels: Sequence[str] | None, settings: Mapping[str, Any], tensors: Mapping[str, Tensor],
     folder: Path,
 ) -> InitialHead:  # fmt: skip
-    """Returns what is kept of the folder's head for the head of a model with this number of labels. Raises DataError
-    if the folder's head is to be used as it is and has another number."""
+    """Returns the part of the folder's head that initialises the model's head, which has `count` labels. Raises
+    DataError if the whole head is used and has another number of labels."""
     family = layout.check_family(settings, folder)
     rows = layout.head_rows(head, tensors, family) if head else 0
     if not rows:
-        return InitialHead(kept=True)  # nothing, or what config.json promises and the folder lacks
+        return InitialHead(kept=True)  # the folder has no such head; `check_promised` finds one that it should have
     own = layout.find_task_head(settings, family)
     if labels is not None:
         return initial_head(head, labels, own, settings, rows, folder)
@@ -313,8 +313,8 @@ def _row_names(head: str, family: Family) -> tuple[str, ...]:
 
 
 def _with_head(head: str, initial: InitialHead, tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
-    """Returns the tensors of a folder with the rows that are kept of its head, or without rows if some are fresh. The
-    layers before the rows are kept, as poolers are."""
+    """Returns the tensors of a folder with the kept rows of its head, in the order of the model's labels; without the
+    head's rows if some are fresh. Layers before the rows are kept."""
     rowed = _row_names(head, family) if head else ()
     if not initial.kept or not initial.whole:
         return {name: tensor for name, tensor in tensors.items() if name not in rowed}
@@ -324,7 +324,7 @@ def _with_head(head: str, initial: InitialHead, tensors: Mapping[str, Tensor], f
 
 @torch.no_grad()
 def _copy_rows(model: Model, head: str, rows: Sequence[int | None], tensors: Mapping[str, Tensor]) -> None:
-    """Copies rows of a folder's head into the model's; None: the row stays as it is."""
+    """Copies rows of a folder's head into the model's head. A row that is None keeps its fresh weights."""
     parameters = {family_of(model.config).names.to_folder(name): value for name, value in model.named_parameters()}
     own = [number for number, row in enumerate(rows) if row is not None]
     for name in _row_names(head, family_of(model.config)):
@@ -335,7 +335,7 @@ def _copy_rows(model: Model, head: str, rows: Sequence[int | None], tensors: Map
 
 @torch.no_grad()
 def extend_vocabulary(model: Model, pieces: int, rows: Mapping[int, Sequence[int]]) -> Model:
-    """Returns a copy of a model with more pieces. Its outputs for the pieces that stay are the same.
+    """Returns a copy of a model with a larger vocabulary, whose outputs for the old pieces are unchanged.
 
     The embedding of a new piece is the mean of the embeddings of old pieces, and its bias in the masked-LM head the
     mean of theirs, so its masked-LM logit is the mean of theirs.
@@ -365,15 +365,15 @@ def extend_vocabulary(model: Model, pieces: int, rows: Mapping[int, Sequence[int
 def check_sizes(
     config: EncoderConfig, heads: Mapping[str, int], tensors: Mapping[str, Tensor], path: Path, pooler: bool
 ) -> None:
-    """Raises DataError if the tensors are not those of such a model. No memory is allocated, and the sizes in
-    config.json do not change the time that this takes."""
+    """Raises DataError if the shapes of the tensors are not those of such a model. Allocates no memory, and takes a
+    time that does not depend on the sizes in config.json."""
     family = family_of(config)
     prefixes = (family.names.layer, family.names.to_folder("encoder.blocks."))
     numbers = re.compile(f"(?:{'|'.join(map(re.escape, prefixes))})(\\d+)\\.")
     words = family.names.to_folder("encoder.words.weight")
     if words not in tensors:
         raise DataError(f"{path} lacks {words}.")
-    # First, because a matrix may be too large for the meta device, too, if its width is that of no tensor.
+    # First, because a size that no tensor has may be too large even for the meta device.
     check_shape(words, tensors[words], (config.vocabulary, config.table_width), str(path))
     layers = len({found[1] for name in tensors if (found := numbers.match(name))})
     if config.layers > layers:
@@ -406,9 +406,9 @@ def check_lacking(family: Family, names: Iterable[str], tensors: Mapping[str, Te
 
 
 def unwrap_names(family: Family, tensors: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """Returns tensors by names without what programs that wrap a model put before them, such as `module.`
-    (DistributedDataParallel) and `_orig_mod.` (torch.compile), and a line about it. Only a prefix that the table of
-    words has too is left out.
+    """Removes prefixes that wrappers of a model add to names, such as `module.` (DistributedDataParallel) and
+    `_orig_mod.` (torch.compile). Returns the tensors and a line about the wrapper. Only a prefix that the name of the
+    table of words has is removed.
 
     Raises DataError if two tensors would have the same name.
     """
@@ -431,6 +431,7 @@ def unwrap_names(family: Family, tensors: Mapping[str, Tensor], path: Path) -> t
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], source: str) -> None:
+    """Raises DataError if a tensor of the file `source` has another shape than in the model."""
     if tuple(tensor.shape) != shape:
         shapes = f"{list(tensor.shape)} in {source}, {list(shape)} in the model"
         raise DataError(f"The shape of {name} is {shapes}. Check config.json and the recipe's model.")
@@ -447,8 +448,8 @@ def find_untied_copies(family: Family, tensors: Mapping[str, Tensor]) -> tuple[t
 
 
 def check_promised(model: Model, missing: Collection[str], path: Path) -> None:
-    """Raises DataError if tensors are missing of a head that answers a task, which config.json names: with fresh ones
-    its answers would be random."""
+    """Raises DataError if the folder lacks tensors of a task's head that its config.json names: with fresh tensors the
+    predictions would be random."""
     family = family_of(model.config)
     for name, _ in model.named_parameters():
         if ANSWERING.match(name) and family.names.to_folder(name) in missing:
