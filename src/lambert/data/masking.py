@@ -65,17 +65,17 @@ def select_tokens(hashes_T: Words, ids_T: Ints, lengths_S: Ints, config: Masking
 
 
 def _order_by_hash(hashes_W: Words, sequence_W: Ints, sequences: int) -> Ints:
-    """Returns the indices that sort each sequence by hash and keep the order of the sequences."""
+    """Returns the indices that sort the words of each sequence by hash and keep the order of the sequences."""
     bits = np.uint64(sequences.bit_length())
     return np.argsort((sequence_W.astype(np.uint64) << (np.uint64(64) - bits)) | (hashes_W >> bits))
 
 
 def _select_fitting(sizes_W: Ints, sequence_W: Ints, room_S: Ints) -> Ints:
-    """Returns the indices of the words that are masked when each sequence takes its words in this order and skips every
-    word that exceeds the remaining room.
+    """Returns the indices of the words to mask: each sequence takes its words in this order and skips every word that
+    exceeds its remaining room.
 
     A round takes all words up to the first that does not fit, and then discards the words that exceed the remaining
-    room. A round is one pass, and the number of rounds is about the number of pieces of a word.
+    room. Each round is one pass; the number of rounds is about the number of pieces of the longest word.
     """
     room_S = room_S.copy()
     taken: list[Ints] = []

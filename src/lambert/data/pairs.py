@@ -24,7 +24,8 @@ def truncate(a_S: Ints, b_S: Ints, room: int) -> tuple[Ints, Ints]:
 
 
 def toss_coins(keys_S: Words, tosses_S: Ints) -> Ints:
-    """Returns for each key the heads in `tosses` tosses of a fair coin: a binomial draw from the bits of hashes."""
+    """Returns for each key the number of heads in `tosses_S` tosses of a fair coin, a binomial draw from the bits of
+    hashes."""
     counts_S = (tosses_S + 63) >> 6
     bits = words(keys_S, counts_S)
     ends_S = np.cumsum(counts_S)
@@ -124,8 +125,8 @@ class PairPlan:
         return a
 
     def _elsewhere(self, starts: Ints, wanted: Ints) -> tuple[Ints, Ints]:
-        """Returns the token ranges of random segments. Each starts at a random sentence of another document, and spans
-        whole sentences until it has `wanted` tokens or reaches the end of the document."""
+        """Returns the token ranges of random segments: each starts at a random sentence of another document, and has
+        whole sentences up to `wanted` tokens or the end of the document."""
         outline = self._outline
         document = below(self._draw(Stream.PAIR, 2, starts), outline.documents - 1)
         document += document >= outline.document_of[starts]

@@ -1,7 +1,7 @@
-"""The stream: assigns sequences to updates, micro-batches and ranks.
+"""Assigns sequences to updates, micro-batches and ranks.
 
-Sequence k of a run is a pure function of k and the seed. The sizes of the updates say to which one it belongs, and each
-epoch is ordered by a keyed permutation. No position is saved: a run resumes by starting the stream at another update.
+Sequence k of a run is a pure function of k and the seed: the sizes of the updates determine its update, and a keyed
+permutation orders each epoch. No position is saved: a run resumes by starting the stream at another update.
 """
 
 import threading

@@ -62,8 +62,8 @@ def kernel(device: torch.device, dtype: torch.dtype, width: int, window: int = 0
 
 
 def reference(qkv_T3HE: Tensor, bounds_S1: Tensor, *, dropout: float, window: int = 0) -> Tensor:
-    """Computes `attention` one sequence at a time with torch's `scaled_dot_product_attention`. The host waits for the
-    bounds."""
+    """Computes `attention` one sequence at a time with torch's `scaled_dot_product_attention`. Synchronizes with the
+    device to read the bounds."""
     mixed = []
     for part in qkv_T3HE.tensor_split(bounds_S1[1:-1].cpu().long()):
         q_HME, k_HME, v_HME = part.permute(1, 2, 0, 3)
@@ -100,8 +100,8 @@ def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float
     """Memory-efficient attention, in the kernel that torch took from xFormers. The kernel supports float32 and every
     GPU, but is slower than flash attention.
 
-    If the kernel gets bounds, its backward pass drops different weights than its forward pass (observed with torch 2.11
-    on an H200), so with dropout the sequences are padded instead, and also with a window, which it does not have.
+    With bounds, the backward pass of the kernel drops other weights than its forward pass (observed with torch 2.11 on
+    an H200), and it has no window. With dropout or a window, the sequences are therefore padded.
 
     Source: Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021.
     """
@@ -116,8 +116,8 @@ def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float
 
 
 def attend_padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
-    """Computes `attention` on padded rows [S, longest] with torch's masked `scaled_dot_product_attention`. The host
-    does not wait."""
+    """Computes `attention` on padded rows [S, longest] with torch's masked `scaled_dot_product_attention`,
+    without synchronizing with the device."""
     rows_SM, inside_SM, back_T = pad_rows(bounds_S1, longest, len(qkv_T3HE))
     q_SHME, k_SHME, v_SHME = qkv_T3HE[rows_SM].permute(2, 0, 3, 1, 4)
     seen_S1MM = inside_SM[:, None, None, :]
@@ -134,8 +134,8 @@ def attend_padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: fl
 
 
 def pad_rows(bounds_S1: Tensor, longest: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns how sequences are padded to rows: the token at each place of a row [S, longest], whether the place is
-    inside its sequence, and the place of each token in the flattened rows [T]."""
+    """Returns the padding of sequences to rows: the token at each position of a row [S, longest], whether the position
+    is inside its sequence, and the position of each token in the flattened rows [T]."""
     starts_S, lengths_S = bounds_S1[:-1].long(), bounds_S1.diff().long()
     places_M = torch.arange(longest, device=bounds_S1.device)
     tokens_T = torch.arange(tokens, device=bounds_S1.device)

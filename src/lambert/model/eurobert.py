@@ -1,7 +1,7 @@
 """The EuroBERT family (Boizard et al., "EuroBERT", 2025): Llama's block with attention in both directions.
 
 Rotary positions, RMS norms before attention and the gated feed-forward layer, heads that may share keys and values,
-and a decoder of its own: the masked-LM head is a table and nothing else. A text is classified from the mean or the
+and an untied decoder: the masked-LM head is a table and nothing else. A text is classified from the mean or the
 first of its states through a layer with gelu, or from the mean of the outputs of this layer ("late").
 
 Source: Boizard et al., 2025, section 2.1; RMS norms: Zhang and Sennrich, "Root mean square layer normalization", 2019;

@@ -1,7 +1,7 @@
-"""The family of gte (Zhang et al., "mGTE", 2024): BERT's order of norms, with rotary positions and gated units.
+"""The GTE family (Zhang et al., "mGTE", 2024): BERT's order of norms, with rotary positions and gated units.
 
-Its blocks are the base of those of NomicBERT. The names of tensors are those of the models' first releases, which
-transformers 5 reads and writes too; its own are other ones.
+NomicBERT's blocks derive from its blocks. The names of tensors are those of the models' first releases, which
+transformers 5 reads and writes besides its own.
 
 Source of the block: transformers, GteLayer; gated units: Shazeer, "GLU variants improve transformer", 2020, equation 6.
 """
@@ -56,7 +56,7 @@ class GteBlock(nn.Module):
         self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
 
     def make_units(self, width: int, inner: int) -> None:
-        """Makes the layers of `units`."""
+        """Creates the layers of `units`."""
         self.up = nn.Linear(width, 2 * inner, bias=False)
 
     def units(self) -> list[nn.Linear]:

@@ -3,10 +3,10 @@
 The biases, one for each head and distance of two tokens, are one table for all layers. Distances are in buckets: 8 of
 one distance each on both sides, and 8 whose width grows with the logarithm, up to a distance of 128. torch's operators
 compute this attention: no kernel of `model/attention.py` has such biases and their gradient. On a GPU sequences are
-padded to the longest one, since flash attention has no biases. Two others for flat batches have not been tried: the
-memory-efficient kernel with bounds and biases at once, and FlexAttention, which must be compiled.
+padded to the longest one, because flash attention has no biases. Two kernels for flat batches have not been tried: the
+memory-efficient kernel with bounds and biases, and FlexAttention, which must be compiled.
 
-MPNet's permuted objective is not trained here: it is pre-trained as BERT, and fine-tuned.
+Lambert does not have MPNet's permuted objective: the family is pre-trained with BERT's, and fine-tuned.
 
 Source of the biases: Raffel et al., "Exploring the limits of transfer learning", 2020, section 2.1 and their code
 (mesh_tensorflow, `_relative_position_bucket`); in an encoder: transformers, MPNetEncoder.
@@ -53,7 +53,7 @@ def buckets(length: int, device: torch.device) -> Tensor:
 
 def biases(table: nn.Embedding, batch: Batch) -> Biases:
     """Returns the biases of the sequences from the table [buckets, H]: on a CPU those of every length, on other devices
-    those of the longest one, so that the host does not wait."""
+    those of the longest one, which needs no synchronization."""
     device = batch.bounds_S1.device
     lengths = {*batch.bounds_S1.diff().tolist()} if device.type == "cpu" else {batch.longest}
     found: Biases = {}

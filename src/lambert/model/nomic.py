@@ -1,7 +1,7 @@
 """The NomicBERT family (Nussbaum et al., "Nomic Embed", 2024): gte's blocks without biases, gated with silu.
 
-The names of tensors are those of the models' first releases, which transformers 5 reads and writes too. Of config.json,
-the keys of these releases are read as well as those of transformers, which are written.
+The names of tensors are those of the models' first releases, which transformers 5 reads and writes too. The keys of
+config.json are read in the form of these releases and of transformers, and written in the form of transformers.
 
 Source: Nussbaum et al., 2024, section 3.1; transformers, NomicBertLayer.
 """

@@ -12,11 +12,11 @@ from lambert.core.batch import Batch
 
 _HEADS = {"mean": "vector", "cls": "first_vector"}
 _OTHERS = "vector/"
-"""Begins the names of the heads of other poolings."""
+"""Prefix of the names of heads with other poolings."""
 
 
 def first_tokens(batch: Batch) -> Tensor:
-    """Returns the number of the first token of each sequence that is pooled, int64 [S]."""
+    """Returns the index of the first pooled token of each sequence, int64 [S]."""
     return batch.bounds_S1[:-1].long() if batch.pooled_from_S is None else batch.pooled_from_S
 
 

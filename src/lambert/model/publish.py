@@ -24,12 +24,13 @@ from lambert.model.heads import Model
 TOLERANCE = 2e-5
 """Maximum of `scaled` for outputs in float32: four times the rounding noise of float32 for BERT-Base (ours)."""
 NOISE = 4
-"""Maximum difference from another program as a multiple of its own rounding error, its difference from itself in
-float64: either program may be off by as much, and the largest of a few thousand errors varies by about 2 (ours)."""
+"""Maximum difference from another program, as a multiple of that program's rounding error, which is its difference from
+itself in float64. Both programs have such errors, and the largest of a few thousand varies by a factor of about 2
+(ours)."""
 
 
 class NotFinite(DataError):
-    """An output of the model that was to be written is not finite."""
+    """An output of the model is not finite, so the model is not written."""
 
 
 def publish(
@@ -56,7 +57,7 @@ def publish(
         check: Called with the complete folder before it is renamed; raises an error to refuse it.
 
     Returns:
-        A line that says what was verified.
+        A line about what was verified.
 
     Raises:
         NotFinite: An output is not finite.
@@ -104,16 +105,18 @@ def _verify(model: Model, folder: Path, compare: bool) -> str:
 
 
 def scale_difference(difference: float, largest: float) -> float:
-    """Returns a difference of outputs, divided by the largest magnitude of the outputs if it is above 1: float32 rounds
-    every number in proportion to its size, so two right programs differ more where outputs are large."""
+    """Returns a difference of outputs, divided by the largest magnitude of the outputs if it is above 1. The rounding
+    error of float32 is proportional to the number, so two correct programs differ more where outputs are large."""
     return difference / max(1.0, largest)
 
 
 def _compare(model: Model, folder: Path, batch: Batch, expected: Mapping[str, Tensor]) -> float:
-    """Returns the largest difference of the outputs from those of transformers. Raises DataError if an output differs
-    by more than TOLERANCE allows, and by more than the rounding error of transformers explains, its difference from
-    transformers in float64: two right programs differ by more in a model that amplifies rounding errors; and if
-    transformers cannot read the folder."""
+    """Returns the largest difference of the outputs from those of transformers.
+
+    Raises DataError if transformers cannot read the folder, or if an output differs by more than TOLERANCE and by more
+    than NOISE times the rounding error of transformers, its difference from its own result in float64. The second
+    bound is for models that amplify rounding errors.
+    """
     try:
         found = _by_transformers(model, folder, batch, expected)
     except (MemoryError, RuntimeError):

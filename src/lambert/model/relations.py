@@ -1,4 +1,4 @@
-"""Self-attention relations of a teacher, which a student of any width and depth learns.
+"""Distils the self-attention relations of a teacher into a student of any width and depth.
 
 The relations of a layer are softmax(x x' / sqrt(E)) within each sequence, where x are its queries, its keys or its
 values, divided into a common number of relation heads of width E. Teacher and student may have different widths,
@@ -98,7 +98,7 @@ def _divergence(own_BME: Tensor, theirs_BME: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class RelationTeacher:
-    """The layer of a teacher whose relations are learnt."""
+    """The layer of a teacher whose relations a student learns."""
 
     encoder: Encoder
     layer: int
@@ -120,7 +120,7 @@ class RelationTeacher:
 
 
 def check_blocks(encoder: Encoder) -> None:
-    """Raises UsageError if the blocks are from outside Lambert and do not give their queries, keys and values."""
+    """Raises UsageError if the blocks are from outside Lambert and have no method `qkv`."""
     if not hasattr(encoder.blocks[0], "qkv"):
         raise UsageError(
             f"distil.relations needs the queries, keys and values of the blocks, and {encoder.config.block} has no "

@@ -25,7 +25,7 @@ OPTIONS: Mapping[str, Callable[[Any], bool]] = {
 }
 """Whether a value of an option of the optimizers is in its range."""
 _BLOCK = re.compile(r"(.*\.)?(?:blocks|layers?)\.(?=\d+\.)")
-"""How the names of parameters of numbered blocks begin: `encoder.blocks.3.`, or `bert.encoder.layer.3.` in
+"""Prefix of the names of parameters of numbered blocks, such as `encoder.blocks.3.`, or `bert.encoder.layer.3.` in
 transformers."""
 
 
@@ -77,7 +77,7 @@ def is_adapted(group: Mapping[str, Any]) -> bool:
 
 
 class GroupOptimizer(EagerOptimizer):
-    """Checks the options of each group, and updates one group after the other."""
+    """The base class of the optimizers: checks the options of each group, and updates one group after another."""
 
     options: ClassVar[Mapping[str, Callable[[Any], bool]]] = OPTIONS
 
@@ -112,8 +112,8 @@ class GroupOptimizer(EagerOptimizer):
 
 
 def _depths(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Returns each name with the depth of its layer: 0 for what precedes the first block, i + 1 for block i, and one
-    more than that of the last block for what follows."""
+    """Returns each name with the depth of its layer: 0 before the first block, i + 1 in block i, and the number of
+    blocks + 1 after the last block."""
     prefix = next((match[0] for match in map(_BLOCK.match, names) if match), None)
     if prefix is None:
         raise UsageError("optim.layer_decay needs a model with numbered blocks.")

@@ -26,7 +26,7 @@ class StableAdamW(GroupOptimizer):
         params: Tensors, (name, tensor) pairs or groups, as torch's optimizers take them.
         lr: Learning rate of the next step.
         betas: Decay rates of the running means of the gradient and of its square, each in [0, 1).
-        eps: Added to the root of the mean square, and the least root under the gradient.
+        eps: Added to the root of the mean square, and the lower bound of the root by which the gradient is divided.
         weight_decay: Decoupled decay, times the learning rate as in AdamW. ModernBERT's "decoupled" decay of 1e-5 at a
             learning rate of 8e-4 is 0.0125 here.
 
