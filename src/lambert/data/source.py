@@ -120,7 +120,7 @@ class CorpusSource(Source):
             return self._plan(int(epochs[0])).rows(indices_S)
         columns = np.zeros((5, len(indices_S)), dtype=np.int64)
         for number, epoch in enumerate(epochs.tolist()):
-            columns[:, which == number] = self._plan(epoch).rows(indices_S[which == number]).columns()
+            columns[:, which == number] = self._plan(epoch).rows(indices_S[which == number])
         return Rows(*columns)
 
     def _plan(self, epoch: int) -> Plan:

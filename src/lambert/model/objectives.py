@@ -83,6 +83,7 @@ class Head(nn.Module):
     reads = "tokens"
     everywhere = False
     joint = False
+    activation: Activation | None = None
 
     def __init__(
         self, config: EncoderConfig, labels: int, *, activation: Activation | None = None, dropout: float | None = None
