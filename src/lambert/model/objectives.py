@@ -44,7 +44,7 @@ class Pooler(nn.Linear):
 
 
 class HeadInputs(NamedTuple):
-    """What the heads of a model may read of a batch."""
+    """The tensors of a batch that the heads of a model may read."""
 
     states_TD: Tensor
     """States of all tokens, which the encoder returned."""
@@ -55,7 +55,7 @@ class HeadInputs(NamedTuple):
     """Output of the pooler, one row per sequence, if a head reads it."""
 
     def rows(self, reads: str) -> Tensor:
-        """Returns the rows that a head with this `reads` reads, [T, D] or [S, D]."""
+        """Returns the rows that `Head.reads` names, [T, D] or [S, D]."""
         if reads == "first":
             return self.states_TD[self.batch.bounds_S1[:-1].long()]
         if reads != "pooled":
@@ -66,7 +66,7 @@ class HeadInputs(NamedTuple):
 
 class Head(nn.Module):
     """One objective: `predict` returns logits, `loss` their summed loss, and `hits` the number of correct predictions.
-    `predict` calls the head with what it reads; a head that reads something else than `reads` can say overrides it.
+    `predict` calls the head with the rows that `reads` names; a head with other inputs overrides it.
 
     `reads`: the states of all tokens [T, D] ("tokens"), one row per sequence: the state of its first token ("first") or
     the output of the pooler ("pooled"), [S, D]. `everywhere`: logits are computed for all of these rows, whichever

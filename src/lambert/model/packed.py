@@ -34,8 +34,8 @@ def usable(states_TD: Tensor, weights: Sequence[Tensor]) -> bool:
 
 
 def uneven_size(config: EncoderConfig, head: int, inner: int) -> str:
-    """Returns which size of a block is no multiple of what its kernels need, in words; empty if each is: the width of
-    the states of 64, that of a head of `head`, that of the feed-forward layer of `inner`."""
+    """Returns a size of a block that the kernels do not support, in words; empty if they support all. The width of the
+    states must be a multiple of 64, that of a head of `head`, and that of the feed-forward layer of `inner`."""
     for name, size, divisor in (
         ("hidden", config.hidden, 64), ("hidden / heads", config.hidden // config.heads, head),
         ("intermediate", config.intermediate, inner),
@@ -49,7 +49,7 @@ _PRODUCTS: Mapping[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
     "bfloat16": (partial(ops.PackedWeight, gradient=False), ops.linear),
     "int8": (ops.PackedBytes, ops.linear_bytes),
 }
-"""By kind of products for inference: what packs weights, and the product."""
+"""Kind of products for inference -> (function that packs weights, function that multiplies with them)."""
 
 
 def has_products(kind: str, layers: Sequence[nn.Linear]) -> bool:
@@ -112,7 +112,7 @@ class _Linear(torch.autograd.Function):
 
 
 class Gradients:
-    """Gives the gradients of one backward pass to a sink, and keeps in `returned` those that torch is to add."""
+    """Writes the gradients of one backward pass to a sink, and keeps in `returned` those that torch must accumulate."""
 
     def __init__(self, sink: GradientSink) -> None:
         self._sink = sink
@@ -141,7 +141,7 @@ class Gradients:
             self._sink.written(parameter)
 
     def _place(self, parameter: Tensor) -> tuple[Tensor, bool]:
-        """Returns where to write the gradient of `parameter`, and whether to add it to what is there."""
+        """Returns where to write the gradient of `parameter`, and whether to add it to the values there."""
         found = self._sink.place(parameter)
         if found is None:
             found = torch.empty_like(parameter), False

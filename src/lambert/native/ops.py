@@ -254,7 +254,7 @@ def attention_backward(
 
 
 Saved = tuple[Tensor, Tensor, Tensor]
-"""What a layer norm keeps for its backward pass: the rounded sum [T, D], and its mean and inverse deviation [T]."""
+"""Saved tensors of a layer norm for its backward pass: the rounded sum [T, D], its mean and inverse deviation [T]."""
 
 
 def add_norm(y_TD: Tensor, x_TD: Tensor, norm: nn.LayerNorm, drop: Drop) -> tuple[Tensor, Saved]:
@@ -357,8 +357,8 @@ def embed_norm_backward(
 
 
 def rotate_(qkv_T3HE: Tensor, positions_T: Tensor, turns: tuple[Tensor, Tensor], *, back: bool = False) -> Tensor:
-    """Turns queries and keys in place by the angles of their positions, or back, and returns all of `qkv_T3HE`. `turns`
-    are the cosines and sines of all positions, float32 [., E / 2] each."""
+    """Rotates queries and keys in place by the angles of their positions, or back, and returns `qkv_T3HE`. `turns` are
+    the cosines and sines of all positions, float32 [., E / 2] each."""
     T, _, H, E = qkv_T3HE.shape
     _check_index(positions_T, T, len(turns[0]))
     _call("rotate", qkv_T3HE, positions_T, *turns, back, T, H, E, _threads())
@@ -396,7 +396,7 @@ def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> tuple[Tensor, tuple[Te
 
 
 def cross_entropy_backward_(logits_NV: Tensor, labels_N: Tensor, *saved: Tensor, scale: float) -> Tensor:
-    """Replaces the logits by the gradient of the sum of the rows' cross entropy, times `scale`. Returns them."""
+    """Replaces the logits by the gradient of the summed cross entropy of the rows, times `scale`. Returns them."""
     _call("cross_entropy_backward", logits_NV, labels_N, *saved, scale, *logits_NV.shape, _threads())
     return logits_NV
 

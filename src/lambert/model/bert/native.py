@@ -1,7 +1,7 @@
 """BERT's block by the compiled kernels of `lambert.native`: the function of `BertBlock`, with its own backward pass.
 
-One autograd function computes the whole block, so that a micro-batch takes a few calls a block, and so that what one
-product writes is read by the next while it is in the cache.
+One autograd function computes the whole block: a micro-batch takes a few calls per block, and each product reads the
+output of the previous one from the cache.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def find_unsupported(config: EncoderConfig) -> str:
-    """Returns the size of the blocks that the kernels do not have, in words; empty if they have all."""
+    """Returns a size of the blocks that the kernels do not support, in words; empty if they support all."""
     return uneven_size(config, head=16, inner=2)
 
 

@@ -38,7 +38,7 @@ def fits(config: EncoderConfig) -> bool:
 
 
 def find_unsupported(config: EncoderConfig) -> str:
-    """Returns the setting for which the kernels cannot train the blocks, in words; empty if they can."""
+    """Returns the setting that prevents the kernels from training the blocks, in words; empty if there is none."""
     if found := uneven_size(config, head=32, inner=32):
         return found
     biases = [name for name in ("attention_bias", "mlp_bias") if getattr(config.modern, name)]
@@ -46,8 +46,8 @@ def find_unsupported(config: EncoderConfig) -> str:
 
 
 def usable(encoder: "ModernBertEncoder", batch: Batch) -> bool:
-    """Returns whether the kernels can compute `encoder`: they lack nothing, but in evaluation dropout, and products are
-    in bfloat16."""
+    """Returns whether the kernels can compute `encoder`: they support its settings, in evaluation with any dropout, and
+    products are in bfloat16."""
     config = encoder.config if encoder.training else replace(encoder.config, dropout=0.0)
     return (
         not find_unsupported(config)
@@ -128,7 +128,7 @@ def _window(block: "ModernBertBlock | NativeBlock", batch: Batch) -> int:
 
 
 class _Block(torch.autograd.Function):
-    """From the residual states and what is to be added to them, of the layer before, to both of this layer."""
+    """Maps the residual states, and the states to be added to them, of the previous layer to those of this layer."""
 
     @staticmethod
     def forward(
