@@ -30,7 +30,7 @@ from lambert.model.config import EncoderConfig
 from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
-from lambert.model.initial_head import PREDICTED
+from lambert.model.labels import PREDICTED
 from lambert.tasks import Task, TaskConfig, create, list_roles
 from lambert.tasks.config import Columns, OtherColumns
 from lambert.tasks.model_folder import task_of

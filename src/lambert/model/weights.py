@@ -29,8 +29,7 @@ from lambert.model.config import EncoderConfig
 from lambert.model.families import DEFAULT, family_of
 from lambert.model.family import Family
 from lambert.model.heads import Model, build_model
-from lambert.model.initial_head import InitialHead, fits, initial_head
-from lambert.model.labels import check_rows, check_values
+from lambert.model.labels import InitialHead, check_rows, check_values, fits, initial_head
 
 _WRAPPERS = re.compile(r"((module|model|net|network|_forward_module|auto_model|0)\.)+")
 """Prefixes that DistributedDataParallel, DeepSpeed, Lightning, sentence-transformers and common training loops add to

@@ -1,7 +1,7 @@
 """The ModernBERT family (Warner et al., "Smarter, Better, Faster, Longer", 2024), with Ettin and mmBERT.
 
 Rotary positions instead of a table, norms before attention and the feed-forward layer, which is gated, alternating
-local and global attention, and no biases. Read in this order: rotary, block, encoder, heads.
+local and global attention, and no biases. Read in this order: rotary, block, encoder.
 
 transformers 4 and 5 name the rotary bases and the kinds of layers differently in config.json. Both are read, the newer
 ones first, and both are written, because a reader that does not find its own keys takes defaults without a warning.
@@ -11,16 +11,89 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
+from lambert.core.batch import Batch
+from lambert.core.compute import PLAIN, Compute
 from lambert.core.errors import DataError, shown
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import COMMON, ConfigKeys, architectures, rotary_base
 from lambert.model.costs import Costs
 from lambert.model.family import ADJUSTABLE, Family
-from lambert.model.modernbert import heads, native
+from lambert.model.linear import project
+from lambert.model.modernbert import native
 from lambert.model.modernbert.cpu import for_cpu
 from lambert.model.modernbert.encoder import ModernBertEncoder, initial_deviation
 from lambert.model.modernbert.padded import PaddedModernBertEncoder
+from lambert.model.objectives import Head, MaskedLanguageModel, Span, Tag
+from lambert.model.pooling import first_vectors, mean_vectors
 from lambert.model.tensor_names import TensorNames
+
+
+class _Transform(nn.Module):
+    """norm(gelu(dense(x))), before the logits of all heads. The heads of sentences apply it to the pooled state.
+
+    Source: transformers, ModernBertPredictionHead.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden, config.hidden, bias=config.modern.head_bias)
+        self.norm = nn.LayerNorm(config.hidden, config.norm_eps, bias=config.modern.norm_bias)
+
+    def forward(self, rows_ND: Tensor, compute: Compute = PLAIN) -> Tensor:
+        out_ND: Tensor = self.norm(nn.functional.gelu(project(rows_ND, self.dense, compute=compute)))
+        return out_ND
+
+
+class ModernPooler(_Transform):
+    """Maps states [T, D] to one row per sequence [S, D]: the mean state or that of the first token, transformed."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.pooling = config.modern.pooling
+
+    def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
+        pool = mean_vectors if self.pooling == "mean" else first_vectors
+        return self.transform(pool(states_TD, batch).to(states_TD.dtype), batch.compute)
+
+    def transform(self, rows_SD: Tensor, compute: Compute = PLAIN) -> Tensor:
+        """Returns the pooled rows [S, D] from the means of states or the states of the first tokens."""
+        return super().forward(rows_SD, compute)
+
+
+class ModernPrediction(MaskedLanguageModel):
+    """Predicts the original ids of the masked tokens."""
+
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        super().__init__(config, labels)
+        self.transform = _Transform(config)
+        del self.dense, self.norm
+        if not config.modern.decoder_bias:
+            del self.bias
+            self.bias = None  # type: ignore[assignment]
+
+    def prepare_rows(self, rows_ND: Tensor, compute: Compute) -> Tensor:
+        out_ND: Tensor = self.transform(rows_ND, compute)
+        return out_ND
+
+
+class _OfTokens(Head):
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        super().__init__(config, labels)
+        self.transform = _Transform(config)
+
+    def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
+        return super().forward(self.transform(self.rows(states_TD, at_N)))
+
+
+class ModernTag(_OfTokens, Tag):
+    """Predicts the class of each token."""
+
+
+class ModernSpan(_OfTokens, Span):
+    """Predicts where the answer starts and ends."""
+
 
 NAMES = TensorNames(
     prefix="model.",
@@ -165,8 +238,8 @@ class ModernBertCosts(Costs):
 MODERNBERT = Family(
     title="ModernBERT",
     encoder=ModernBertEncoder,
-    heads=heads.HEADS,
-    pooler=heads.ModernPooler,
+    heads={"mlm": ModernPrediction, "tag": ModernTag, "span": ModernSpan},
+    pooler=ModernPooler,
     segments=False,
     defaults={"dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5},
     adjustable=ADJUSTABLE | {"positions", "modern.theta", "modern.local_theta"},
