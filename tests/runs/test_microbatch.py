@@ -20,7 +20,7 @@ from forked import Forked
 from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.core.errors import DataError, MachineError
 from lambert.core.world import World
-from lambert.data.stream import balanced, even_bounds
+from lambert.data.stream import balance, even_bounds
 from lambert.engine.loop import OutOfMemory
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
@@ -184,7 +184,7 @@ def test_ranks_get_equal_shares_whatever_their_number(ranks: int, longest: int) 
     for lengths_S in np.random.default_rng(1).integers(10, longest + 1, (100, 256)):
         cuts = [(n, low, high) for n, (low, high) in enumerate(even_bounds(lengths_S, micro_tokens))]
         assert max(lengths_S[low:high].sum() for _, low, high in cuts) <= micro_tokens
-        work = [sum(lengths_S[low:high].sum() for _, low, high in own) for own in balanced(cuts, lengths_S, ranks)]
+        work = [sum(lengths_S[low:high].sum() for _, low, high in own) for own in balance(cuts, lengths_S, ranks)]
         shares.append(max(work) * ranks / lengths_S.sum())
     assert float(np.mean(shares)) < 1.06
 
@@ -205,7 +205,7 @@ def test_no_rank_of_a_shipped_recipe_waits_without_a_micro_batch() -> None:
     lengths_S = np.full(256, 115)
     tokens = divide_update(65_536, LEAST["cuda"], lengths_S.sum(), 128, 8)
     cuts = [(n, low, high) for n, (low, high) in enumerate(even_bounds(lengths_S, tokens))]
-    assert {len(own) for own in balanced(cuts, lengths_S, 8)} == {1}
+    assert {len(own) for own in balance(cuts, lengths_S, 8)} == {1}
 
 
 def test_one_rank_computes_a_small_update_at_once(model: Model, find: Callable[..., str]) -> None:

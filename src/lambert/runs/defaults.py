@@ -89,7 +89,7 @@ class FreshEncoderConfig(EncoderConfig):
         family = family_of(usual)
         defaults: dict[str, Any] = {**family.defaults}
         given = self._fill(dataclasses.replace(usual, **defaults))
-        shape = family.completed(dataclasses.replace(given, vocabulary=vocabulary, pad=pad))
+        shape = family.complete(dataclasses.replace(given, vocabulary=vocabulary, pad=pad))
         for name in (one.name for one in dataclasses.fields(given)):
             value, found = getattr(given, name), getattr(shape, name)
             if value not in (found, getattr(usual, name)):

@@ -62,14 +62,14 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
         say(f"unused    {reused:,} of them in place of {tokenizer.id_to_token(numbers[0])} and the like")
     before, after = (one.fragments(held, specials.unk) for one in (division, Division(larger, source)))
     say(_describe_fragments(texts, before, after, tokenizer.id_to_token(specials.unk) if specials.unk >= 0 else ""))
-    padding = layout.padding_after(size, old, shape.vocabulary)
+    padding = layout.count_padding(size, old, shape.vocabulary)
     rows = {number: word.ids for number, word in zip(numbers, chosen, strict=True)}
     rows |= dict.fromkeys(range(size, size + padding), tuple(range(old, shape.vocabulary)))
     files[ADDED] = "".join(
         f"{word.text}\t{word.count}\t{' '.join(map(tokenizer.id_to_token, word.ids))}\n" for word in chosen
     )
     model, write = (
-        weights.extended(model, old, rows),
+        weights.extend_vocabulary(model, old, rows),
         partial(tokenizers.save, larger, longest=shape.positions, segments=reads_segments(shape)),
     )
     card = card_of_converted(model, config.out, folder, task_of(folder, settings))
