@@ -139,15 +139,13 @@ class Agent(LocalElasticAgent):
             say("a machine joins or leaves: all ranks save, and the group starts again")
         super()._restart_workers(worker_group)
 
-    def _measure_wait(self) -> float:
-        return 0.0 if self._ended is None else time.monotonic() - self._ended
-
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
         end = self._final(worker_group) or self._read_outcome(worker_group)
         if result.state == WorkerState.HEALTHY:
-            self._ended = None if end is None else self._ended or time.monotonic()
-            if end is None or self._measure_wait() < _SAVING_SECONDS.get(end.code, _ENDING_SECONDS):
+            now = time.monotonic()
+            self._ended = None if end is None else self._ended or now
+            if end is None or now - (self._ended or now) < _SAVING_SECONDS.get(end.code, _ENDING_SECONDS):
                 return result
             self._stop_workers(worker_group)
         elif end is None and result.state == WorkerState.FAILED:

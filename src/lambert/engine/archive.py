@@ -120,7 +120,7 @@ def _make_room(run: Path, needed: int) -> bool:
     if lacking <= 0:
         return True
     older = [path for _, path in _steps(run / FOLDER)[:-1]]
-    if sum(size(path) for path in older) < lacking:
+    if sum(file.stat().st_size for path in older for file in path.iterdir()) < lacking:
         return False
     for path in older:
         if free(run) < needed:
@@ -178,11 +178,6 @@ def clean(run: Path) -> None:
     remove_all_leftovers(run / FOLDER)
     for left_over in (run / FOLDER).glob(".tmp-step-*"):  # from earlier versions
         shutil.rmtree(left_over, ignore_errors=True)
-
-
-def size(folder: Path) -> int:
-    """Returns the number of bytes of the files in a checkpoint."""
-    return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def free(run: Path) -> int:
