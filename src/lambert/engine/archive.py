@@ -129,12 +129,6 @@ def _make_room(run: Path, needed: int) -> bool:
     return free(run) >= needed
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """Returns the content of state.json of an undamaged checkpoint."""
-    state: dict[str, Any] = json.loads(read_file(folder / STATE).decode())
-    return state
-
-
 def newest(run: Path, at_most: int | None) -> int | None:
     """Returns the update of the newest undamaged checkpoint up to update `at_most`, and deletes later checkpoints;
     returns None if there are no checkpoints.

@@ -19,14 +19,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lambert.core.errors import LambertError, MachineError, UsageError
-from lambert.core.files import identity, removed_message
+from lambert.core.files import identity, read_file, removed_message
 from lambert.core.world import World
 from lambert.engine import archive, state
 from lambert.engine.device import ran_out
 from lambert.engine.precision import Precision
 
 _POLL_SECONDS = 1.0
-"""Interval at which rank 0 tells waiting ranks that its write continues: far below the time-out of a collective."""
+"""Interval at which rank 0 reports to the waiting ranks that its write continues; far below the time-out of a
+collective."""
 _WRITING = "writing"
 MAX_FAILURES = 3
 """Number of failed saves in a row after which a run stops, because its further work would be lost too. The value is our
@@ -238,7 +239,7 @@ def latest(run: Path, *, at_most: int | None = None, world: World | None = None)
     with world.together("reading the checkpoint"):
         if not folder.is_dir():
             raise MachineError(f"{folder} is missing here. The run folder must be on a disk that all nodes share.")
-        found = Checkpoint(folder, step, archive.read_state(folder))
+        found = Checkpoint(folder, step, json.loads(read_file(folder / archive.STATE)))
     return found
 
 
@@ -272,11 +273,8 @@ def _warn(failure: str) -> None:
 
 
 class Snapshot:
-    """Copies named tensors to host memory that is reused by the next copy.
-
-    The first copy also pays for the pages that it touches; later copies cost only the memory copy. Copies of GPU
-    tensors are in pinned memory.
-    """
+    """Copies named tensors to host memory, which the next copy reuses, so that the kernel allocates its pages once.
+    Copies of GPU tensors are in pinned memory."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}

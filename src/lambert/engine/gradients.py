@@ -132,7 +132,7 @@ class Gradients:
         return None
 
     def place(self, parameter: Tensor) -> tuple[Tensor, bool] | None:
-        """Returns where to write the gradient of `parameter`, and whether to add it to what is there; the caller then
+        """Returns where to write the gradient of `parameter`, and whether to add to existing values; the caller then
         calls `written`. None if the buffer does not hold `parameter`."""
         place = self._places.get(parameter)
         if place is None:
