@@ -9,7 +9,6 @@ Nothing is ever unpickled.
 """
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -25,16 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.core.files import (
-    atomic_folder,
-    delete_folder,
-    make_folder,
-    open_regular,
-    read_file,
-    remedy,
-    remove_all_leftovers,
-)
+from lambert.core.files import atomic_folder, delete_folder, make_folder, read_file, remedy, remove_all_leftovers
 
 FOLDER = "checkpoints"
 FORMAT = 3
@@ -100,7 +92,9 @@ def _write(target: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]],
         for name in _TENSORS:
             write_tensors(aside / name, tensors[name])
         (aside / STATE).write_text(state, encoding="utf-8")
-        files = [_describe(aside / name) for name in FILES]
+        files = [
+            {"name": name, "bytes": (aside / name).stat().st_size, "sha256": sha256(aside / name)} for name in FILES
+        ]
         manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
@@ -184,15 +178,6 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:,.1f} MB"
 
 
-def _describe(path: Path) -> dict[str, Any]:
-    with open_regular(path) as file:
-        return {
-            "name": path.name,
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
-
-
 def _steps(folder: Path) -> list[tuple[int, Path]]:
     matches = [(re.fullmatch(r"step-(\d+)", path.name), path) for path in folder.glob("step-*")]
     return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
@@ -214,7 +199,7 @@ def _damage(path: Path) -> str | None:
             file = path / entry["name"]
             if file.stat().st_size != entry["bytes"]:
                 return f"{file.name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
-            if _describe(file)["sha256"] != entry["sha256"]:
+            if sha256(file) != entry["sha256"]:
                 return f"{file.name} does not have the SHA-256 of the manifest"
     except FileNotFoundError as error:
         return f"{Path(str(error.filename)).name} is missing"
