@@ -421,7 +421,7 @@ def test_one_rank_out_of_memory_lowers_it_on_all(same: dict[str, object], tmp_pa
     ranked(free_port(), 10**6, out=tmp_path / "reference", **same, train__micro_tokens=smaller)
     assert trained(tmp_path / "struck") == trained(tmp_path / "reference")
     first, _ = ranked(free_port(), 10**6, out=tmp_path / "found", **same)
-    assert "have nothing to do" not in first
+    assert "have no work" not in first
 
 
 def test_a_model_larger_than_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

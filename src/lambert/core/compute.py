@@ -20,9 +20,9 @@ class GradientSink(Protocol):
 
     def place(self, parameter: Tensor) -> tuple[Tensor, bool] | None:
         """Returns where to write the gradient of `parameter`, and whether to add it to what is there. The caller writes
-        the whole gradient and then calls `written`. None: the sink does not hold `parameter`."""
+        the whole gradient and then calls `mark_written`. None: the sink does not hold `parameter`."""
 
-    def written(self, parameter: Tensor) -> None:
+    def mark_written(self, parameter: Tensor) -> None:
         """Called after a gradient was written to what `place` returned."""
 
     def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
@@ -40,7 +40,7 @@ class TorchGradients:
     def place(self, parameter: Tensor) -> None:
         """Returns None."""
 
-    def written(self, parameter: Tensor) -> None:
+    def mark_written(self, parameter: Tensor) -> None:
         """Does nothing."""
 
     def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
