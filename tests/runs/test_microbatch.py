@@ -28,7 +28,7 @@ from lambert.model.heads import Model
 from lambert.planning.memory import bytes_per_token, bytes_per_weight, weight_count
 from lambert.planning.micro_batches import LEAST
 from lambert.runs import microbatch, updates
-from lambert.runs.microbatch import MicrobatchSize, Sample, check_model, shared
+from lambert.runs.microbatch import MicrobatchSize, Sample, check_model, divide_update
 from lambert.wings.plan.costs.devices import Cluster, Device
 from lambert.wings.plan.costs.steps import fitting
 from lambert.wings.plan.costs.work import Work, shapes_of
@@ -180,7 +180,7 @@ def test_ranks_take_the_least_and_share_the_machine(
 @pytest.mark.parametrize("longest", [128, 512])
 def test_ranks_get_equal_shares_whatever_their_number(ranks: int, longest: int) -> None:
     """Work of the rank with the most of it, as a multiple of an equal share, over a hundred updates."""
-    micro_tokens, shares = shared(2048, 1024, 256 * longest / 2, longest, ranks), []
+    micro_tokens, shares = divide_update(2048, 1024, 256 * longest / 2, longest, ranks), []
     for lengths_S in np.random.default_rng(1).integers(10, longest + 1, (100, 256)):
         cuts = [(n, low, high) for n, (low, high) in enumerate(even_bounds(lengths_S, micro_tokens))]
         assert max(lengths_S[low:high].sum() for _, low, high in cuts) <= micro_tokens
@@ -197,13 +197,13 @@ def test_ranks_get_equal_shares_whatever_their_number(ranks: int, longest: int) 
     ],
 )  # fmt: skip
 def test_small_updates_are_cut_up_for_ranks_but_no_further(update: int, ranks: int, tokens: int) -> None:
-    assert shared(2048, 1024, update, 128, ranks) == tokens
+    assert divide_update(2048, 1024, update, 128, ranks) == tokens
 
 
 def test_no_rank_of_a_shipped_recipe_waits_without_a_micro_batch() -> None:
     """256 sequences of 128 tokens on eight GPUs (recipes/bert-base-128.toml)."""
     lengths_S = np.full(256, 115)
-    tokens = shared(65_536, LEAST["cuda"], lengths_S.sum(), 128, 8)
+    tokens = divide_update(65_536, LEAST["cuda"], lengths_S.sum(), 128, 8)
     cuts = [(n, low, high) for n, (low, high) in enumerate(even_bounds(lengths_S, tokens))]
     assert {len(own) for own in balanced(cuts, lengths_S, 8)} == {1}
 
