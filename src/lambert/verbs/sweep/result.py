@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import stdev
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +135,7 @@ def write_results(study: "Study", *, final: bool = False) -> Table:
             "verdict": " ".join(table.verdict()), "settings": study.signature,
             "space": {one.name: {"log": one.log, "choices": list(one.labels)} for one in plan.space},
             "importances": study.importances() if final else {},
-            "trials": [{name: getattr(row, name) for name in Row.__dataclass_fields__} for row in table.rows],
+            "trials": [asdict(row) for row in rows],
         }  # fmt: skip
         write_atomic(config.out / SWEEP, json_text(content, indent=1) + "\n")
         if final and table.ranking:
