@@ -97,9 +97,7 @@ def test_attention(window: int, drop: Drop) -> None:
 
     out_THE, sums_TH = OPS.attention(qkv_T3HE, bounds_S1, max(LENGTHS), drop, window)
     same(out_THE, compute(qkv_T3HE))
-    found_T3HE = OPS.attention_backward(
-        qkv_T3HE, bounds_S1, max(LENGTHS), out_THE, sums_TH, grad_THE, drop, window
-    )
+    found_T3HE = OPS.attention_backward(qkv_T3HE, bounds_S1, max(LENGTHS), out_THE, sums_TH, grad_THE, drop, window)
     same(found_T3HE, *gradients(compute, grad_THE, qkv_T3HE))
 
 
@@ -181,4 +179,6 @@ def test_cross_entropy(N: int) -> None:
 def test_rows_are_added_to_a_table() -> None:
     into_VD, rows_TD, ids_T = torch.zeros(4, 3, dtype=torch.float64), drawn(3, 3), torch.tensor([2, 0, 2])
     OPS.add_rows(rows_TD, ids_T, into_VD)
-    same(into_VD, torch.stack([rows_TD[1], torch.zeros(3, dtype=torch.float64), rows_TD[0] + rows_TD[2], 0 * rows_TD[0]]))
+    same(
+        into_VD, torch.stack([rows_TD[1], torch.zeros(3, dtype=torch.float64), rows_TD[0] + rows_TD[2], 0 * rows_TD[0]])
+    )

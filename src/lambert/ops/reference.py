@@ -121,9 +121,7 @@ class Ops:
     ) -> Tensor:  # fmt: skip
         """Returns the gradient of `qkv_T3HE`."""
         grad_T3HE = torch.empty_like(qkv_T3HE)
-        for _, weights_HMM, kept_HMM, (q_HME, k_HME, v_HME), rows in self._sequences(
-            qkv_T3HE, bounds_S1, drop, window
-        ):
+        for _, weights_HMM, kept_HMM, (q_HME, k_HME, v_HME), rows in self._sequences(qkv_T3HE, bounds_S1, drop, window):
             grad_HME = grad_THE[rows].transpose(0, 1).to(v_HME.dtype)
             grad_v_HME = (weights_HMM * kept_HMM).mT @ grad_HME
             grad_HMM = grad_HME @ v_HME.mT * kept_HMM
