@@ -51,7 +51,10 @@ def test_linear(T: int) -> None:
     x_TD, weights, biases = drawn(T, 8), [drawn(4, 8), drawn(6, 8, seed=1)], [drawn(4), drawn(6)]
     weight = OPS.pack(weights, biases, torch.float64)
     grad_TF, other_TD = drawn(T, 10), drawn(T, 8, seed=2)
-    compute = lambda x, w1, w2, b1, b2: functional.linear(x, torch.cat([w1, w2]), torch.cat([b1, b2]))
+
+    def compute(x: Tensor, w1: Tensor, w2: Tensor, b1: Tensor, b2: Tensor) -> Tensor:
+        return functional.linear(x, torch.cat([w1, w2]), torch.cat([b1, b2]))
+
     same(OPS.linear(x_TD, weight), compute(x_TD, *weights, *biases))
     grad_x_TD, *expected = gradients(compute, grad_TF, x_TD, *weights, *biases)
     same(OPS.linear_input(grad_TF, weight), grad_x_TD)
@@ -72,7 +75,10 @@ def test_gelu_of_a_product(approximate: str) -> None:
     y_TF, active_TF = OPS.linear_gelu(before_TD, up, approximate)
     same(active_TF, functional.gelu(before_TD @ up.weight_FD.T, approximate=approximate))
     grad_TF = drawn(5, 4)
-    compute = lambda y: functional.gelu(y, approximate=approximate) @ down.weight_FD.T
+
+    def compute(y: Tensor) -> Tensor:
+        return functional.gelu(y, approximate=approximate) @ down.weight_FD.T
+
     same(OPS.linear_gelu_input(grad_TF, down, y_TF, approximate), *gradients(compute, grad_TF, y_TF))
 
 
@@ -132,7 +138,10 @@ def test_norm_of_embeddings(drop: Drop) -> None:
     tables, indices = [drawn(5, 8), drawn(9, 8)], [torch.tensor([4, 0, 4]), torch.tensor([8, 1, 0])]
     weight_D, bias_D, grad_TD = drawn(8), drawn(8, seed=1), drawn(3, 8)
     rows_TD = tables[0][indices[0]] + tables[1][indices[1]]
-    compute = lambda rows, weight, bias: drop.apply(functional.layer_norm(rows, (8,), weight, bias, 1e-5))
+
+    def compute(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return drop.apply(functional.layer_norm(rows, (8,), weight, bias, 1e-5))
+
     norm = Norm(weight_D, bias_D, 1e-5)
     out_TD, saved = OPS.embed_norm(indices, tables, norm, drop, torch.float64)
     same(out_TD, compute(rows_TD, weight_D, bias_D))
@@ -147,8 +156,8 @@ def test_gated_units(activation: str) -> None:
 
     def compute(both_TF: Tensor) -> Tensor:
         gate_TF, up_TF = both_TF.chunk(2, dim=1)
-        gelu = functional.silu if activation == "silu" else lambda x: functional.gelu(x, approximate=activation)
-        return DROP.apply(gelu(gate_TF) * up_TF)
+        gelu_TF = functional.gelu(gate_TF, approximate="none" if activation == "silu" else activation)
+        return DROP.apply((functional.silu(gate_TF) if activation == "silu" else gelu_TF) * up_TF)
 
     same(OPS.gated(both_TF, activation, DROP), compute(both_TF))
     same(OPS.gated_backward(both_TF, grad_TF, activation, DROP), *gradients(compute, grad_TF, both_TF))
@@ -169,7 +178,10 @@ def test_rotation_is_undone_by_its_inverse() -> None:
 @pytest.mark.parametrize("N", [0, 1, 5])
 def test_cross_entropy(N: int) -> None:
     logits_NV, labels_N = drawn(N, 11), torch.arange(N) * 2
-    compute = lambda logits: functional.cross_entropy(logits, labels_N, reduction="sum")
+
+    def compute(logits: Tensor) -> Tensor:
+        return functional.cross_entropy(logits, labels_N, reduction="sum")
+
     losses_N, saved = OPS.cross_entropy(logits_NV, labels_N)
     same(losses_N, functional.cross_entropy(logits_NV, labels_N, reduction="none"))
     (expected_NV,) = gradients(compute, torch.tensor(1.0, dtype=torch.float64), logits_NV)

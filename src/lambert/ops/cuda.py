@@ -156,9 +156,11 @@ def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: An
 
 
 def _drop(drop: Drop, device: torch.device) -> tuple[Tensor, int, float]:
-    """Returns the arguments of dropout of a kernel. Without dropout, the key is not read."""
-    key = drop.key if drop.key < 2**63 else drop.key - 2**64
-    return torch.tensor([key], device=device), drop.threshold, drop.scale
+    """Returns the arguments of dropout of a kernel."""
+    key = drop.key
+    if not isinstance(key, Tensor):
+        key = torch.tensor([key if key < 2**63 else key - 2**64], device=device)
+    return key, drop.threshold, drop.scale
 
 
 def _quads(D: int) -> int:

@@ -20,7 +20,8 @@ _GOLDEN, _MIX_1, _MIX_2 = (word - 2**64 for word in (0x9E3779B97F4A7C15, 0xBF584
 class Drop:
     """Which elements of a tensor are zeroed; the others are multiplied by `scale`."""
 
-    key: int = 0
+    key: int | Tensor = 0
+    """A 64-bit word, or an int64 tensor of one element on the device, so that a graph can be replayed with another."""
     threshold: int = 0
     """Of 65536; 0: nothing is dropped."""
 
@@ -37,13 +38,13 @@ class Drop:
 
     def part(self, number: int) -> "Drop":
         """Returns the same probability under the key of part `number` of the tensor."""
-        return Drop(int(_mix(torch.tensor(_wrap(self.key + (number + 1) * _GOLDEN)))), self.threshold)
+        return Drop(int(_mix(torch.tensor(_wrap(int(self.key) + (number + 1) * _GOLDEN)))), self.threshold)
 
     def kept(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Returns which elements of a tensor are kept, bool."""
         count = torch.Size(shape).numel()
         steps = torch.arange(1, -(-count // 4) + 1, device=device)
-        words = _mix(steps.mul_(_GOLDEN).add_(_wrap(self.key)))
+        words = _mix(steps.mul_(_GOLDEN).add_(_wrap(int(self.key))))
         parts = words.view(torch.int16)[:count].to(torch.int32).bitwise_and_(STEPS - 1)
         return (parts >= self.threshold).view(shape)
 

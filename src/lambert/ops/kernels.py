@@ -1,8 +1,8 @@
 """Triton's kernels of the operations: one pass over memory each, sums in float32, no atomics.
 
 A row of states is a block [QUADS, 4] of columns, because four elements share a word of dropout's key. Sums over rows
-(gradients of norms and biases) are written as one partial row for each program; the caller adds those, so results depend
-on the number of programs alone. Numbers that change between updates come as tensors, so that a graph can be replayed.
+(gradients of norms and biases) are written as one partial row for each program, and the caller adds those: results
+depend on the number of programs alone. What changes between updates is a tensor, so that a graph can be replayed.
 """
 
 import triton

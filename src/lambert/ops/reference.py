@@ -23,11 +23,6 @@ class Weight:
     weight_FD: Tensor
     bias_F: Tensor | None
 
-    @property
-    def F(self) -> int:
-        """Number of outputs."""
-        return len(self.weight_FD)
-
 
 class WeightGradient(NamedTuple):
     """The gradients of a linear layer: dy' x, and the sums of dy over rows, in the dtype of sums."""
@@ -51,7 +46,7 @@ class Norm(NamedTuple):
 
 
 Saved = tuple[Tensor, Tensor, Tensor]
-"""What a norm keeps for its backward pass: the sum that it normalised [T, D], its mean and its inverse deviation [T]."""
+"""What a norm keeps for its backward pass: what it normalised [T, D], its mean and its inverse deviation [T]."""
 
 
 class Ops:
@@ -106,7 +101,7 @@ class Ops:
 
         Source: Vaswani et al., 2017, equation 1; windows: Beltagy et al., "Longformer", 2020, section 3.1.
         """
-        T, _, H, E = qkv_T3HE.shape
+        T, _, H, _ = qkv_T3HE.shape
         out_THE = torch.empty_like(qkv_T3HE[:, 0])
         sums_TH = torch.empty(T, H, dtype=_wide(qkv_T3HE.dtype), device=qkv_T3HE.device)
         for part in self._sequences(qkv_T3HE, bounds_S1, drop, window):
@@ -174,8 +169,8 @@ class Ops:
     def add_norm_backward(
         self, grad_TD: Tensor, saved: Sequence[Tensor], norm: Norm, drop: Drop, other_TD: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns the gradients of x, of y, and of the norm's weight and bias. `other_TD` is another gradient of the sum
-        of both, which is added."""
+        """Returns the gradients of x, of y, and of the norm's weight and bias. `other_TD`, another gradient of the sum
+        of both, is added."""
         grad_sum_TD, grad_weight_D, grad_bias_D = self._norm_backward(grad_TD, saved, norm)
         if other_TD is not None:
             grad_sum_TD = grad_sum_TD + other_TD
