@@ -40,10 +40,11 @@ def test_masks_are_words_of_the_key(shape: tuple[int, int]) -> None:
     assert np.array_equal(DROP.kept(shape, CPU).numpy(), parts >= DROP.threshold)
 
 
-def test_a_part_has_a_key_of_its_own() -> None:
-    masks = [DROP.part(number).kept((64, 64), CPU) for number in range(3)]
-    assert abs(float(torch.stack(masks).double().mean()) - 1 / DROP.scale) < 0.02
+def test_a_head_has_a_key_of_its_own() -> None:
+    masks = DROP.kept_of_heads(torch.tensor([0, 1, 7]), 70)
+    assert abs(float(masks.double().mean()) - 1 / DROP.scale) < 0.02
     assert not torch.equal(masks[0], masks[1])
+    assert torch.equal(masks[2], DROP.kept_of_heads(torch.tensor([7]), 70)[0])
 
 
 @pytest.mark.parametrize("T", [1, 6])
@@ -96,14 +97,16 @@ def test_attention(window: int, drop: Drop) -> None:
             places_M = torch.arange(length)
             near_MM = (places_M[:, None] - places_M).abs() <= (window or length)
             weights_HMM = (q_HME @ k_HME.mT / E**0.5).masked_fill(~near_MM, -torch.inf).softmax(-1)
-            parts = [drop.part(number * H + head).apply(weights_MM) for head, weights_MM in enumerate(weights_HMM)]
-            mixed.append((torch.stack(parts) @ v_HME).transpose(0, 1))
+            if drop.threshold:
+                kept_HMM = drop.kept_of_heads(torch.arange(H) + number * H, length)
+                weights_HMM = weights_HMM * kept_HMM * drop.scale
+            mixed.append((weights_HMM @ v_HME).transpose(0, 1))
             start += length
         return torch.cat(mixed)
 
-    out_THE, sums_TH = OPS.attention(qkv_T3HE, bounds_S1, max(LENGTHS), drop, window)
+    out_THE, saved = OPS.attention(qkv_T3HE, bounds_S1, max(LENGTHS), drop, window)
     same(out_THE, compute(qkv_T3HE))
-    found_T3HE = OPS.attention_backward(qkv_T3HE, bounds_S1, max(LENGTHS), out_THE, sums_TH, grad_THE, drop, window)
+    found_T3HE = OPS.attention_backward(qkv_T3HE, bounds_S1, max(LENGTHS), out_THE, saved, grad_THE, drop, window)
     same(found_T3HE, *gradients(compute, grad_THE, qkv_T3HE))
 
 

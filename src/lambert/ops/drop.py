@@ -36,17 +36,26 @@ class Drop:
         """The inverse of the probability with which an element is kept."""
         return STEPS / (STEPS - self.threshold)
 
-    def part(self, number: int) -> "Drop":
-        """Returns the same probability under the key of part `number` of the tensor."""
-        return Drop(int(_mix(torch.tensor(_wrap(int(self.key) + (number + 1) * _GOLDEN)))), self.threshold)
-
     def kept(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Returns which elements of a tensor are kept, bool."""
         count = torch.Size(shape).numel()
-        steps = torch.arange(1, -(-count // 4) + 1, device=device)
-        words = _mix(steps.mul_(_GOLDEN).add_(_wrap(int(self.key))))
-        parts = words.view(torch.int16)[:count].to(torch.int32).bitwise_and_(STEPS - 1)
-        return (parts >= self.threshold).view(shape)
+        return self._drawn(self._key(device), -(-count // 4))[:count].view(shape)
+
+    def kept_of_heads(self, parts_P: Tensor, M: int) -> Tensor:
+        """Returns which probabilities of matrices of queries and keys are kept, bool [P, M, M]. Each has a key of its
+        own, by its number in `parts_P`, and rows that are padded to a multiple of 64 elements."""
+        width = -(-M // 64) * 64
+        keys_P = _mix(self._key(parts_P.device) + (parts_P + 1) * _GOLDEN)
+        return self._drawn(keys_P[:, None], M * width // 4).view(-1, M, width)[:, :, :M]
+
+    def _key(self, device: torch.device) -> Tensor:
+        return self.key if isinstance(self.key, Tensor) else torch.tensor(_wrap(self.key), device=device)
+
+    def _drawn(self, key: Tensor, count: int) -> Tensor:
+        """Returns whether elements of the first `count` words of a key are kept, four for each, bool."""
+        words = torch.arange(1, count + 1, device=key.device).mul_(_GOLDEN) + key
+        # In order as signed integers if the highest bit is turned.
+        return (_mix(words).view(torch.int16) ^ -(2**15)) >= self.threshold - 2**15
 
     def apply(self, values: Tensor) -> Tensor:
         """Returns the values, zeroed or scaled; the gradient is the same function of the gradient."""
@@ -65,11 +74,11 @@ def _wrap(word: int) -> int:
 
 def _mix(words: Tensor) -> Tensor:
     """Returns SplitMix64's finaliser of 64-bit words. Products of int64 tensors wrap around."""
-    words = (words ^ _shift(words, 30)) * _MIX_1
-    words = (words ^ _shift(words, 27)) * _MIX_2
-    return words ^ _shift(words, 31)
+    words = (words ^ _shift(words, 30)).mul_(_MIX_1)
+    words = words.bitwise_xor_(_shift(words, 27)).mul_(_MIX_2)
+    return words.bitwise_xor_(_shift(words, 31))
 
 
 def _shift(words: Tensor, bits: int) -> Tensor:
     """Returns the words without their lowest bits, filled with zeros from above."""
-    return (words >> bits) & ((1 << (64 - bits)) - 1)
+    return (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)

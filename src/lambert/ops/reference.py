@@ -89,59 +89,57 @@ class Ops:
 
     def attention(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the mixtures [T, H, E], and the logarithms of the sums of the softmax [T, H].
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Returns the mixtures [T, H, E], and what the backward pass needs.
 
         Args:
             qkv_T3HE: Queries, keys and values.
             bounds_S1: The first token of each sequence, and T; int32.
             longest: An upper bound of the length of a sequence.
-            drop: Dropout of the probabilities. Head h of sequence s is part s H + h, a matrix of queries and keys.
+            drop: Dropout of the probabilities. Head h of sequence s is matrix s H + h of queries and keys.
             window: A token attends to this many tokens on each side; 0: to all of its sequence.
 
         Source: Vaswani et al., 2017, equation 1; windows: Beltagy et al., "Longformer", 2020, section 3.1.
         """
-        T, _, H, _ = qkv_T3HE.shape
-        out_THE = torch.empty_like(qkv_T3HE[:, 0])
-        sums_TH = torch.empty(T, H, dtype=_wide(qkv_T3HE.dtype), device=qkv_T3HE.device)
-        for part in self._sequences(qkv_T3HE, bounds_S1, drop, window):
-            sums_HM, weights_HMM, kept_HMM, (_, _, v_HME), rows = part
-            sums_TH[rows] = sums_HM.mT
-            out_THE[rows] = (weights_HMM * kept_HMM @ v_HME).transpose(0, 1).to(out_THE.dtype)
-        return out_THE, sums_TH
+        T, _, H, E = qkv_T3HE.shape
+        out_THE, saved = qkv_T3HE.new_empty(T, H, E), []
+        for numbers_G, rows, M in equal_lengths(bounds_S1):
+            heads_3BME = _heads(qkv_T3HE[rows], M)
+            weights_BMM = torch.baddbmm(qkv_T3HE.new_empty(()), heads_3BME[0], heads_3BME[1].mT, beta=0, alpha=E**-0.5)
+            if window and window + 1 < M:
+                weights_BMM.masked_fill_(_far(M, window, weights_BMM.device), -torch.inf)
+            torch.softmax(weights_BMM, -1, out=weights_BMM)
+            saved += [heads_3BME, weights_BMM]
+            if drop.threshold:
+                kept_BMM = drop.kept_of_heads((numbers_G[:, None] * H + torch.arange(H)).flatten(), M)
+                saved.append(kept_BMM.to(qkv_T3HE.dtype).mul_(drop.scale))
+                weights_BMM = weights_BMM * saved[-1]
+            mixed_BME = torch.bmm(weights_BMM, heads_3BME[2])
+            out_THE[rows] = mixed_BME.view(-1, H, M, E).transpose(1, 2).reshape(-1, H, E)
+        return out_THE, tuple(saved)
 
     def attention_backward(
-        self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, out_THE: Tensor, sums_TH: Tensor, grad_THE: Tensor,
-        drop: Drop, window: int = 0,
+        self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, out_THE: Tensor, saved: Sequence[Tensor],
+        grad_THE: Tensor, drop: Drop, window: int = 0,
     ) -> Tensor:  # fmt: skip
         """Returns the gradient of `qkv_T3HE`."""
-        grad_T3HE = torch.empty_like(qkv_T3HE)
-        for _, weights_HMM, kept_HMM, (q_HME, k_HME, v_HME), rows in self._sequences(qkv_T3HE, bounds_S1, drop, window):
-            grad_HME = grad_THE[rows].transpose(0, 1).to(v_HME.dtype)
-            grad_v_HME = (weights_HMM * kept_HMM).mT @ grad_HME
-            grad_HMM = grad_HME @ v_HME.mT * kept_HMM
-            inner_HM1 = (grad_HMM * weights_HMM).sum(-1, keepdim=True)
-            scores_HMM = weights_HMM * (grad_HMM - inner_HM1) * qkv_T3HE.shape[-1] ** -0.5
-            found = scores_HMM @ k_HME, scores_HMM.mT @ q_HME, grad_v_HME
-            grad_T3HE[rows] = torch.stack(found).permute(2, 0, 1, 3).to(grad_T3HE.dtype)
+        _, H, E = grad_THE.shape
+        grad_T3HE, left = torch.empty_like(qkv_T3HE), iter(saved)
+        for _, rows, M in equal_lengths(bounds_S1):
+            (q_BME, k_BME, v_BME), weights_BMM = next(left), next(left)
+            grad_BME = grad_THE[rows].view(-1, M, H, E).transpose(1, 2).reshape(-1, M, E)
+            scores_BMM, dropped_BMM = torch.bmm(grad_BME, v_BME.mT), weights_BMM
+            if drop.threshold:
+                kept_BMM = next(left)
+                scores_BMM.mul_(kept_BMM)
+                dropped_BMM = weights_BMM * kept_BMM
+            grads_3BME = grad_THE.new_empty(3, *grad_BME.shape)
+            torch.bmm(dropped_BMM.mT, grad_BME, out=grads_3BME[2])
+            scores_BMM = torch._softmax_backward_data(scores_BMM, weights_BMM, -1, weights_BMM.dtype)
+            torch.baddbmm(grads_3BME[0], scores_BMM, k_BME, beta=0, alpha=E**-0.5, out=grads_3BME[0])
+            torch.baddbmm(grads_3BME[1], scores_BMM.mT, q_BME, beta=0, alpha=E**-0.5, out=grads_3BME[1])
+            grad_T3HE[rows] = grads_3BME.view(3, -1, H, M, E).permute(1, 3, 0, 2, 4).reshape(-1, 3, H, E)
         return grad_T3HE
-
-    def _sequences(self, qkv_T3HE: Tensor, bounds_S1: Tensor, drop: Drop, window: int):
-        """Yields for each sequence the logarithms of its sums, its probabilities, what dropout multiplies them by, its
-        queries, keys and values, and its rows."""
-        _, _, H, E = qkv_T3HE.shape
-        for number, (start, end) in enumerate(pairwise(bounds_S1.tolist())):
-            heads_3HME = qkv_T3HE[start:end].to(_wide(qkv_T3HE.dtype)).permute(1, 2, 0, 3)
-            scores_HMM = heads_3HME[0] @ heads_3HME[1].mT * E**-0.5
-            M = end - start
-            if window:
-                places_M = torch.arange(M, device=qkv_T3HE.device)
-                far_MM = (places_M[:, None] - places_M).abs() > window
-                scores_HMM = scores_HMM.masked_fill(far_MM, -torch.inf)
-            sums_HM = scores_HMM.logsumexp(-1)
-            kept = [drop.part(number * H + head).apply(torch.ones_like(scores_HMM[0])) for head in range(H)]
-            weights_HMM = torch.exp(scores_HMM - sums_HM[..., None])
-            yield sums_HM, weights_HMM, torch.stack(kept), heads_3HME, slice(start, end)
 
     def rotate_(
         self, qkv_T3HE: Tensor, positions_T: Tensor, turns: tuple[Tensor, Tensor], *, back: bool = False
@@ -192,23 +190,28 @@ class Ops:
         return self._norm_backward(drop.apply(grad_TD), saved, norm)
 
     def _norm(self, sum_TD: Tensor, norm: Norm) -> tuple[Tensor, Saved]:
+        if norm.centred:
+            out_TD, mean_T1, rstd_T1 = torch.native_layer_norm(
+                sum_TD, norm.weight_D.shape, norm.weight_D, norm.bias_D, norm.eps
+            )
+            return out_TD, (sum_TD, mean_T1[:, 0], rstd_T1[:, 0])
         wide_TD = sum_TD.to(_wide(sum_TD.dtype))
-        mean_T = wide_TD.mean(1) if norm.centred else wide_TD.new_zeros(len(wide_TD))
-        centred_TD = wide_TD - mean_T[:, None]
-        rstd_T = (centred_TD.square().mean(1) + norm.eps).rsqrt()
-        out_TD = centred_TD * rstd_T[:, None] * norm.weight_D
-        if norm.bias_D is not None:
-            out_TD = out_TD + norm.bias_D
-        return out_TD.to(sum_TD.dtype), (sum_TD, mean_T, rstd_T)
+        rstd_T = (wide_TD.square().mean(1) + norm.eps).rsqrt_()
+        out_TD = (wide_TD * rstd_T[:, None]).mul_(norm.weight_D)
+        return out_TD.to(sum_TD.dtype), (sum_TD, torch.zeros_like(rstd_T), rstd_T)
 
     def _norm_backward(self, grad_TD: Tensor, saved: Sequence[Tensor], norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
         sum_TD, mean_T, rstd_T = saved
+        if norm.centred:
+            grad_sum_TD, grad_weight_D, grad_bias_D = torch.ops.aten.native_layer_norm_backward(
+                grad_TD, sum_TD, norm.weight_D.shape, mean_T[:, None], rstd_T[:, None], norm.weight_D, norm.weight_D,
+                [True, True, True],
+            )  # fmt: skip
+            return grad_sum_TD, grad_weight_D, grad_bias_D
         wide = _wide(sum_TD.dtype)
-        normal_TD, grad = (sum_TD.to(wide) - mean_T[:, None]) * rstd_T[:, None], grad_TD.to(wide)
+        normal_TD, grad = sum_TD.to(wide) * rstd_T[:, None], grad_TD.to(wide)
         weighted_TD = grad * norm.weight_D
         slope_T1 = (weighted_TD * normal_TD).mean(1, keepdim=True)
-        if norm.centred:
-            weighted_TD = weighted_TD - weighted_TD.mean(1, keepdim=True)
         grad_sum_TD = (weighted_TD - normal_TD * slope_T1) * rstd_T[:, None]
         return grad_sum_TD.to(grad_TD.dtype), (grad * normal_TD).sum(0), grad.sum(0)
 
@@ -249,6 +252,40 @@ class Ops:
         grad_NV = (logits_NV.to(saved[0].dtype) - saved[0][:, None]).exp_()
         grad_NV[torch.arange(len(labels_N), device=labels_N.device), labels_N] -= 1
         return logits_NV.copy_(grad_NV.mul_(scale))
+
+
+Rows = slice | Tensor
+
+
+def equal_lengths(bounds_S1: Tensor) -> list[tuple[Tensor, Rows, int]]:
+    """Groups sequences of equal length. Returns for each group the numbers of its sequences, the rows of its tokens,
+    and the length.
+
+    One batched product over many short sequences takes a fraction of the time of many products.
+    """
+    bounds, found = bounds_S1.tolist(), dict[int, list[int]]()
+    for number, (start, end) in enumerate(pairwise(bounds)):
+        found.setdefault(end - start, []).append(number)
+    groups: list[tuple[Tensor, Rows, int]] = []
+    for length, numbers in found.items():
+        starts = [bounds[number] for number in numbers]
+        rows: Rows = slice(starts[0], starts[-1] + length)
+        if starts[-1] - starts[0] != length * (len(starts) - 1):
+            rows = (torch.tensor(starts)[:, None] + torch.arange(length)).flatten()
+        groups.append((torch.tensor(numbers), rows, length))
+    return groups
+
+
+def _heads(qkv_T3HE: Tensor, M: int) -> Tensor:
+    """Returns queries, keys and values of sequences of M tokens, a matrix for each head of each, [3, B, M, E]."""
+    _, _, H, E = qkv_T3HE.shape
+    return qkv_T3HE.view(-1, M, 3, H, E).permute(2, 0, 3, 1, 4).reshape(3, -1, M, E)
+
+
+def _far(M: int, window: int, device: torch.device) -> Tensor:
+    """Returns whether two tokens of a sequence are more than `window` apart, bool [M, M]."""
+    places_M = torch.arange(M, device=device)
+    return (places_M[:, None] - places_M).abs() > window
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
