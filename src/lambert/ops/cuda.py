@@ -97,8 +97,8 @@ class CudaOps(Ops):
     def embed_norm_backward(
         self, grad_TD: Tensor, saved: Sequence[Tensor], norm: Norm, drop: Drop
     ) -> tuple[Tensor, Tensor, Tensor]:
-        grad_sum_TD, _, *sums = self._backward(grad_TD, saved, norm, drop, None, after=True)
-        return grad_sum_TD, *sums
+        grad_sum_TD, _, grad_weight_D, grad_bias_D = self._backward(grad_TD, saved, norm, drop, None, after=True)
+        return grad_sum_TD, grad_weight_D, grad_bias_D
 
     def _backward(
         self, grad_TD: Tensor, saved: Sequence[Tensor], norm: Norm, drop: Drop, other_TD: Tensor | None, *, after: bool
@@ -114,7 +114,8 @@ class CudaOps(Ops):
             grad_TD if other_TD is None else other_TD, *_drop(drop, device), T, D, grad_x_TD, grad_y_TD, partial_P2D,
             QUADS=_quads(D), CENTRED=norm.centred, OTHER=other_TD is not None, DROPPED=dropped, AFTER=after,
         )  # fmt: skip
-        return grad_x_TD, grad_y_TD, *partial_P2D.sum(0).unbind()
+        grad_weight_D, grad_bias_D = partial_P2D.sum(0)
+        return grad_x_TD, grad_y_TD, grad_weight_D, grad_bias_D
 
     def gated(self, both_TF: Tensor, activation: str, drop: Drop) -> Tensor:
         T, F = len(both_TF), both_TF.shape[1] // 2
@@ -165,12 +166,12 @@ def _drop(drop: Drop, device: torch.device) -> tuple[Tensor, int, float]:
 
 def _quads(D: int) -> int:
     """Returns the quads of columns of a block that has a whole row."""
-    return max(1, triton.next_power_of_2(D) // 4)
+    return max(1, int(triton.next_power_of_2(D)) // 4)
 
 
 @cache
 def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 4
 
 
 def _programs(device: torch.device, T: int, rows: int) -> int:

@@ -78,7 +78,8 @@ class Ops:
 
     def linear_gelu_input(self, grad_TF: Tensor, weight: Weight, before_TD: Tensor, approximate: str) -> Tensor:
         """Returns the gradient of `before_TD`, whose gelu is the layer's input: grad W times the derivative of gelu."""
-        return torch.ops.aten.gelu_backward(grad_TF @ weight.weight_FD, before_TD, approximate=approximate)
+        grad_TD: Tensor = torch.ops.aten.gelu_backward(grad_TF @ weight.weight_FD, before_TD, approximate=approximate)
+        return grad_TD
 
     def weight_gradient(self, grad_TF: Tensor, x_TD: Tensor) -> WeightGradient:
         """Returns the gradients of the weights and biases of layers that read `x_TD`."""
