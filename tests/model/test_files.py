@@ -16,7 +16,7 @@ import torch
 from lambert.core.errors import DataError
 from lambert.model import files, weights
 from lambert.model.config import EncoderConfig
-from lambert.wings.convert.original import kept
+from lambert.wings.convert.original import read_extras
 
 CONFIG = EncoderConfig(vocabulary=90, hidden=32, intermediate=48, positions=40)
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -181,7 +181,7 @@ def test_special_tokens_beyond_the_vocabulary_are_told_and_not_copied(folder: Pa
     assert report.warnings() == [
         "note: config.json has eos_token_id = 90, bos_token_id = [2, -1], which are ignored: the model has 90 pieces."
     ]
-    assert kept(folder, model.config)[0] == {"cls_token_id": 3}
+    assert read_extras(folder, model.config)[0] == {"cls_token_id": 3}
 
 
 def test_a_fingerprint_is_of_all_files_with_weights(folder: Path) -> None:
