@@ -47,7 +47,7 @@ class Ended(LambertError):
     """A second signal ended the service before it had answered all requests."""
 
     def __init__(self, number: int) -> None:
-        super().__init__("The service was ended at once: requests that had not been answered were dropped.")
+        super().__init__("The service was stopped at once: unanswered requests were dropped.")
         self.exit_code = 128 + number
 
 
@@ -154,7 +154,7 @@ class _Reload:
             for message in failed:
                 self._say(f"warning: {' '.join(message.split())}")
             if changed or not failed:
-                self._say(f"loaded again: {', '.join(changed) or 'nothing, no file has changed'}")
+                self._say(f"reloaded: {', '.join(changed) or 'nothing, no file has changed'}")
 
 
 async def _run(server: Any, listener: socket.socket, service: "Service", reload: _Reload, ended: list[int]) -> None:
