@@ -56,7 +56,7 @@ def load(config: ServeConfig, say: Say = silent) -> "Service":
     try:
         from lambert.wings.serve.building import build
     except ImportError as error:
-        raise _missing(error) from error
+        raise _explain_missing(error) from error
     return build(config, read_api_key(config), say)
 
 
@@ -74,7 +74,7 @@ def serve(config: ServeConfig, say: Say = silent) -> None:
 
         from lambert.wings.serve.protocol import create_protocol_class
     except ImportError as error:
-        raise _missing(error) from error
+        raise _explain_missing(error) from error
     if not read_api_key(config) and config.host not in LOOPBACK:
         raise UsageError(
             f"host = {config.host!r} lets other machines connect, and there is no API key: set LAMBERT_API_KEY or "
@@ -89,7 +89,7 @@ def serve(config: ServeConfig, say: Say = silent) -> None:
         server_header=False, timeout_keep_alive=10,
         timeout_graceful_shutdown=math.ceil(config.seconds) + 2,
     )  # fmt: skip
-    with _closing_on_error(listener, config):
+    with _close_on_error(listener, config):
         listener.listen(2048)
     host, port = listener.getsockname()[:2]
     for served in service.models:
@@ -213,7 +213,7 @@ def _drop_new_connections(listener: socket.socket) -> None:
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(drop_all)))
 
 
-def _missing(error: ImportError) -> UsageError:
+def _explain_missing(error: ImportError) -> UsageError:
     return UsageError(f"serve needs {error.name}: pip install 'lambert-bert[serve]'.")
 
 
@@ -223,13 +223,13 @@ def _bind(config: ServeConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)  # connections inherit it
-    with _closing_on_error(listener, config):
+    with _close_on_error(listener, config):
         listener.bind((config.host, config.port))
     return listener
 
 
 @contextmanager
-def _closing_on_error(listener: socket.socket, config: ServeConfig) -> Iterator[None]:
+def _close_on_error(listener: socket.socket, config: ServeConfig) -> Iterator[None]:
     try:
         yield
     except OSError as error:
