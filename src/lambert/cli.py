@@ -32,7 +32,7 @@ from lambert.core.other_names import our_setting
 from lambert.core.settings import (
     check_flags,
     check_numbers,
-    dotted,
+    flatten,
     read,
     unknown_name,
     with_names,
@@ -258,7 +258,7 @@ class _Line:
         return error
 
     def _add(self, given: Mapping[str, Any], read_by_parser: Mapping[str, Any], source: str) -> None:
-        self.given.update(dotted(given))
+        self.given.update(flatten(given))
         self._sources.append(Dict({self.tokens[0]: read_by_parser}, source=source))
 
     def _flags(self) -> set[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from lambert.core.errors import UsageError
 from lambert.text.arrow import ArrowFile
-from lambert.text.classes import declared
+from lambert.text.classes import decode_classes
 from lambert.text.memory import data_file, is_rows, rows_of
 
 ROWS = [{"text": "a b", "label": "x"}, {"text": "c", "label": "y"}]
@@ -114,7 +114,7 @@ def test_names_of_classes_are_kept() -> None:
     })  # fmt: skip
     held = datasets.Dataset.from_dict({"text": TEXTS, "label": [1, 0], "tags": [[0, 1], []]}, features=features)
     schema = ArrowFile(io.BytesIO(data_file(held, "data")[1])).schema
-    assert declared(schema.metadata) == {"label": ("z", "a"), "tags": ("O", "B")}
+    assert decode_classes(schema.metadata) == {"label": ("z", "a"), "tags": ("O", "B")}
     assert rows_of(held, "data")[0] == {"text": "a b", "label": "a", "tags": ["O", "B"]}
     shown = held.with_format(None, columns=["text"])
     assert ArrowFile(io.BytesIO(data_file(shown, "data")[1])).schema.names == ["text"]

@@ -12,7 +12,7 @@ import pytest
 
 from lambert.core.errors import DataError
 from lambert.text.json_rows import has_lines, json_rows
-from lambert.text.rows import RowFile, aliases, content_of, json_value, json_values, kind, lines, opened
+from lambert.text.rows import RowFile, aliases, content_of, json_value, json_values, kind, lines, open_unpacked
 
 ROWS = [{"text": "good\u2028day", "label": 1}, {"text": "bad", "label": 2}]
 
@@ -20,7 +20,7 @@ ROWS = [{"text": "good\u2028day", "label": 1}, {"text": "bad", "label": 2}]
 def read(path: Path, *wanted: str, header: bool | None = None) -> tuple[list[tuple[str, Any]], list[str]]:
     """The rows, or errors, with their places, and the notes."""
     notes: list[str] = []
-    with opened(path) as (_, stream):
+    with open_unpacked(path) as (_, stream):
         file = RowFile(path, stream, kind(path), wanted or ("text", "label"), header, notes=notes)
         found = [(row.place, row.error or row.row) for row in file.rows()]
     return found, [note.replace(str(path), path.name) for note in notes]
@@ -56,7 +56,7 @@ def test_json_goes_on_from_every_position(tmp_path: Path) -> None:
         assert list(json_rows(stream, has_lines(data), first.offset, first.line)) == rest
         path = tmp_path / "rows.json"
         path.write_bytes(data)
-        with opened(path) as (_, found):
+        with open_unpacked(path) as (_, found):
             file = RowFile(path, found, ".json", ())
             assert [*file.rows()][1:] == [*file.rows(first.offset, first.line)] == rest
 

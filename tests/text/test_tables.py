@@ -5,13 +5,13 @@ import io
 import pytest
 
 from lambert.text.streams import BLOCK
-from lambert.text.tables import Table, all_cells, recognised, row_starts, table_rows
+from lambert.text.tables import Table, all_cells, recognise_table, row_starts, table_rows
 
 ROWS = (("good day", "a"), ("bad rain", "b"))
 
 
 def form(content: str | bytes, suffix: str = ".csv") -> Table:
-    return recognised(content if isinstance(content, bytes) else content.encode(), suffix)
+    return recognise_table(content if isinstance(content, bytes) else content.encode(), suffix)
 
 
 def read(content: str | bytes, suffix: str = ".csv") -> list[list[str] | str]:

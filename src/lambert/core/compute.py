@@ -11,19 +11,19 @@ from torch import Tensor
 
 
 class GradientSink(Protocol):
-    """The owner of a gradient buffer. If a backward pass writes into the buffer itself, torch need not allocate one
-    gradient tensor per parameter, clear the buffer, and add the tensor to it."""
+    """The owner of a gradient buffer. A backward pass that writes into the buffer saves torch allocating a gradient
+    tensor per parameter, clearing the buffer, and adding the tensor to it."""
 
     def accumulate(self, parameter: Tensor, grad: Tensor) -> Tensor | None:
-        """Adds `grad`, of any precision, to the gradient of `parameter` and returns None. If the sink does not hold
-        `parameter`, returns the gradient for torch to add."""
+        """Adds `grad`, of any precision, to the gradient of `parameter` and returns None. Returns the gradient, for
+        torch to add, if the sink does not hold `parameter`."""
 
     def place(self, parameter: Tensor) -> tuple[Tensor, bool] | None:
-        """Returns where to write the gradient of `parameter`, and whether to add it to what is there. The caller writes
-        the whole gradient and then calls `written`. None: the sink does not hold `parameter`."""
+        """Returns where to write the gradient of `parameter`, and whether to add it to the existing values; None if the
+        sink does not hold `parameter`. The caller writes the whole gradient and then calls `mark_written`."""
 
-    def written(self, parameter: Tensor) -> None:
-        """Called after a gradient was written to what `place` returned."""
+    def mark_written(self, parameter: Tensor) -> None:
+        """Records that a gradient was written where `place` said."""
 
     def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
         """Adds `grad_TD` [T, D] to the rows `ids_T` of the gradient of `parameter` [V, D] and returns None. If the sink
@@ -31,7 +31,7 @@ class GradientSink(Protocol):
 
 
 class TorchGradients:
-    """The sink for a training loop without a gradient buffer: it returns all gradients to torch."""
+    """The sink of a training loop without a gradient buffer: it leaves all gradients to torch."""
 
     def accumulate(self, parameter: Tensor, grad: Tensor) -> Tensor | None:
         """Returns `grad` in the precision of `parameter`."""
@@ -40,7 +40,7 @@ class TorchGradients:
     def place(self, parameter: Tensor) -> None:
         """Returns None."""
 
-    def written(self, parameter: Tensor) -> None:
+    def mark_written(self, parameter: Tensor) -> None:
         """Does nothing."""
 
     def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:

@@ -25,7 +25,7 @@ class Lock:
         self._folder, self._handle, self._kind = folder, handle, kind
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
+    def share(self) -> Iterator[None]:
         """A context in which other processes may share the lock. Raises UsageError at its end if one still does."""
         with contextlib.suppress(OSError):  # on a file system without locks
             fcntl.flock(self._handle, fcntl.LOCK_SH)
@@ -47,7 +47,7 @@ def lock_folder(folder: Path, kind: str = "output folder", *, shared: bool = Fal
     Raises UsageError, which names the holder of the lock, or why the folder cannot be written, and MachineError if its
     disk is full or broken.
     """
-    handle = _locked(folder, kind, shared)
+    handle = _open_locked(folder, kind, shared)
     try:
         yield Lock(folder, handle, kind)
     finally:
@@ -57,7 +57,7 @@ def lock_folder(folder: Path, kind: str = "output folder", *, shared: bool = Fal
         os.close(handle)
 
 
-def _locked(folder: Path, kind: str, shared: bool) -> int:
+def _open_locked(folder: Path, kind: str, shared: bool) -> int:
     try:
         make_folder(folder)
         handle = regular_handle(folder / LOCK, os.O_RDWR | os.O_CREAT)

@@ -80,7 +80,7 @@ def below(words: Words, bound: Any) -> npt.NDArray[np.int64]:
         return np.asarray(((words >> np.uint64(32)) * bound) >> np.uint64(32), dtype=np.int64)
 
 
-def permuted(indices: Any, size: int, keys: Any) -> npt.NDArray[np.int64]:
+def permute(indices: Any, size: int, keys: Any) -> npt.NDArray[np.int64]:
     """Returns the images of `indices` (an array) under a keyed permutation of range(size), in constant memory.
 
     The permutation is a balanced Feistel network of four rounds over the smallest even number of bits that holds

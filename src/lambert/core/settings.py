@@ -60,16 +60,16 @@ def _outside(number: float, interval: str) -> str:
         return ""
     if inside:
         return f"at most {most:g}" if isinstance(number, float) else f"at most {most}"
-    ends = [f"{'above' if above else 'at least'} {_written(low)}"] if math.isfinite(low) else []
-    ends += [f"{'below' if below else 'at most'} {_written(high)}"] if math.isfinite(high) else []
+    ends = [f"{'above' if above else 'at least'} {_format_end(low)}"] if math.isfinite(low) else []
+    ends += [f"{'below' if below else 'at most'} {_format_end(high)}"] if math.isfinite(high) else []
     if isinstance(number, int) or math.isfinite(number):
         return " and ".join(ends)
     if ends[1:] and not above:
-        return f"a number from {_written(low)} to {'below ' * below}{_written(high)}"
+        return f"a number from {_format_end(low)} to {'below ' * below}{_format_end(high)}"
     return " ".join(["a finite number", *["of"] * (bool(ends) and not above), " and ".join(ends)]).strip()
 
 
-def _written(end: float) -> str:
+def _format_end(end: float) -> str:
     return str(int(end) if end.is_integer() else end)
 
 
@@ -160,7 +160,7 @@ def _tables(hint: Any) -> list[Any]:
     return [part for part in typing.get_args(hint) or (hint,) if dataclasses.is_dataclass(part)]
 
 
-def dotted_names(kind: Any, prefix: str = "") -> Iterator[str]:
+def list_dotted_names(kind: Any, prefix: str = "") -> Iterator[str]:
     """Yields the dotted names of all settings of a dataclass, without its tables, and without those that are no flags
     (`Parameter(parse=False)`)."""
     annotated = typing.get_type_hints(kind, include_extras=True)
@@ -168,7 +168,7 @@ def dotted_names(kind: Any, prefix: str = "") -> Iterator[str]:
         if not all(getattr(extra, "parse", True) for extra in getattr(annotated[name], "__metadata__", ())):
             continue
         for table in _tables(hint):
-            yield from dotted_names(table, f"{prefix}{name}.")
+            yield from list_dotted_names(table, f"{prefix}{name}.")
         if not _tables(hint):
             yield prefix + name
 
@@ -191,16 +191,16 @@ def wrong_type(where: str, name: str, value: str | float, hint: Any) -> UsageErr
     """Returns the error for a value that is not of the type `hint` of a setting. `where` it was given is empty for a
     flag."""
     place = f"{where}: " if where else ""
-    return UsageError(f"{place}{name} must be {_expected(hint)}, not {json.dumps(value, ensure_ascii=False)}.")
+    return UsageError(f"{place}{name} must be {_describe_type(hint)}, not {json.dumps(value, ensure_ascii=False)}.")
 
 
-def _expected(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
     """Returns in words what a setting of this type must be."""
     inner = [part for part in typing.get_args(hint) if part not in (types.NoneType, Ellipsis)]
     if typing.get_origin(hint) is typing.Literal:
         return f"one of {', '.join(map(str, filter(None, inner)))}"
     if inner:
-        return " or ".join(dict.fromkeys(map(_expected, inner)))
+        return " or ".join(dict.fromkeys(map(_describe_type, inner)))
     return {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}.get(hint, "text")
 
 
@@ -219,7 +219,7 @@ def unknown_name(where: str, name: str, known: Iterable[str]) -> UsageError:
     return UsageError(f"{where}: unknown {what} {shape.format(name)}.{hint}")
 
 
-def required(kind: Any, given: Collection[str], table: str = "") -> Iterator[str]:
+def find_missing(kind: Any, given: Collection[str], table: str = "") -> Iterator[str]:
     """Yields the flags of settings that have no default and are not `given` (dotted names). The settings of an optional
     table are required if any of them is given."""
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -230,7 +230,7 @@ def required(kind: Any, given: Collection[str], table: str = "") -> Iterator[str
             flag, hint = (names[0].removeprefix("--") if names else flag), hint.__origin__
         tables = _tables(hint)
         if tables and any(name.startswith(f"{flag}.") for name in given):
-            yield from required(tables[0], given, f"{flag}.")
+            yield from find_missing(tables[0], given, f"{flag}.")
         elif field.default is field.default_factory and flag not in given:
             yield f"--{flag.replace('_', '-')}"
 
@@ -281,14 +281,14 @@ def toml(values: Mapping[str, Any]) -> str:
         found.encode()
     except UnicodeEncodeError:
         odd = re.compile(r"\\ud[89a-f]")
-        name = next((name for name, value in dotted(values).items() if odd.search(ascii(value))), "A setting")
+        name = next((name for name, value in flatten(values).items() if odd.search(ascii(value))), "A setting")
         raise UsageError(
             f"{name} has characters that are not UTF-8, as config.toml must be. Rename the path, or correct the text."
         ) from None
     return found
 
 
-def typed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def check_types(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns unchecked values from a file as arguments of the settings dataclass `kind`. Raises TypeError if a name is
     unknown or a value has the wrong type."""
     hints = typing.get_type_hints(kind)
@@ -317,11 +317,11 @@ def _is_of(value: object, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns nested tables as one table with dotted keys."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
     return flat
 
 

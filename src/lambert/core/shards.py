@@ -78,9 +78,9 @@ class SplitWriter:
                 path.unlink()
         for name, size in known.items():
             _check_length(folder / name, size)
-        self._shard: Any = _continued(self._path(), self._bytes) if self._bytes else None
+        self._shard: Any = _reopen(self._path(), self._bytes) if self._bytes else None
         index = folder / "index.npy"
-        self._index: Any = _continued(index, _HEADER + self.sentences * _ROW) if self.sentences else index.open("w+b")
+        self._index: Any = _reopen(index, _HEADER + self.sentences * _ROW) if self.sentences else index.open("w+b")
         if not self.sentences:
             self._index.write(bytes(_HEADER))
 
@@ -160,7 +160,7 @@ class SplitWriter:
         return {**self._counts(), "shards": self.shards, "index_sha256": whole, "index_blocks": blocks}
 
 
-def _continued(path: Path, size: int) -> Any:
+def _reopen(path: Path, size: int) -> Any:
     """Opens a file for appending after its first `size` bytes. Raises DataError if it is shorter."""
     _check_length(path, size)
     file = open_regular(path, "r+b")

@@ -72,7 +72,7 @@ _TABLE_ROWS = 4
 """Complete rows below the column names that a table must have."""
 
 
-def labelled(suffix: str, beginning: bytes = b"") -> str:
+def recognise_labelled(suffix: str, beginning: bytes = b"") -> str:
     """Returns, as the end of a sentence, which kind of labelled data a file with this suffix and beginning looks like
     and what to do with it; "" for other files."""
     what = LABELLED[".conll"] if beginning.startswith(b"-DOCSTART-") else LABELLED.get(suffix) or _table(beginning)

@@ -128,12 +128,12 @@ class Gradients:
                 total.add_(part.to(total.dtype))
         else:
             parameter.grad = place.copy_(grad)
-        self.written(parameter)
+        self.mark_written(parameter)
         return None
 
     def place(self, parameter: Tensor) -> tuple[Tensor, bool] | None:
         """Returns where to write the gradient of `parameter`, and whether to add it to what is there; the caller then
-        calls `written`. None if the buffer does not hold `parameter`."""
+        calls `mark_written`. None if the buffer does not hold `parameter`."""
         place = self._places.get(parameter)
         if place is None:
             return None
@@ -142,7 +142,7 @@ class Gradients:
         parameter.grad = place
         return place, False
 
-    def written(self, parameter: Tensor) -> None:
+    def mark_written(self, parameter: Tensor) -> None:
         """Called after a dense gradient of `parameter` was written to the buffer."""
         watching = self._watches.get(parameter)
         if watching is not None:

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from lambert.core.files import (
 )
 from lambert.core.lock import lock_folder
 from lambert.core.registry import choose
-from lambert.core.settings import dotted
+from lambert.core.settings import flatten
 from lambert.inference.answer_formats import FORMATS, Lines, Row
 from lambert.inference.input_rows import Position
 
@@ -143,8 +144,7 @@ class Unfinished:
             try:
                 state = {
                     "of": self._of, "answers": self._answers.flush(), "rows": self.rows, "errors": self.errors,
-                    "first": self.first,
-                    "position": {"file": position.file, "offset": position.offset, "line": position.line},
+                    "first": self.first, "position": asdict(position),
                 }  # fmt: skip
             except OSError as error:
                 raise not_written(self.path, error) from error
@@ -203,7 +203,7 @@ def _difference(name: str, was: str, now: str) -> str:
     """Returns in words that predictions are of another input or model, or which of the settings of `settings_text`
     differ."""
     try:
-        before, after = (dotted(json.loads(text)) for text in (was, now))
+        before, after = (flatten(json.loads(text)) for text in (was, now))
     except (AttributeError, ValueError):  # a hash
         return f"another {name}"
     keys = sorted(key for key in before | after if before.get(key) != after.get(key))

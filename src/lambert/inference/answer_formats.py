@@ -72,7 +72,7 @@ class Lines:
     def write(self, path: Path) -> None:
         """Writes the file that the user asked for. Raises OSError."""
         self.flush()
-        _linked(self.path, path)
+        _link(self.path, path)
 
     def rows(self) -> Iterator[Row]:
         """Yields the rows."""
@@ -169,10 +169,10 @@ class Parquet(Lines):
                 kinds[name] = _common(pyarrow, kind, [row.get(name) for row in block]) if name != "vector" else kind
         if "vector" in kinds:
             kinds["vector"] = pyarrow.list_(pyarrow.float32())
-        while (unfit := self._written(pyarrow, path, kinds)) is not None:
+        while (unfit := self._write_table(pyarrow, path, kinds)) is not None:
             kinds[unfit] = None
 
-    def _written(self, pyarrow: Any, path: Path, kinds: dict[str, Any]) -> str | None:
+    def _write_table(self, pyarrow: Any, path: Path, kinds: dict[str, Any]) -> str | None:
         """Writes the file. Returns the first column with a value that its type does not represent, if there is one."""
         schema = pyarrow.schema([(name, pyarrow.string() if kind is None else kind) for name, kind in kinds.items()])
         with pyarrow.parquet.ParquetWriter(path, schema) as writer:
@@ -235,7 +235,7 @@ def _header(rows: int, width: int) -> bytes:
     return file.getvalue()
 
 
-def _linked(path: Path, new: Path) -> None:
+def _link(path: Path, new: Path) -> None:
     """Gives a file a second name, or copies it where the disk has no such names."""
     new.unlink(missing_ok=True)
     try:

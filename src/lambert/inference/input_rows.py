@@ -1,19 +1,29 @@
-"""The rows to predict, from standard input or from files, in bounded memory and from any position on.
+"""The rows to predict, from standard input or from files (tables, JSON, Parquet and Arrow, compressed or not), in
+bounded memory and from any position on.
 
 A row that cannot be read is one error: the rows after it are read.
 """
 
 import io
-import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
 
-from lambert.core.errors import DataError
-from lambert.tasks import Row
+from lambert.core.errors import DataError, UsageError
+from lambert.core.registry import nearest
+from lambert.core.unsupported import CONLL, refuse_archive
+from lambert.tasks import Row, Task
+from lambert.tasks.reading.table import list_columns
+from lambert.tasks.reading.templates import columns_of
 from lambert.text import encodings
 from lambert.text.json_rows import has_lines, json_rows
-from lambert.text.read_row import ReadRow
+from lambert.text.read_row import ReadRow, format_place
+from lambert.text.rows import JSON, KNOWN, TABLES, RowFile, kind, open_unpacked
+from lambert.text.streams import sheet
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,96 @@ def plain(value: Any) -> Any:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-def sent(value: Any) -> str:
-    """Returns rows as text for other processes, which read it as JSON."""
-    return json.dumps(value, default=plain)
+class InputFiles:
+    """The rows of files, one file after the other.
+
+    Args:
+        paths: The files.
+        task: The task, which says what columns it reads; all of the file are read for one from outside.
+        keep: Further columns to read.
+
+    Raises:
+        UsageError: The format of a file is unknown.
+        DataError: A file does not exist, or is a spreadsheet.
+    """
+
+    def __init__(self, paths: Sequence[Path], task: Task[Any, Any], keep: Sequence[str] = ()) -> None:
+        self.paths, self._config, self._keep = paths, task.config, [*keep]
+        self._columns = None if ":" in task.config.name else task.columns_read()
+        for path in paths:
+            refuse_archive(path)
+            if not path.is_file():
+                raise DataError(f"{path} is a folder: name its files." if path.is_dir() else f"No such file: {path}.")
+            if kind(path) not in (*TABLES, *JSON, ".parquet", ".arrow"):
+                if problem := sheet(kind(path)):
+                    raise DataError(f"{path} {problem}.")
+                scored = f" `lambert evaluate --data {path} --predictions FILE` reads it with its tags."
+                raise UsageError(f"{path}: {KNOWN}.{scored if kind(path) in CONLL else ''}")
+        self._sizes = [path.stat().st_size for path in paths]
+        self._share: Callable[[], float] = lambda: 0.0
+        self._file = 0
+        self.notes: list[str] = []
+        """Lines for the user about the files that were read so far."""
+
+    def share(self) -> float:
+        """Returns about which share of the bytes of the input has been read."""
+        done = sum(self._sizes[: self._file]) + self._share() * self._sizes[self._file]
+        return done / max(1, sum(self._sizes))
+
+    def rows(self, start: Position = START) -> Iterator[InputRow]:
+        """Yields the rows from a position on. Raises DataError for a file that is damaged or lacks a column."""
+        for number, path in enumerate(self.paths[start.file :], start.file):
+            self._file, self._share = number, lambda: 0.0
+            # Rows are read one by one, so a file that expands without end does not fill the memory.
+            with open_unpacked(path, max_ratio=sys.maxsize) as (raw, stream):
+                first = start if number == start.file else Position(number)
+                yield from self._rows(number, path, stream, first, partial(_share_read, raw, self._sizes[number]))
+                self._share = lambda: 1.0
+
+    def _rows(
+        self, number: int, path: Path, stream: BinaryIO, start: Position, share: Callable[[], float]
+    ) -> Iterator[InputRow]:
+        columns = self._config.columns
+        kept = [*self._keep, *chain.from_iterable(self._columns or ())]
+        file = RowFile(path, stream, kind(path), list_columns(columns), columns.header, kept, self.notes)
+        only = None
+        given = [name for text in (columns.text, columns.text_b) for name in columns_of(text)]
+        copies: dict[str, str] = {}
+        if file.names is not None:
+            if given and all(name.isdecimal() for name in given) and {*given} <= {*file.names}:
+                copies = dict(zip(("text", "text_b"), given, strict=False))
+            self._check([*file.names, *copies], path)
+            only = self._choose_columns(file.names)
+        for read in file.rows(start.offset, start.line, only):
+            self._share = file.share or share
+            row = input_row(read, format_place(path, read.place), number)
+            row.row.update({key: row.row[name] for key, name in copies.items() if name in row.row})
+            yield row
+
+    def _choose_columns(self, names: Sequence[str]) -> list[str] | None:
+        """Returns the columns to read of those of a file; None: all."""
+        if self._columns is None:
+            return None
+        wanted = {*_tops(names, [*self._columns[0], *self._columns[1]]), *self._keep, "id"}
+        return [name for name in names if name in wanted]
+
+    def _check(self, names: Sequence[str], path: Path) -> None:
+        """Raises DataError if a file with these columns lacks one that the task reads or that is to be kept."""
+        required = _tops(names, self._columns[0] if self._columns else [])
+        listed = f"Columns found: {', '.join(name[:60] for name in names[:20])}."
+        if lacking := next((name for name in required if name not in names), None):
+            how = "" if self._config.name == "squad" else " (--columns.text and the like name them)"
+            near = nearest(lacking, [*names])
+            raise DataError(f"{path} has no column {lacking!r}, which the model reads{how}.{near} {listed}")
+        if (lacking := next((name for name in self._keep if name not in names), None)) is not None:
+            raise DataError(f"{path} has no column {lacking!r} to keep.{nearest(lacking, [*names])} {listed}")
+        if self._columns and not required and not {*self._columns[1]} & {*names}:
+            raise DataError(f"{path} has none of the columns {' and '.join(self._columns[1])}. {listed}")
+
+
+def _tops(names: Sequence[str], columns: Sequence[str]) -> list[str]:
+    return [name if name in names else name.split(".")[0] for name in columns]
+
+
+def _share_read(raw: BinaryIO, size: int) -> float:
+    return raw.tell() / max(1, size)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lambert.core.batch import Batch, Ints, Source
 from lambert.core.contents import model_files, sha256
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.core.registry import check_named
 from lambert.core.world import World
 from lambert.data.stream import split
@@ -130,10 +130,10 @@ def check_padding(tokenizer: Any, config: EncoderConfig, folder: Path) -> None:
     number = config.position_offset - 1
     name = None if number < 0 else tokenizer.id_to_token(number)
     template = roles.template(tokenizer, str(folder))
-    in_texts = number in (template.cls, template.sep, roles.named(tokenizer, "unk"))
+    in_texts = number in (template.cls, template.sep, roles.find_id(tokenizer, "unk"))
     if name is not None and (in_texts or number not in roles.own(tokenizer)) and name.strip("[]<>|").lower() != "pad":
         raise DataError(
-            f"{folder} has {number} as the id of padding (pad_token_id), which is {shown(name)} in its tokenizer: the "
+            f"{folder} has {number} as the id of padding (pad_token_id), which is {quote(name)} in its tokenizer: the "
             "positions that transformers gives to a text with it are not supported. If the tokenizer is of another "
             "model, replace it."
         )
@@ -204,7 +204,7 @@ def outputs(
     cuts = batch_bounds(lengths_S, tokens, streams)
     own = cuts[world.rank :: world.size]
     batches = (source.collate(epochs_S[low:high], indices_S[low:high]) for low, high in own)
-    run = partial(computed, model, precision, world)
+    run = partial(compute_outputs, model, precision, world)
     streams = min(streams, len(cuts))
     found = map(run, batches) if streams <= 1 else _side_by_side(run, batches, streams)
     for first in range(0, len(cuts), world.size):
@@ -226,7 +226,7 @@ def batch_bounds(lengths_S: Ints, micro_tokens: int, streams: int) -> list[tuple
 Found = Mapping[str, Tensor]
 
 
-def computed(model: HasOutputs, precision: Precision, world: World, batch: Batch) -> Found:
+def compute_outputs(model: HasOutputs, precision: Precision, world: World, batch: Batch) -> Found:
     """Returns the outputs of a model for a batch, which is put on the device first."""
     with torch.inference_mode(), precision.autocast():
         return model.outputs(world.put(batch).with_compute(precision.compute))

@@ -23,7 +23,7 @@ from lambert.core.batch import Batch, Source, Target, flat_batch
 from lambert.core.errors import MachineError
 from lambert.core.world import World
 from lambert.engine.precision import Precision
-from lambert.inference.outputs import Found, HasOutputs, computed
+from lambert.inference.outputs import Found, HasOutputs, compute_outputs
 from lambert.model.pooling import first_tokens
 
 _LEAST_TOKENS = 256
@@ -51,10 +51,10 @@ class OverloadedError(MachineError):
 class Observer:
     """What a Scheduler reports. Its threads call the methods, and computing waits for them."""
 
-    def taken(self, seconds: float) -> None:
+    def record_wait(self, seconds: float) -> None:
         """The first sequences of a request are computed after this time in the queue."""
 
-    def computed(self, tokens: int, sequences: int, seconds: float) -> None:
+    def record_batch(self, tokens: int, sequences: int, seconds: float) -> None:
         """A batch was computed."""
 
 
@@ -120,10 +120,11 @@ class Scheduler:
         self._observer = observer or Observer()
         on_cpu = world.device.type == "cpu"
         self._world = world
-        self._workers = workers or (torch.get_num_threads() if on_cpu else 1)
+        self.workers = workers or (torch.get_num_threads() if on_cpu else 1)
+        """Number of threads."""
         self._threads = torch.get_num_threads()
         self._batch_tokens = batch_tokens or (_CPU_TOKENS if on_cpu else _GPU_TOKENS)
-        self._most_tokens, self._most_seconds = most_tokens, most_seconds
+        self.most_tokens, self._most_seconds = most_tokens, most_seconds
         self._turn = max(_TURN, self._batch_tokens)
         self._speed = 0.0
         """Average tokens per second of all cores in the last batches that were not small; 0 before the first one."""
@@ -136,19 +137,9 @@ class Scheduler:
         self._pool: list[threading.Thread] = []
 
     @property
-    def workers(self) -> int:
-        """Number of threads."""
-        return self._workers
-
-    @property
     def waiting_tokens(self) -> int:
         """Tokens of sequences that no worker has taken yet."""
         return self._tokens
-
-    @property
-    def most_tokens(self) -> int:
-        """Most tokens that may wait."""
-        return self._most_tokens
 
     @property
     def tokens_per_second(self) -> float:
@@ -169,7 +160,10 @@ class Scheduler:
             if self._closing:
                 raise RuntimeError("the scheduler is closed")
             if not self._pool:
-                self._start()
+                names = (f"lambert-inference-{number}" for number in range(self.workers))
+                self._pool = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+                for thread in self._pool:
+                    thread.start()
             self._jobs.append(job)
             self._wait_for(job, sum(lengths))
             self._changed.notify()
@@ -185,7 +179,7 @@ class Scheduler:
             seconds: Time that the request waits for them before it is submitted.
         """
         waiting, speed = self._tokens + coming, self._speed or self.tokens_per_second
-        if waiting and waiting + tokens > self._most_tokens:
+        if waiting and waiting + tokens > self.most_tokens:
             raise OverloadedError(waiting, waiting / (speed or 1000.0))
         if speed:
             turns = math.ceil(tokens / self._turn)
@@ -210,14 +204,6 @@ class Scheduler:
         for thread in self._pool:
             thread.join()
 
-    def _start(self) -> None:
-        self._pool = [
-            threading.Thread(target=self._work, name=f"lambert-inference-{number}", daemon=True)
-            for number in range(self._workers)
-        ]
-        for thread in self._pool:
-            thread.start()
-
     def _work(self) -> None:
         while parts := self._take():
             active = self._active
@@ -234,7 +220,7 @@ class Scheduler:
                 self._computed += tokens
                 if tokens >= min(_LEAST_TOKENS, self._batch_tokens):  # small batches do not show the speed
                     self._speed += (_NEW if self._speed else 1.0) * (tokens / busy - self._speed)
-            self._observer.computed(tokens, sum(part.high - part.low for part in parts), seconds)
+            self._observer.record_batch(tokens, sum(part.high - part.low for part in parts), seconds)
             for job in done:
                 with suppress(InvalidStateError):  # its caller has cancelled it
                     job.future.set_result([job.found[low] for low in sorted(job.found)])
@@ -257,7 +243,7 @@ class Scheduler:
         at work or enough tokens wait."""
         if self._active and self._tokens < _LEAST_TOKENS:
             return []
-        goal = min(self._batch_tokens, max(_LEAST_TOKENS, math.ceil(self._tokens / (self._workers - self._active))))
+        goal = min(self._batch_tokens, max(_LEAST_TOKENS, math.ceil(self._tokens / (self.workers - self._active))))
         total, full = 0, False
         parts: list[_Part] = []
         others: list[_Job] = []
@@ -282,7 +268,7 @@ class Scheduler:
             if low < job.taken:
                 parts.append(_Part(job, low, job.taken))
                 if not low:
-                    self._observer.taken(time.monotonic() - job.begin)
+                    self._observer.record_wait(time.monotonic() - job.begin)
             if job.taken < len(job.lengths):
                 ended = job.turn >= self._turn
                 job.turn = 0 if ended else job.turn
@@ -307,8 +293,8 @@ class Scheduler:
         work = parts[0].job.work
         try:
             batches = [part.collate() for part in parts]
-            together = computed(work.model, work.precision, self._world, joined(batches))
-            found = list(zip(parts, divided(together, batches), strict=True))
+            together = compute_outputs(work.model, work.precision, self._world, join_batches(batches))
+            found = list(zip(parts, divide_outputs(together, batches), strict=True))
         except BaseException as error:  # whatever it is, the caller must learn it, and this thread must live
             if len(parts) > 1:
                 return [job for part in parts for job in self._compute([part])]
@@ -326,7 +312,7 @@ class Scheduler:
         return complete
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
+def join_batches(batches: Sequence[Batch]) -> Batch:
     """Returns the sequences of several batches as one batch. Targets must list tokens, as those of masked LM do."""
     if len(batches) == 1:
         return batches[0]
@@ -350,7 +336,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
     return found
 
 
-def divided(found: Mapping[str, Tensor], batches: Sequence[Batch]) -> Iterator[Found]:
+def divide_outputs(found: Mapping[str, Tensor], batches: Sequence[Batch]) -> Iterator[Found]:
     """Yields the outputs for each of the batches from those for all of them together: rows of targets [N], of tokens
     [T] or of sequences [S]. A sequence has at least two tokens, so T and S differ."""
     tokens = sum(batch.tokens for batch in batches)

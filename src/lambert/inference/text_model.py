@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Source
-from lambert.core.errors import DataError, LambertError, UsageError, shown
+from lambert.core.errors import DataError, LambertError, UsageError, quote
 from lambert.core.registry import choose
 from lambert.core.world import World
 from lambert.distributed.launch_environment import process_info
@@ -190,7 +190,7 @@ class TextModel:
             return self([texts], top=top)[0]
         if not isinstance(texts, Iterable):
             raise UsageError(f"A model takes a text or several, not a {type(texts).__name__}.")
-        return self._computed(self.request(rows_of(texts, "texts") if is_table(texts) else items_of(texts), top=top))
+        return self._compute(self.request(rows_of(texts, "texts") if is_table(texts) else items_of(texts), top=top))
 
     def request(self, texts: Sequence[Text], places: Sequence[str] = (), top: int = 0) -> "Request[list[Row]]":
         """Returns the request for predictions of the texts: sequences to compute, and a function of their outputs.
@@ -221,7 +221,7 @@ class TextModel:
         request = Request(self._work, *found[1]) if found[1] is not None else None
         return [kept[at] for at in found[0]], request, errors
 
-    def _computed(
+    def _compute(
         self, request: "Request[R]", tokens: int = 0, advance: Callable[[int], None] = lambda sequences: None
     ) -> R:
         work, tokens = request.work, tokens or self._inference.micro_tokens
@@ -277,7 +277,7 @@ class TextModel:
             tokens = min(tokens, int(batch_size) * (max_length or self.max_length))
         quiet = not (in_notebook() if show_progress_bar is None else show_progress_bar)
         with progress(request.source.size(0), "encode", unit="texts", quiet=quiet) as bar:
-            found_ND = self._computed(request, tokens, bar.advance)[:, :truncate_dim]
+            found_ND = self._compute(request, tokens, bar.advance)[:, :truncate_dim]
         if not normalize_embeddings and convert_to_numpy and not convert_to_tensor:
             return found_ND[0] if single else found_ND
         tensor_ND = torch.from_numpy(found_ND)
@@ -328,7 +328,7 @@ class TextModel:
         several = items_of(texts)
         for number, text in enumerate(several, 1):
             if not isinstance(text, str):
-                raise UsageError(f"encode takes texts, not {type(text).__name__}: text {number} is {shown(text)}.")
+                raise UsageError(f"encode takes texts, not {type(text).__name__}: text {number} is {quote(text)}.")
         if prompt is not None and prompt_name:
             raise UsageError("encode takes prompt or prompt_name, not both.")
         if prompt_name:
@@ -364,13 +364,13 @@ class TextModel:
         with data_path(data) as path:
             read = self.read(path)
 
-        def named(lines: Iterable[str]) -> tuple[str, ...]:
+        def replace_path(lines: Iterable[str]) -> tuple[str, ...]:
             return tuple(line if is_path(data) else line.replace(str(path), "data") for line in lines)
 
-        for line in named(line for line in read.notes if line.startswith("note: ")):
+        for line in replace_path(line for line in read.notes if line.startswith("note: ")):
             warnings.warn(line, stacklevel=2)
         scores = score_predictions(self.task, read, self.task.predictions(read, self.outputs(read)))
-        return Scores(scores, named(self.notes(path, read)))
+        return Scores(scores, replace_path(self.notes(path, read)))
 
     def notes(self, path: Path, data: Any) -> tuple[str, ...]:
         """Returns lines for the user about the model, and about the labelled file `path`, which was read as `data`."""

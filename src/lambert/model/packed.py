@@ -122,7 +122,7 @@ class Gradients:
             if weight.requires_grad:
                 into_FD, add = self._place(weight)
                 found.write(into_FD, offset, add=add)
-                self._sink.written(weight)
+                self._sink.mark_written(weight)
             if bias is not None:
                 self.add(bias, found.bias_F[offset : offset + len(weight)])
             offset += len(weight)
@@ -132,7 +132,7 @@ class Gradients:
         if parameter.requires_grad:
             into, add = self._place(parameter)
             into.add_(grad) if add else into.copy_(grad)
-            self._sink.written(parameter)
+            self._sink.mark_written(parameter)
 
     def _place(self, parameter: Tensor) -> tuple[Tensor, bool]:
         """Returns where to write the gradient of `parameter`, and whether to add it to what is there."""

@@ -1,7 +1,7 @@
-"""Recognises rows, columns and texts that a program has in memory.
+"""Reads rows, columns and texts that a program has in memory.
 
 Tables of pandas, polars, pyarrow and Hugging Face's datasets are recognised by their methods, without importing these
-libraries. Arrow tables stay Arrow, with their types and names of classes; everything else becomes rows of JSON.
+libraries. Arrow tables stay Arrow, with their types and class names; everything else becomes rows of JSON.
 """
 
 import datetime
@@ -18,13 +18,13 @@ from typing import Any
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.files import json_text
 from lambert.text.arrow import arrow_content
-from lambert.text.classes import named_classes, of_features, written
+from lambert.text.classes import encode_features, find_classes, name_classes
 from lambert.text.read_row import Row
 
 _TEXTS = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, os.PathLike)
-"""Types whose values are read as the text of `str`, as in a CSV."""
+"""Types whose values become text, as in a CSV."""
 _EMPTY = ""
-"""The reading of a missing value of pandas (NaN, NaT, NA): an empty cell of a CSV."""
+"""What a missing value of pandas (NaN, NaT, NA) becomes: an empty cell of a CSV."""
 _GIVE = 'give a path, a table such as a DataFrame, or a list of dicts such as {"text": "...", "label": "..."}.'
 
 
@@ -34,7 +34,7 @@ def is_path(value: object) -> bool:
 
 
 def is_table(value: object) -> bool:
-    """Returns whether a value is a table of pandas, polars, pyarrow, datasets or another library that uses Arrow."""
+    """Returns whether a value is a table of pandas, polars, pyarrow, datasets or another library with Arrow."""
     return any(_has(value, *names) for names in (_PANDAS, _POLARS, _ARROW, _DATASET)) or bool(
         _is_stream(value) or _fields(value)
     )
@@ -82,23 +82,22 @@ def data_file(value: Any, name: str) -> tuple[str, bytes]:
     refuse_unread(value, name)
     if _has(value, *_DATASET):
         table = value.with_format("arrow", columns=_columns(value))[:] if len(value) else value.data.table.slice(0, 0)
-        return ".arrow", arrow_content(table, written(value.features.to_dict()))
+        return ".arrow", arrow_content(table, encode_features(value.features.to_dict()))
     if _has(value, *_ARROW) or (_is_stream(value) and not _has(value, *_PANDAS) and not _has(value, *_POLARS)):
         return ".arrow", arrow_content(value)
     return ".jsonl", "".join(json_text(row) + "\n" for row in rows_of(value, name)).encode()
 
 
 def rows_of(value: Any, name: str) -> list[Row]:
-    """Returns the rows of a table, of a list of rows or of a dict of columns, as values of JSON. Raises as `data_file`
-    does."""
+    """Returns the rows of a table, of a list of rows or of a dict of columns, as JSON values. Raises as `data_file`."""
     refuse_unread(value, name)
     return [plain_row(row, f"{name}, row {number}") for number, row in enumerate(_rows(value, name), 1)]
 
 
 def _rows(value: Any, name: str) -> Iterator[Mapping[Any, Any]]:
     if _has(value, *_DATASET):
-        names = of_features(value.features.to_dict())
-        yield from (named_classes(dict(row), names) for row in value.with_format(None, columns=_columns(value)))
+        names = find_classes(value.features.to_dict())
+        yield from (name_classes(dict(row), names) for row in value.with_format(None, columns=_columns(value)))
     elif _has(value, *_PANDAS):
         columns = [str(column) for column in value.columns]
         if (twice := next((column for column in columns if columns.count(column) > 1), None)) is not None:
@@ -163,7 +162,7 @@ def items_of(value: Any) -> list[Any]:
 
 
 def plain_row(row: Mapping[Any, Any], place: str, *, others: bool = False) -> Row:
-    """Returns a row as values of JSON; with `others`, values that JSON cannot express stay unchanged. `place` names the
+    """Returns a row as JSON values; with `others`, values that JSON cannot express stay unchanged. `place` names the
     row in errors."""
     found: Row = {}
     for key, value in row.items():
@@ -196,12 +195,12 @@ def _fields(value: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """Returns the kind of the elements of an array or scalar of numpy ("M" and "m" for times); "" for others."""
+    """Returns numpy's kind of an array or scalar ("M" and "m" for times); "" for others."""
     return str(getattr(getattr(value, "dtype", None), "kind", ""))
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of JSON. Raises TypeError, which names the type, for a value that JSON cannot express."""
+    """Returns a value as JSON. Raises TypeError, which names the type, if JSON cannot express it."""
     if value is None or isinstance(value, bool | int | float | str):
         return value.value if isinstance(value, enum.Enum) else value
     if isinstance(value, Mapping):
@@ -227,8 +226,8 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def data_path(data: Any, name: str = "data") -> Iterator[Path]:
-    """A context with the path of a labelled file: `data` itself, or a temporary file with its rows (`data_file`), which
-    errors call `name`."""
+    """A context with the path of a labelled file: `data` itself, or a temporary file with its rows (`data_file`),
+    called `name` in errors."""
     if is_path(data):
         yield Path(data)
         return

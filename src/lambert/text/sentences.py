@@ -1,8 +1,8 @@
 """Divides documents into sentences.
 
-sentencex (Wikimedia, MIT) finds the ends of sentences; this module determines paragraphs and cleans white space. The
-concatenated ids of the sentences are the ids of the document, because white space is defined as in BERT's normalizer
-and no sentence ends within a word.
+sentencex (Wikimedia, MIT) finds the ends of sentences; this module finds paragraphs and cleans white space. The ids of
+a document are the concatenated ids of its sentences, because white space is defined as in BERT's normalizer and no
+sentence ends within a word.
 """
 
 import unicodedata

@@ -6,8 +6,8 @@ from pathlib import Path
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError
 from lambert.text.arrow import ArrowFile, ParquetFile, dataset_splits, is_dataset
-from lambert.text.classes import Classes, declared
-from lambert.text.rows import data_files, kind, opened
+from lambert.text.classes import Classes, decode_classes
+from lambert.text.rows import data_files, kind, open_unpacked
 
 
 def brat_pairs(path: Path) -> list[tuple[Path, Path]]:
@@ -65,9 +65,9 @@ def class_names(path: Path) -> Classes:
     if suffix not in (".parquet", ".arrow"):
         return {}
     first = data_files(path)[0]
-    with opened(first) as (_, stream):
+    with open_unpacked(first) as (_, stream):
         metadata = (ParquetFile if suffix == ".parquet" else ArrowFile)(stream).schema.metadata or {}
     try:
-        return declared(metadata)
+        return decode_classes(metadata)
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise DataError(f"{first}: the features in its metadata cannot be read: {error}.") from error

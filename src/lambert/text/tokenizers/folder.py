@@ -15,11 +15,11 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models, processors
 
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.core.files import json_object, read_file
 from lambert.text.tokenizers import classes
 from lambert.text.tokenizers.classes import CLASSES, TokenizerClass
-from lambert.text.tokenizers.declared import ROLES, Declared, declare, declared
+from lambert.text.tokenizers.roles import ROLES, Declared, declare, get_declared
 from lambert.text.tokenizers.trial import check_parts, library_errors
 
 JSON, VOCABULARY, CONFIG = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
@@ -115,7 +115,7 @@ def _gives_segments(config: Mapping[str, Any], name: str) -> bool:
     usual = name == "" or (name in CLASSES and name not in classes.WITHOUT_SEGMENTS)
     names = config.get("model_input_names", ["token_type_ids"] * usual)
     if not isinstance(names, list):
-        raise DataError(f"model_input_names = {shown(names)} in {CONFIG} is not a list of names.")
+        raise DataError(f"model_input_names = {quote(names)} in {CONFIG} is not a list of names.")
     return "token_type_ids" in names
 
 
@@ -137,7 +137,7 @@ def _without_segments(tokenizer: Tokenizer) -> Tokenizer:
             for token in part.values():
                 token["type_id"] = 0
     copy: Tokenizer = Tokenizer.from_str(json.dumps(values))
-    declare(copy, declared(tokenizer))
+    declare(copy, get_declared(tokenizer))
     return copy
 
 
@@ -158,7 +158,7 @@ def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | Non
         tokenizer: Tokenizer = Tokenizer.from_str(text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    own = {token["id"]: _added(token, path) for token in values.get("added_tokens") or ()}
+    own = {token["id"]: _parse_token(token, path) for token in values.get("added_tokens") or ()}
     tokens = _tokens(path, config, kind, own)
     if kind is None:
         _check_constant(tokenizer, path)
@@ -176,7 +176,7 @@ def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | Non
             f"{path} keeps capitals, and the class that transformers reads it with lower-cases by default: put "
             f'"do_lower_case": false or true into {path.with_name(CONFIG)}.'
         )
-    return _assembled(values, config, kind, tokens, path, tokenizer.post_processor)
+    return _assemble(values, config, kind, tokens, path, tokenizer.post_processor)
 
 
 def _check_constant(tokenizer: Tokenizer, path: Path) -> None:
@@ -203,7 +203,7 @@ def _check_unknown(tokenizer: Tokenizer, model: Mapping[str, Any], path: Path) -
     if lacking:
         name = model.get("unk_token", model.get("unk_id"))
         raise DataError(
-            f"{path} has {shown(name)} as the token for unknown pieces, which its vocabulary lacks: texts with unknown "
+            f"{path} has {quote(name)} as the token for unknown pieces, which its vocabulary lacks: texts with unknown "
             "characters cannot be encoded. Correct the model in it."
         )
 
@@ -227,10 +227,10 @@ def _from_vocabulary(
                 )
         if lowercase is not None:
             config = {**config, "do_lower_case": lowercase}
-    return _assembled({"model": model}, config, kind, _tokens(path, config, kind, {}), path)
+    return _assemble({"model": model}, config, kind, _tokens(path, config, kind, {}), path)
 
 
-def _assembled(
+def _assemble(
     values: dict[str, Any],
     config: Mapping[str, Any],
     kind: TokenizerClass,
@@ -243,7 +243,7 @@ def _assembled(
     settings = {key: config.get(key, usual) for key, usual in kind.settings.items()}
     for key, value in settings.items():
         if not isinstance(value, bool) and (value is not None or kind.settings[key] is not None):
-            raise DataError(f"{path.with_name(CONFIG)} has {key} = {shown(value)}; it must be true or false.")
+            raise DataError(f"{path.with_name(CONFIG)} has {key} = {quote(value)}; it must be true or false.")
     names = {role: token.content for role, token in tokens.names.items()}
     unknown = names.get("unk")
     if kind.model == "WordPiece" and unknown not in values["model"]["vocab"]:
@@ -284,8 +284,8 @@ def _tokens(
     if "added_tokens_decoder" in config:
         decoder = config["added_tokens_decoder"]
         if not isinstance(decoder, dict):
-            raise DataError(f"{place} has added_tokens_decoder = {shown(decoder)}; it must be a table.")
-        numbered = {_number(key, place): _added(token, place) for key, token in decoder.items()}
+            raise DataError(f"{place} has added_tokens_decoder = {quote(decoder)}; it must be a table.")
+        numbered = {_number(key, place): _parse_token(token, place) for key, token in decoder.items()}
     else:
         special = _object(path.with_name(SPECIAL))
         if isinstance(more := special.get("extra_special_tokens"), list):
@@ -311,15 +311,15 @@ def _tokens(
         if f"{role}_token" in config:
             value = config[f"{role}_token"]
             if value is not None:
-                found[role] = by_content.get(_content(value, place)) or _added(value, place)
+                found[role] = by_content.get(_content(value, place)) or _parse_token(value, place)
         elif role in usual:
-            found[role] = _added(usual[role], place)
-    found |= {role: _added(value, place) for role, value in further.items()}
+            found[role] = _parse_token(usual[role], place)
+    found |= {role: _parse_token(value, place) for role, value in further.items()}
     by_default = () if kind is None else kind.extra
-    extra_tokens = tuple(_added(token, place) for token in (by_default if extra is None else extra))
+    extra_tokens = tuple(_parse_token(token, place) for token in (by_default if extra is None else extra))
     side = config.get("truncation_side", "right")
     if side not in ("left", "right"):
-        raise DataError(f"{place} has truncation_side = {shown(side)}; it must be left or right.")
+        raise DataError(f"{place} has truncation_side = {quote(side)}; it must be left or right.")
     contents = {_content(value, place) for value in usual.values()} | {*by_default}
     return _Tokens(numbered, found, extra_tokens, frozenset(contents), side)
 
@@ -354,7 +354,7 @@ def _add(tokenizer: Tokenizer, tokens: _Tokens, path: Path) -> None:
     declare(tokenizer, Declared(held, truncation_side=tokens.truncation_side))
 
 
-def _added(value: Any, path: Path) -> AddedToken:
+def _parse_token(value: Any, path: Path) -> AddedToken:
     """Returns a token of a JSON file, given as text or as a table with flags. It is special."""
     if isinstance(value, AddedToken):
         return AddedToken(value.content, **{flag: getattr(value, flag) for flag in _FLAGS})
@@ -362,7 +362,7 @@ def _added(value: Any, path: Path) -> AddedToken:
         return AddedToken(value, special=True)
     flags = {flag: value[flag] for flag in _FLAGS if flag in value} if isinstance(value, dict) else {}
     if not isinstance(value, dict) or not all(isinstance(flag, bool) for flag in flags.values()):
-        raise DataError(f"{path} has {shown(value)} for a token; it must be a text, or a table with content and flags.")
+        raise DataError(f"{path} has {quote(value)} for a token; it must be a text, or a table with content and flags.")
     return AddedToken(_content(value, path), **({"special": True} | flags))
 
 
@@ -370,7 +370,7 @@ def _content(value: Any, path: Path) -> str:
     """Returns the text of a token of a JSON file."""
     content = value.get("content") if isinstance(value, dict) else getattr(value, "content", value)
     if not isinstance(content, str) or not content:
-        raise DataError(f"{path} has {shown(value)} for a token; it must be a text, or a table with content and flags.")
+        raise DataError(f"{path} has {quote(value)} for a token; it must be a text, or a table with content and flags.")
     return content
 
 
@@ -378,13 +378,13 @@ def _extra(config: Mapping[str, Any], path: Path) -> list[Any] | dict[str, Any] 
     """Returns the further special tokens of a tokenizer_config.json: a list, or a table by role."""
     found = config.get("extra_special_tokens", config.get("additional_special_tokens"))
     if not isinstance(found, list | dict | None):
-        raise DataError(f"{path} has extra_special_tokens = {shown(found)}; it must be a list or a table of tokens.")
+        raise DataError(f"{path} has extra_special_tokens = {quote(found)}; it must be a list or a table of tokens.")
     return found
 
 
 def _number(value: Any, path: Path) -> int:
     if not str(value).isascii() or not str(value).isdecimal():
-        raise DataError(f"{path} has {shown(value)} for the id of an added token; it must be a whole number.")
+        raise DataError(f"{path} has {quote(value)} for the id of an added token; it must be a whole number.")
     return int(value)
 
 

@@ -45,7 +45,7 @@ def check_parts(values: Mapping[str, Any], path: Path) -> None:
     after = _are_plain(values, ("post_processor",), _PLAIN_AFTER) and _are_plain(values, ("decoder",), _PLAIN_DECODERS)
     if before and after and len(json.dumps(values.get("post_processor"))) < _TEMPLATE_CHARACTERS:
         return
-    if problem := _tried(json.dumps({name: values[name] for name in _PARTS if name in values})):
+    if problem := _try_parts(json.dumps({name: values[name] for name in _PARTS if name in values})):
         raise DataError(f"{path} has rules that {problem}: they are damaged or hostile. Take a copy of the original.")
 
 
@@ -60,7 +60,7 @@ def _are_plain(values: Mapping[str, Any], parts: Sequence[str], plain: Set[str])
 
 
 @lru_cache(64)
-def _tried(parts: str) -> str:
+def _try_parts(parts: str) -> str:
     """Returns what is wrong with the parts, as the end of a sentence, or ""."""
     packages = str(Path(tokenizers.__file__).parents[1])
     command = [sys.executable, "-I", "-S", trial_process.__file__, packages]

@@ -48,13 +48,13 @@ def main() -> None:
     parts = json.load(sys.stdin.buffer)
     model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
 
-    def made(**some: Any) -> Any:
+    def make(**some: Any) -> Any:
         return Tokenizer.from_str(json.dumps({"version": "1.0", "model": model, **some}))
 
     try:
-        normalizers = [made(normalizer=one).normalizer for one in flat("normalizer", parts.get("normalizer"))]
-        dividers = [made(pre_tokenizer=one).pre_tokenizer for one in flat("pre_tokenizer", parts.get("pre_tokenizer"))]
-        decoders = [made(decoder=one).decoder for one in flat("decoder", parts.get("decoder"))]
+        normalizers = [make(normalizer=one).normalizer for one in flat("normalizer", parts.get("normalizer"))]
+        dividers = [make(pre_tokenizer=one).pre_tokenizer for one in flat("pre_tokenizer", parts.get("pre_tokenizer"))]
+        decoders = [make(decoder=one).decoder for one in flat("decoder", parts.get("decoder"))]
         for text in _texts(parts):  # step by step, since each may make the text longer
             found = [text]
             for step in normalizers:
@@ -66,7 +66,7 @@ def main() -> None:
             for step in decoders:
                 found = [step.decode(found)]
                 _check(found, text)
-        tokenizer = made(**parts)
+        tokenizer = make(**parts)
         for text in islice(_texts(parts), _WHOLE):
             for texts in ((text,), (text, text)):
                 encoding = tokenizer.encode(*texts)

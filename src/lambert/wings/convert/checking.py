@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from lambert.core.batch import Batch, Source, Target, flat_batch
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.inference.text_model import TextModel
 from lambert.inference.text_model import load as load_model
 from lambert.model import folder as layout
@@ -425,7 +425,7 @@ class _Comparing:
         self.found.close(what, compared, "rows", lambda number: exact(rows[number]))
 
     def _named(self, row: int) -> str:
-        return f"{self.rows[row].place} ({shown(self.rows[row].texts[0])})"
+        return f"{self.rows[row].place} ({quote(self.rows[row].texts[0])})"
 
 
 def compute(job: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:

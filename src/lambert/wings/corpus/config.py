@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter
 
-from lambert.core.errors import UsageError, shown
+from lambert.core.errors import UsageError, quote
 from lambert.core.registry import nearest
 from lambert.core.settings import SEEDS, as_dict, check
 from lambert.core.urls import check_url, is_remote, public
-from lambert.text.encodings import known
+from lambert.text.encodings import look_up_encoding
 from lambert.text.sentences import LINES
 from lambert.wings.corpus.filters import FILTERS
 from lambert.wings.corpus.filters.c4 import C4
@@ -150,7 +150,7 @@ class PrepareConfig:
     def __post_init__(self) -> None:
         for name in ("input", "weights", "steps", "clean", "metadata"):
             if not isinstance(value := getattr(self, name), tuple | list):
-                raise UsageError(f"{name} = {shown(value)} must be a list; lambert.prepare also takes one value.")
+                raise UsageError(f"{name} = {quote(value)} must be a list; lambert.prepare also takes one value.")
         lacking = [name for name, value in (("--input", self.input), ("--out", Path(self.out).parts)) if not value]
         if not self.WRITES and "--out" in lacking:
             lacking.remove("--out")
@@ -208,7 +208,7 @@ class PrepareConfig:
             workers="[0, 1024]", heldout="[0, 1)", max_bad="[0, 1]",
             min_language_score="[0, 1]", seed=SEEDS,
         )  # fmt: skip
-        known(self.encoding)
+        look_up_encoding(self.encoding)
         if not re.fullmatch(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*", self.language):
             raise UsageError(f"language = {self.language!r} is not an ISO 639 code such as en or de.")
         _check_used(self)
@@ -225,7 +225,7 @@ class PrepareConfig:
             self.documents,
             self.text_field,
             _names(self.metadata),
-            encoding=known(self.encoding),
+            encoding=look_up_encoding(self.encoding),
         )
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.text import sentences
-from lambert.text.streams import Stream, unpacked
+from lambert.text.streams import Stream, unpack
 from lambert.text.tokenizers import roles, tokenizer
 from lambert.text.tokenizers.trial import library_errors
 from lambert.wings.corpus.config import PrepareConfig
@@ -108,7 +108,7 @@ def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
 def _places(path: Path, layout: Layout, kind: str, count: int) -> Sequence[Slice]:
     """Returns at most `count` places at which to begin reading."""
     with open_file(path) as raw:
-        opened, inner = unpacked(path, raw)
+        opened, inner = unpack(path, raw)
         if opened is not raw:
             return [WHOLE]
         beginning = Stream(opened).peek()

@@ -7,7 +7,7 @@ from lambert.core.errors import DataError
 from lambert.core.files import not_read, open_regular
 from lambert.core.unsupported import LABELLED, markup
 from lambert.text.encodings import UTF8
-from lambert.text.streams import Stream, inner_suffix, unpacked
+from lambert.text.streams import Stream, inner_suffix, unpack
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.reading.readers import recognised
 
@@ -28,7 +28,7 @@ def check_prose(path: Path, text_field: str = "text", encoding: str = UTF8, url:
     instead of the file at `url`."""
     try:
         with open_regular(path) as raw:
-            opened, inner = unpacked(path, raw)
+            opened, inner = unpack(path, raw)
             beginning = Stream(opened).peek()
             kind, problem = recognised(inner, beginning, text_field, encoding)
     except OSError as error:
@@ -45,7 +45,7 @@ def begins_as(path: Path, kind: str, text_field: str = "text") -> bool:
     """Returns whether a file is of a kind, such as "mediawiki", by its name and first bytes."""
     try:
         with open_regular(path) as raw:
-            opened, inner = unpacked(path, raw)
+            opened, inner = unpack(path, raw)
             return recognised(inner, Stream(opened).peek(), text_field)[0] == kind
     except OSError:
         return False

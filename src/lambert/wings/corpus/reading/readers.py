@@ -14,26 +14,26 @@ from typing import Any, BinaryIO, cast
 
 from lambert.core.files import not_read, open_regular
 from lambert.core.registry import Kind, lookup
-from lambert.core.unsupported import labelled, markup
+from lambert.core.unsupported import markup, recognise_labelled
 from lambert.text.arrow import ArrowFile, ParquetFile, UnreadableTable
 from lambert.text.encodings import (
     BOM,
     UTF8,
     Decoded,
-    declared,
+    explain_unmarked,
+    find_declared,
+    find_marked,
     invalid,
-    marked,
     other_form,
     plain,
     plain_beginning,
-    unmarked,
 )  # fmt: skip
-from lambert.text.json_rows import has_lines, json_rows, wrapped
+from lambert.text.json_rows import explain_wrapper, has_lines, json_rows
 from lambert.text.read_row import Row
 from lambert.text.rows import aliases
-from lambert.text.streams import BLOCK, Stream, Unreadable, binary, is_damage, parquet, sheet, twice, unpacked
+from lambert.text.streams import BLOCK, Stream, Unreadable, binary, is_damage, parquet, sheet, twice, unpack
 from lambert.text.tables import Table, table_rows
-from lambert.text.tables import recognised as table_of
+from lambert.text.tables import recognise_table as table_of
 from lambert.wings.corpus.reading.gutenberg import book_reader, is_book
 from lambert.wings.corpus.reading.html import read_html
 from lambert.wings.corpus.reading.mediawiki import SEPARATOR as PAGES
@@ -219,7 +219,7 @@ def read(
         UsageError: A library is missing, or `kind` is unknown.
     """
     with open_file(path) as raw:
-        opened, inner = unpacked(path, raw, layout.max_ratio)
+        opened, inner = unpack(path, raw, layout.max_ratio)
         for piece in pieces(opened, inner, layout, kind):
             yield piece
             tell(raw.tell())
@@ -248,10 +248,10 @@ def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator
             yield Piece("", place, error=problem)
             return
         reader = lookup(READERS, kind, "format", KIND)
-        marked_so = layout.headed and bool(marked(stream.peek()))
+        marked_so = layout.headed and bool(find_marked(stream.peek()))
         if kind in _LINES and layout.headed and other_form(stream.peek()):
             stream = Stream(plain(stream, stream.peek()))
-        own = declared(stream.peek()) if layout.headed else ""
+        own = find_declared(stream.peek()) if layout.headed else ""
         if kind in _PLAIN and (own or layout.encoding) != UTF8 and not marked_so:
             decoded = Decoded(stream, own or layout.encoding, perhaps_utf8=bool(own))
             stream = Stream(io.BufferedReader(decoded, BLOCK))
@@ -284,7 +284,7 @@ def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] 
     if kind == "jsonl" and not has_lines(beginning):
         return None
     if kind == "text":
-        if (declared(beginning) or layout.encoding) != UTF8:
+        if (find_declared(beginning) or layout.encoding) != UTF8:
             return None
         return {"line": _LINE_END, "blank-line": _BLANK_LINE}.get(layout.documents)
     if kind == "mediawiki" and beginning.startswith(UTF16):
@@ -306,13 +306,13 @@ def recognised(inner: str, beginning: bytes, text_field: str, encoding: str = UT
         return "", problem
     if not is_dump(beginning):
         beginning = plain_beginning(beginning)
-        if kind in _LINES and encoding == UTF8 and (problem := unmarked(beginning)):
+        if kind in _LINES and encoding == UTF8 and (problem := explain_unmarked(beginning)):
             return "", problem
     if kind == "csv" and not markup(beginning):
         if problem := binary(beginning):
             return "", problem
         _, problem = _columns(table_of(beginning, inner), Layout(text_field=text_field))
-        return (kind, "") if not problem else ("", f"{problem}; it {labelled(inner)}")
+        return (kind, "") if not problem else ("", f"{problem}; it {recognise_labelled(inner)}")
     if inner == ".json":
         return (kind, "") if _has_field(beginning, text_field) else ("", f"has no rows with the field {text_field!r}")
     if kind not in ("text", "csv"):
@@ -327,7 +327,7 @@ def recognised(inner: str, beginning: bytes, text_field: str, encoding: str = UT
         beginning = beginning.decode(encoding, "ignore").encode("utf-8", "ignore")
     if is_book(beginning):
         return "gutenberg", ""
-    return kind, labelled(inner, beginning) or markup(beginning)
+    return kind, recognise_labelled(inner, beginning) or markup(beginning)
 
 
 def _has_field(beginning: bytes, text_field: str) -> bool:
@@ -410,5 +410,5 @@ def _field(row: Row, layout: Layout, place: str) -> Piece:
     if found := aliases([*row], [field, *layout.metadata]) if field not in row else {}:
         row = {found.get(name, name): value for name, value in row.items()}
     if field not in row:
-        return Piece("", place, error=wrapped(row) or lacks(field, row, "field"))
+        return Piece("", place, error=explain_wrapper(row) or lacks(field, row, "field"))
     return row_piece(row, layout, place)
