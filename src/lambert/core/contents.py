@@ -131,7 +131,12 @@ def misfit(value: Any, shape: Any, where: str = "") -> str:
 
 def write_sums(folder: Path) -> None:
     """Writes SHA256SUMS with the hashes of `model_files(folder)`."""
-    write_atomic(folder / SUMS, "".join(f"{sha256(path)}  {path.name}\n" for path in model_files(folder)))
+    write_atomic(folder / SUMS, format_sums(folder))
+
+
+def format_sums(folder: Path) -> str:
+    """Returns the content of SHA256SUMS for the present files of a model folder."""
+    return "".join(f"{sha256(path)}  {path.name}\n" for path in model_files(folder))
 
 
 def check_sums(folder: Path) -> None:

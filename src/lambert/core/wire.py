@@ -1,4 +1,4 @@
-"""The bytes that a rank sends when gradients are summed: formulas that the exchange and the planner share."""
+"""Bytes that a rank sends when gradients are summed: formulas that the exchange and the planner share."""
 
 from collections.abc import Iterable, Sequence
 from math import prod

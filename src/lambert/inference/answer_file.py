@@ -1,7 +1,7 @@
-"""Files of predictions, which are complete or absent, and their unfinished part, from which the work continues.
+"""Writes files of predictions, which are complete or absent, and continues unfinished ones.
 
-The part of OUT is the folder OUT.partial: the predictions so far, and `state.json`, which says how many of them are
-complete, where the input stood after them, and which input, model and settings they are of.
+The unfinished part of OUT is the folder OUT.partial: the predictions so far, and `state.json`, which says how many of
+them are complete, the position of the input after them, and their input, model and settings.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lambert.core.contents import SUMS, misfit, model_files, sha256
+from lambert.core.contents import SUMS, format_sums, misfit, sha256
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import (
     atomic_file,
@@ -36,7 +36,7 @@ from lambert.inference.input_rows import Position
 Add = Callable[[Row], None]
 _STATE, _ROWS = "state.json", "rows"
 _SECONDS = 1.0
-"""Least time between two states on the disk. It is what a killed process loses (ours)."""
+"""Minimum seconds between two states on disk, which a killed process loses (our choice)."""
 _BEGINNING = 1 << 20
 _SHAPE = {
     "of": {"*": str}, "answers": {"bytes": int, "rows?": int, "width?": int}, "rows": int, "errors": int, "first": str,
@@ -49,8 +49,8 @@ def answer_file(path: Path, copied: Collection[str] = ("id",)) -> Iterator[Add]:
     """A context with a function that adds a prediction to the file, which appears at the end.
 
     Raises:
-        UsageError: The ending is not .jsonl, .csv, .parquet or .npy, or it is not for such predictions.
-        MachineError: The disk refuses a write.
+        UsageError: The format is unknown, or cannot hold such predictions.
+        MachineError: A write fails.
     """
     write = choose(FORMATS, path.suffix, "the ending of out")
     try:
@@ -71,24 +71,24 @@ def partial_folder(path: Path) -> Path:
 
 
 class Unfinished:
-    """The file of predictions `path` in the making.
+    """An unfinished file of predictions.
 
     Args:
         path: The file that appears at the end.
-        of: What the predictions are of, by name: hashes or descriptions.
+        of: Hashes or descriptions, by name, of what determines the predictions.
         copied: Keys that are copied from the input.
 
     Raises:
-        UsageError: The folder is of other predictions, or another process writes to it.
+        UsageError: The folder has other predictions, or another process writes to it.
         DataError: The folder is damaged.
-        MachineError: The disk refuses a write.
+        MachineError: A write fails.
     """
 
     def __init__(self, path: Path, of: Mapping[str, str], copied: Collection[str]) -> None:
         write = choose(FORMATS, path.suffix, "the ending of out")
         self.path, self.folder, self._of = path, partial_folder(path), dict(of)
         self.position, self.rows, self.errors, self.first = Position(), 0, 0, ""
-        """Where the input stands, the numbers of rows and of those with errors, and the first error."""
+        """Position of the input, numbers of rows and of those with errors, and the first error."""
         self._written, self._stack = time.monotonic(), ExitStack()
         try:
             make_folder(path.parent)
@@ -130,15 +130,15 @@ class Unfinished:
         return found
 
     def add(self, row: Row) -> None:
-        """Adds a prediction, or an error. Raises UsageError if the file is not for such predictions."""
+        """Adds a prediction, or an error. Raises UsageError if the format cannot hold such predictions."""
         try:
             self._answers.add(row)
         except OSError as error:
             raise not_written(self.path, error) from error
 
     def commit(self, position: Position, *, now: bool = False) -> None:
-        """Notes that the predictions of the input before `position` are complete; on the disk if a second has passed,
-        or `now`."""
+        """Records that the predictions of the input before `position` are complete; on disk at most once a second, or
+        `now`."""
         self.position = position
         if now or time.monotonic() - self._written >= _SECONDS:
             try:
@@ -170,17 +170,15 @@ class Unfinished:
 
 
 def model_identity(folder: Path) -> str:
-    """Returns a SHA-256 that stands for the files of a model folder. SHA256SUMS, if there, was compared with them when
-    the model was loaded."""
-    if (folder / SUMS).is_file():
-        return sha256(folder / SUMS)
-    names = "".join(f"{sha256(path)}  {path.name}\n" for path in model_files(folder))
-    return hashlib.sha256(names.encode()).hexdigest()
+    """Returns a SHA-256 of the files of a model folder: that of SHA256SUMS, if there is one, since loading the model
+    has compared it with the files."""
+    sums = folder / SUMS
+    return sha256(sums) if sums.is_file() else hashlib.sha256(format_sums(folder).encode()).hexdigest()
 
 
 def input_identity(paths: Sequence[Path]) -> str:
-    """Returns a SHA-256 of the names, sizes, times of change and first bytes of the input files, which may be too large
-    to be read once more. Raises DataError if one cannot be read."""
+    """Returns a SHA-256 of the names, sizes, modification times and first bytes of the input files, which may be too
+    large to read twice. Raises DataError if one cannot be read."""
     found = hashlib.sha256()
     for path in paths:
         try:
@@ -200,8 +198,7 @@ def _finish(rows: Lines, path: Path) -> None:
 
 
 def _difference(name: str, was: str, now: str) -> str:
-    """Returns in words that predictions are of another input or model, or which of the settings of `settings_text`
-    differ."""
+    """Returns in words that the input or model is another one, or which settings of `settings_text` differ."""
     try:
         before, after = (flatten(json.loads(text)) for text in (was, now))
     except (AttributeError, ValueError):  # a hash

@@ -28,12 +28,12 @@ from lambert.text.streams import sheet
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where the reading of the input stands: between two rows."""
+    """A position of the input, between two rows."""
 
     file: int = 0
     """Number of the input file."""
     offset: int = 0
-    """Bytes of the file, decompressed, that were read; rows of a Parquet file."""
+    """Decompressed bytes of the file that were read; rows of a Parquet file."""
     line: int = 0
     """Lines of the file that were read."""
 
@@ -49,7 +49,7 @@ class InputRow:
     place: str
     """Names the row in messages."""
     row: Row
-    """What was read of it; without keys if nothing was."""
+    """Its values; empty if it could not be read."""
     error: DataError | None
     after: Position
     """The position after the row."""
@@ -62,8 +62,8 @@ def input_row(read: ReadRow, place: str, file: int = 0) -> InputRow:
 
 
 def rows_of_stream(stream: Any) -> Iterator[InputRow]:
-    """Yields the rows of a stream of bytes or of text, as `json_rows` does; those of text have a line each. Bytes in
-    UTF-16 with a byte-order mark are decoded."""
+    """Yields the rows of a stream of bytes or text, as `json_rows` does; text has one row a line. Decodes UTF-16 with a
+    byte-order mark."""
     beginning = stream.peek(1) if hasattr(stream, "peek") else b""
     if isinstance(stream, io.BufferedIOBase):
         source = encodings.plain(stream, beginning)
@@ -91,7 +91,7 @@ class _Encoded:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as one that JSON has: dates, decimal numbers and other values of tables as text."""
+    """Returns a value as JSON: dates, decimal numbers and other values of tables become text."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
@@ -132,10 +132,10 @@ class InputFiles:
         self._share: Callable[[], float] = lambda: 0.0
         self._file = 0
         self.notes: list[str] = []
-        """Lines for the user about the files that were read so far."""
+        """Lines for the user about the files read so far."""
 
     def share(self) -> float:
-        """Returns about which share of the bytes of the input has been read."""
+        """Returns an estimate of the share of the input that has been read."""
         done = sum(self._sizes[: self._file]) + self._share() * self._sizes[self._file]
         return done / max(1, sum(self._sizes))
 
@@ -143,7 +143,7 @@ class InputFiles:
         """Yields the rows from a position on. Raises DataError for a file that is damaged or lacks a column."""
         for number, path in enumerate(self.paths[start.file :], start.file):
             self._file, self._share = number, lambda: 0.0
-            # Rows are read one by one, so a file that expands without end does not fill the memory.
+            # Rows are read one by one, so a file that expands without end cannot fill the memory.
             with open_unpacked(path, max_ratio=sys.maxsize) as (raw, stream):
                 first = start if number == start.file else Position(number)
                 yield from self._rows(number, path, stream, first, partial(_share_read, raw, self._sizes[number]))
@@ -170,14 +170,14 @@ class InputFiles:
             yield row
 
     def _choose_columns(self, names: Sequence[str]) -> list[str] | None:
-        """Returns the columns to read of those of a file; None: all."""
+        """Returns which columns of a file to read; None: all."""
         if self._columns is None:
             return None
         wanted = {*_tops(names, [*self._columns[0], *self._columns[1]]), *self._keep, "id"}
         return [name for name in names if name in wanted]
 
     def _check(self, names: Sequence[str], path: Path) -> None:
-        """Raises DataError if a file with these columns lacks one that the task reads or that is to be kept."""
+        """Raises DataError if a file with these columns lacks one to read or to keep."""
         required = _tops(names, self._columns[0] if self._columns else [])
         listed = f"Columns found: {', '.join(name[:60] for name in names[:20])}."
         if lacking := next((name for name in required if name not in names), None):

@@ -17,6 +17,7 @@ from typing import Any
 
 from lambert.core.batch import Source
 from lambert.core.errors import DataError, UsageError
+from lambert.core.files import json_text
 from lambert.core.settings import as_dict
 from lambert.core.world import World
 from lambert.distributed.agreement import software
@@ -24,7 +25,7 @@ from lambert.distributed.detection import detect
 from lambert.engine.progress import aside, progress
 from lambert.engine.signals import CONTINUE, graceful_stop
 from lambert.inference.answer_file import Unfinished, answer_file, input_identity, model_identity, settings_text
-from lambert.inference.answer_formats import ERROR, row_text
+from lambert.inference.answer_formats import ERROR
 from lambert.inference.input_rows import START, InputFiles, InputRow, Position, plain, rows_of_stream
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
@@ -202,7 +203,7 @@ def _print_to(say: Say) -> Sink:
             say(line)
         lines.clear()
 
-    return Sink(lambda row: lines.append(row_text(row)), commit)
+    return Sink(lambda row: lines.append(json_text(row)), commit)
 
 
 @contextmanager

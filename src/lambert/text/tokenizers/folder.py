@@ -27,7 +27,7 @@ PIECES, MERGES = "vocab.json", "merges.txt"
 """Files of byte-level BPE in older folders."""
 ADDED, SPECIAL = "added_tokens.json", "special_tokens_map.json"
 _LONGEST = 256
-"""Maximum characters of the token for unknown words, which the library copies for each unknown word (our choice)."""
+"""Maximum characters of the unknown token, which the library copies for each unknown word (our choice)."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -47,10 +47,8 @@ def file_in(folder: Path) -> Path:
 
 def read(path: Path, lowercase: bool | None) -> Tokenizer:
     """Returns the tokenizer in a file, with the settings of the files beside it. All of its special tokens are special.
-
     `lowercase` overrides do_lower_case for a vocab.txt. Raises DataError for files that contradict one another, and for
-    a tokenizer that needs code that Lambert lacks.
-    """
+    a tokenizer that needs code that Lambert lacks."""
     config, model = _object(path.with_name(CONFIG)), _object(path.with_name("config.json"))
     name = _class(config, model)
     tokenizer = _read(path, config, model, name, lowercase)
@@ -69,10 +67,10 @@ def _read(
             )
         kind = CLASSES.get(name)
         if kind is not None and not config and "tokenizer_class" not in model and _kind_of_pieces(path) != kind.model:
-            kind = None  # the class belongs to the body alone, which has another tokenizer
+            kind = None  # the class follows from model_type, and this file has other pieces
         return _from_json(path, config, kind)
     if name in classes.GENERIC and not config.get("tokenizer_class"):
-        name = ""  # the model's usual class reads tokenizer.json, which is missing; this file suffices
+        name = ""  # the class of model_type reads tokenizer.json, which is missing; this file suffices
     kind = CLASSES.get(name) if name else CLASSES["BertTokenizer" if path.name != PIECES else "RobertaTokenizer"]
     if kind is None or not kind.files:
         raise DataError(_needs_json(path, name))
@@ -96,8 +94,7 @@ def _needs_json(path: Path, name: str) -> str:
 
 
 def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str:
-    """Returns the name of the class with which transformers reads the folder, without `Fast`; empty if none is
-    named."""
+    """Returns the name, without `Fast`, of the class with which transformers reads the folder; empty if unknown."""
     kind = model.get("model_type")
     if kind in classes.AS_FILE:
         return "TokenizersBackend"
@@ -180,7 +177,7 @@ def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | Non
 
 
 def _check_constant(tokenizer: Tokenizer, path: Path) -> None:
-    """Raises DataError if the model draws pieces at random, as transformers does with this file."""
+    """Raises DataError if the model draws pieces at random."""
     if value := getattr(tokenizer.model, "dropout", None):
         raise DataError(
             f"{path} has dropout = {value:g} in its model, so the same text has other pieces each time: set it "
@@ -189,13 +186,13 @@ def _check_constant(tokenizer: Tokenizer, path: Path) -> None:
 
 
 def check_length(tokenizer: Tokenizer, path: Path) -> None:
-    """Raises DataError if the token for unknown words is so long that its copies would fill the memory."""
+    """Raises DataError if the unknown token is so long that its copies would fill the memory."""
     if len(name := getattr(tokenizer.model, "unk_token", None) or "") > _LONGEST:
         raise DataError(f"{path}: the token for unknown words has {len(name):,} characters. Correct unk_token.")
 
 
 def _check_unknown(tokenizer: Tokenizer, model: Mapping[str, Any], path: Path) -> None:
-    """Raises DataError if a text may have unknown pieces for which the vocabulary has no token."""
+    """Raises DataError if texts may have unknown pieces and the vocabulary has no token for them."""
     if type(tokenizer.model).__name__ == "Unigram":
         lacking = model.get("unk_id") is None and not model.get("byte_fallback")
     else:
@@ -238,8 +235,8 @@ def _assemble(
     path: Path,
     given: Any = None,
 ) -> Tokenizer:
-    """Returns the tokenizer that transformers builds from the vocabulary in `values`; `given` is the template for
-    classes that set none."""
+    """Returns the tokenizer that transformers builds from the vocabulary in `values`; `given` is the template of
+    classes without one."""
     settings = {key: config.get(key, usual) for key, usual in kind.settings.items()}
     for key, value in settings.items():
         if not isinstance(value, bool) and (value is not None or kind.settings[key] is not None):
@@ -269,7 +266,7 @@ class _Tokens:
     extra: tuple[AddedToken, ...]
     """Further special tokens."""
     usual: frozenset[str]
-    """Default special tokens of the class, some of which a vocabulary may lack."""
+    """Default special tokens of the class, which a vocabulary may lack."""
     truncation_side: str
     """As in `Declared`."""
 
@@ -325,8 +322,8 @@ def _tokens(
 
 
 def _add(tokenizer: Tokenizer, tokens: _Tokens, path: Path) -> None:
-    """Adds tokens in transformers' order, and declares the special ones. Special tokens of the class that the
-    vocabulary lacks are added only if other tokens follow, whose ids they shift."""
+    """Adds tokens in transformers' order, and declares the special ones. Default special tokens that the vocabulary
+    lacks are added only before other tokens, whose ids they shift."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     names = {token.content for token in tokens.names.values()}
     adding = [token for _, token in sorted(tokens.numbered.items())]
@@ -355,7 +352,7 @@ def _add(tokenizer: Tokenizer, tokens: _Tokens, path: Path) -> None:
 
 
 def _parse_token(value: Any, path: Path) -> AddedToken:
-    """Returns a token of a JSON file, given as text or as a table with flags. It is special."""
+    """Returns a token of a JSON file, given as text or as a table with flags; special by default."""
     if isinstance(value, AddedToken):
         return AddedToken(value.content, **{flag: getattr(value, flag) for flag in _FLAGS})
     if isinstance(value, str):
@@ -375,7 +372,7 @@ def _content(value: Any, path: Path) -> str:
 
 
 def _extra(config: Mapping[str, Any], path: Path) -> list[Any] | dict[str, Any] | None:
-    """Returns the further special tokens of a tokenizer_config.json: a list, or a table by role."""
+    """Returns the extra special tokens of a tokenizer_config.json: a list, or a table by role."""
     found = config.get("extra_special_tokens", config.get("additional_special_tokens"))
     if not isinstance(found, list | dict | None):
         raise DataError(f"{path} has extra_special_tokens = {quote(found)}; it must be a list or a table of tokens.")
@@ -389,7 +386,7 @@ def _number(value: Any, path: Path) -> int:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file, empty if there is no file. Raises DataError for other content."""
+    """Returns the JSON object in a file; empty if there is no file. Raises DataError for other content."""
     return json_object(path) if path.exists() else {}
 
 

@@ -1,7 +1,7 @@
 """Finds the special tokens of a tokenizer by role, and the pieces that continue a word.
 
-Families name them differently: BERT's [CLS] is <s> in RoBERTa and XLM-R. tokenizer.json has everything: the template
-has the tokens around a text, and the other tokens have recognisable names.
+Families name them differently: BERT's [CLS] is <s> in RoBERTa and XLM-R. The template in tokenizer.json has the tokens
+around a text, and the other tokens have recognisable names.
 """
 
 import json
@@ -22,9 +22,9 @@ from lambert.core.specials import Specials, Template
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 """Special tokens with a name, in the order in which transformers adds them (SPECIAL_TOKENS_ATTRIBUTES)."""
 SPACE = "\u2581"
-"""Marks the beginning of a word in pieces of SentencePiece's kind."""
+"""Marks the beginning of a word in pieces of SentencePiece."""
 BYTE_SPACE = "\u0120"
-"""The same in pieces of byte-level BPE, which write a space like this."""
+"""Marks it in pieces of byte-level BPE, where it stands for a space."""
 _NAMED = {"mask": "[MASK]", "pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"}
 """BERT's names of the special tokens by role."""
 
@@ -33,9 +33,9 @@ _NAMED = {"mask": "[MASK]", "pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep
 class Declared:
     """What the files of a tokenizer declare and the `tokenizers` library does not store.
 
-    The library either finds all special tokens in a text, or none. In a text, those of the template, such as [SEP], are
-    ordinary text; added ones, such as [E1] to mark an entity, are one id each. So the latter are not special in memory
-    (`markers`), and special again on disk.
+    The library finds either all special tokens in a text, or none. But those of the template, such as [SEP], are
+    ordinary text there, and added ones, such as [E1] to mark an entity, are one id each. So the latter (`markers`) are
+    special on disk only.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -58,10 +58,8 @@ def declare(tokenizer: Any, found: Declared) -> None:
 
 
 def template(tokenizer: Tokenizer, source: str = "the tokenizer") -> Template:
-    """Returns the places of the tokenizer's special tokens. `source` names the tokenizer in errors.
-
-    Raises DataError if these differ from those of BERT and RoBERTa, or if the vocabulary lacks the tokens.
-    """
+    """Returns the places of the tokenizer's special tokens. Raises DataError, which names `source`, if they are not
+    like those of BERT or RoBERTa, or if the vocabulary lacks the tokens."""
     single, pair = tokenizer.encode(""), tokenizer.encode("", "")
     around = [number for number, is_special in zip(single.ids, single.special_tokens_mask, strict=True) if is_special]
     if not around:  # without a template
@@ -88,8 +86,8 @@ def bert_template(tokenizer: Tokenizer) -> bool:
 
 
 def find_id(tokenizer: Tokenizer, role: str) -> int | None:
-    """Returns the id of the token for a role (mask, pad, unk, cls or sep), by the files' entry or by its name, such as
-    <mask> or <|mask|>; None if there is none. The unknown token is that of the model of the pieces, if it has one."""
+    """Returns the id of the token for a role (mask, pad, unk, cls or sep), as files declare it or by its name, such as
+    <mask> or <|mask|>; None if there is none. The unknown token is first that of the model of the pieces."""
     own = getattr(tokenizer.model, "unk_token", None) if role == "unk" else None
     if own is not None and (number := tokenizer.token_to_id(own)) is not None:
         return int(number)
@@ -139,9 +137,8 @@ def mask_id(tokenizer: Tokenizer, source: str = "the tokenizer") -> int:
 
 
 def specials(tokenizer: Tokenizer, source: str = "the tokenizer") -> Specials:
-    """Returns the ids of the special tokens, and which pieces continue a word. `source` names the file in errors.
-    Raises DataError if a special token is missing or in an unexpected place.
-    """
+    """Returns the ids of the special tokens, and which pieces continue a word. Raises DataError, which names `source`,
+    if a special token is missing or in an unexpected place."""
     found, mask, unknown = template(tokenizer, source), mask_id(tokenizer, source), find_id(tokenizer, "unk")
     if unknown is None and prefix(tokenizer):
         piece(tokenizer, "unk", source)  # raises: WordPiece cannot express every text
@@ -155,11 +152,11 @@ def size(tokenizer: Tokenizer) -> int:
 
 
 _UNUSED = re.compile(r"\[unused_?\d+\]|<\|?unused_?\d+\|?>", re.IGNORECASE)
-"""Names of pieces that a vocabulary reserves for later use: [unused7] in BERT and ModernBERT, <unused7> in mmBERT."""
+"""Names of reserved pieces: [unused7] in BERT and ModernBERT, <unused7> in mmBERT."""
 
 
 def find_unused(tokenizer: Tokenizer) -> list[int]:
-    """Returns the ids of the pieces that the vocabulary reserves for later use, in order."""
+    """Returns the ids of the pieces that the vocabulary reserves, in order."""
     pieces = tokenizer.get_vocab(with_added_tokens=True)
     return sorted(number for piece, number in pieces.items() if _UNUSED.fullmatch(piece))
 
@@ -168,9 +165,9 @@ def boundaries(tokenizer: Tokenizer) -> tuple[npt.NDArray[np.bool_], npt.NDArray
     """Returns for each id whether its piece continues the word of the preceding piece, and whether a word always begins
     after its piece, each bool [V].
 
-    In WordPiece, pieces with ## continue a word. In byte-level BPE and SentencePiece's kinds, pieces without the mark
-    of a space do, except punctuation and characters of scripts without spaces, after which a word always begins, as
-    after white space other than the mark.
+    In WordPiece, pieces with ## continue a word. In byte-level BPE and SentencePiece, pieces without the mark of a
+    space do, except punctuation and characters of scripts without spaces. After those, and after white space other than
+    the mark, a word always begins.
     """
     pieces: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     continuation_V, closing_V = np.zeros((2, 1 + max(pieces.values())), dtype=np.bool_)
@@ -186,12 +183,12 @@ def boundaries(tokenizer: Tokenizer) -> tuple[npt.NDArray[np.bool_], npt.NDArray
 
 
 def prefix(tokenizer: Tokenizer) -> str:
-    """Returns the prefix of pieces inside words, ## in WordPiece; empty in tokenizers of other kinds."""
+    """Returns the prefix of pieces inside words, ## in WordPiece; empty for other kinds."""
     return getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
 
 
 def reads_spaces(tokenizer: Tokenizer) -> bool:
-    """Returns whether the first word of a text is encoded as if no space preceded it, unlike the others."""
+    """Returns whether spaces belong to the words after them, so that the first word of a text has none."""
     if prefix(tokenizer):
         return False
     first = tokenizer.encode("a", add_special_tokens=False).tokens
@@ -226,17 +223,17 @@ def _character(byte: re.Match[str]) -> str:
 
 
 def _joins(text: str) -> bool:
-    """Returns whether a piece of this text, with the mark of a space in front if it has one, continues a word."""
+    """Returns whether a piece with this text, the mark of a space included, continues a word."""
     return bool(text) and (bool(_BYTE.fullmatch(text)) or _inside(text[0]))
 
 
 def _ends(text: str) -> bool:
-    """Returns whether no word continues after a piece of this text."""
+    """Returns whether no word continues after a piece with this text."""
     return not (_BYTE.fullmatch(text) or _inside(text[-1]))
 
 
 def _inside(character: str) -> bool:
-    """Returns whether a character can be anywhere in a word; U+FFFD is part of a character."""
+    """Returns whether a character can be inside a word; U+FFFD is part of a character."""
     return character == "\ufffd" or (of_word(character) and not UNSPACED.match(character))
 
 
@@ -262,11 +259,8 @@ def decode_piece(text: str) -> str:
 
 @cache
 def _byte_of() -> dict[str, int]:
-    """Returns the byte that each character of a byte-level piece stands for.
-
-    Source: Radford et al., 2019 (GPT-2), encoder.py: printable characters of Latin-1 stand for themselves, the other
-    bytes for the characters from U+0100 in their order.
-    """
+    """Returns the byte that each character of a byte-level piece stands for: printable characters of Latin-1 for
+    themselves, those from U+0100 for the other bytes. Source: Radford et al., 2019 (GPT-2), encoder.py."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

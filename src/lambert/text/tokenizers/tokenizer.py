@@ -1,7 +1,7 @@
-"""Builds, loads and saves tokenizers.
+"""Builds, loads and saves tokenizers of the `tokenizers` library.
 
-The `tokenizers` library converts text to ids. Tokenizers that are built here have the normalizer and pre-tokenizer of
-BERT (Devlin et al. 2019; `tokenization.py` of google-research/bert); others follow their files (`folder`).
+Tokenizers that are built here have the normalizer and pre-tokenizer of BERT (Devlin et al. 2019; `tokenization.py` of
+google-research/bert); others follow their files (`folder`).
 """
 
 import hashlib
@@ -32,8 +32,8 @@ DERIVED = (VOCABULARY, CONFIG)
 
 
 def build(pieces: list[str], *, lowercase: bool, strip_accents: bool | None = None) -> Any:
-    """Returns BERT's tokenizer for a vocabulary in order of ids. Unless `strip_accents` is given, lower-casing also
-    strips accents, as published."""
+    """Returns BERT's tokenizer for a vocabulary in order of ids. By default, lower-casing also strips accents, as
+    published."""
     ids = {piece: number for number, piece in enumerate(pieces)}
     kind = classes.CLASSES["BertTokenizer"]
     names = {role: str(name) for role, name in kind.names.items() if name in ids}
@@ -47,7 +47,7 @@ def build(pieces: list[str], *, lowercase: bool, strip_accents: bool | None = No
 
 def _plain(tokenizer: Tokenizer, found: Declared) -> Tokenizer:
     """Returns the tokenizer, set to encode "[SEP]" in a text as ordinary text, which `tokenizer.json` cannot store, and
-    special tokens that files add as one id each (`declared`)."""
+    added special tokens as one id each (`roles.Declared`)."""
     declare(tokenizer, found)
     own = roles.own(tokenizer)
     added = tokenizer.get_added_tokens_decoder()
@@ -63,8 +63,7 @@ def _plain(tokenizer: Tokenizer, found: Declared) -> Tokenizer:
 
 
 def with_mask(tokenizer: Any) -> Any:
-    """Returns a copy that encodes the name of the mask token in a text as that token. The template's other special
-    tokens stay ordinary text."""
+    """Returns a copy that encodes the mask token in a text as such; other special tokens of the template stay text."""
     mask, values = roles.piece(tokenizer, "mask"), describe(tokenizer)
     for token in values["added_tokens"]:
         if token["content"] == mask:
@@ -118,8 +117,7 @@ def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = 
 
 
 def _add_template(tokenizer: Tokenizer, path: Path) -> Tokenizer:
-    """Gives the tokenizer BERT's template if it has none. Raises DataError if it is the tokenizer of a model, which has
-    then learnt texts without special tokens."""
+    """Gives the tokenizer BERT's template if it has none. Raises DataError if a model has learnt without a template."""
     if any(tokenizer.encode("").special_tokens_mask):
         return tokenizer
     if path.with_name("config.json").is_file() and path.suffix == ".json":
@@ -137,7 +135,7 @@ def _add_template(tokenizer: Tokenizer, path: Path) -> Tokenizer:
 
 
 def _lowercases_first(folder: Path) -> bool:
-    """Returns whether texts are lower-cased before the tokenizer's own normalizer, as a file in older folders of
+    """Returns whether texts are lower-cased before the tokenizer's normalizer, as older folders of
     sentence-transformers may set."""
     found = {path: json_object(path).get("do_lower_case") for path in folder.glob("sentence_*_config.json")}
     if odd := next((path for path, value in found.items() if not isinstance(value, bool | None)), None):
@@ -164,7 +162,7 @@ def _serialise(values: dict[str, Any]) -> str:
 
 
 def normalization(tokenizer: Any) -> dict[str, bool]:
-    """Returns whether the tokenizer lower-cases (`lowercase`) and strips accents (`strip_accents`), or nothing if its
+    """Returns whether the tokenizer lower-cases (`lowercase`) and strips accents (`strip_accents`); empty if its
     normalizer is not BERT's."""
     normalizer = _bert_normalizer(describe(tokenizer))
     if not normalizer:
@@ -179,8 +177,7 @@ def _bert_normalizer(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def save(tokenizer: Any, out: Path, longest: int = 512, *, segments: bool = True) -> None:
-    """Writes `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`, as AutoTokenizer expects
-    them.
+    """Writes `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`, for AutoTokenizer.
 
     Args:
         longest: Number of tokens to which other libraries truncate a text on request.

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from lambert.core.errors import DataError
 from lambert.core.files import not_read, open_regular
-from lambert.core.unsupported import LABELLED, markup
+from lambert.core.unsupported import markup
 from lambert.text.encodings import UTF8
 from lambert.text.streams import Stream, inner_suffix, unpack
 from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.reading.labelled import LABELLED
 from lambert.wings.corpus.reading.readers import recognised
 
 

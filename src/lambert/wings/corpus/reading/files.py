@@ -9,10 +9,11 @@ from typing import Any
 from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError
 from lambert.core.files import not_read
-from lambert.core.unsupported import LABELLED, is_corpus, is_work_folder, refuse_archive, refuse_corpus
+from lambert.core.unsupported import is_work_folder, refuse_archive
 from lambert.text.arrow import dataset_files, is_dataset
 from lambert.text.streams import EXPANSION, inner_suffix
 from lambert.wings.corpus.reading.beginnings import begins_as
+from lambert.wings.corpus.reading.labelled import LABELLED, is_corpus, refuse_corpus
 from lambert.wings.corpus.reading.readers import SUFFIXES
 
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 
 from lambert.core.files import not_read, open_regular
 from lambert.core.registry import Kind, lookup
-from lambert.core.unsupported import markup, recognise_labelled
+from lambert.core.unsupported import markup
 from lambert.text.arrow import ArrowFile, ParquetFile, UnreadableTable
 from lambert.text.encodings import (
     BOM,
@@ -36,6 +36,7 @@ from lambert.text.tables import Table, table_rows
 from lambert.text.tables import recognise_table as table_of
 from lambert.wings.corpus.reading.gutenberg import book_reader, is_book
 from lambert.wings.corpus.reading.html import read_html
+from lambert.wings.corpus.reading.labelled import recognise_labelled
 from lambert.wings.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.wings.corpus.reading.mediawiki import UTF16, is_dump, read_mediawiki
 from lambert.wings.corpus.reading.pieces import (
