@@ -46,8 +46,8 @@ def test_dotted_names() -> None:
 def test_what_is_none_elsewhere_is_left_out() -> None:
     values = {"a": 1, "b": 2, "t": {"c": 3, "d": 4}, "u": {"e": 5}}
     unset = {"a": None, "b": 7, "t": {"c": None}, "u": None, "other": None}
-    assert settings.without(values, unset) == {"b": 2, "t": {"d": 4}}
-    assert settings.without(values, {}) == values
+    assert settings.drop_unset(values, unset) == {"b": 2, "t": {"d": 4}}
+    assert settings.drop_unset(values, {}) == values
 
 
 # --- types ---

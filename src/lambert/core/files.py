@@ -79,7 +79,7 @@ def regular_handle(path: str | Path, flags: int) -> int:
 
 
 def _irregular(path: str | Path) -> DataError:
-    return DataError(f"{path} is a named pipe, a socket or a device, not a file: replace it by a file.")
+    return DataError(f"{path} is a named pipe, a socket or a device, not a file: replace it with a file.")
 
 
 def read_file(path: Path) -> bytes:
@@ -142,7 +142,7 @@ def check_regular(path: Path) -> Path:
     """Returns the path, for libraries that open it themselves. Raises DataError if it names something that is not a
     file."""
     if path.is_dir():
-        raise DataError(f"{path} is a folder, not a file: replace it by a file.")
+        raise DataError(f"{path} is a folder, not a file: replace it with a file.")
     if path.exists() and not path.is_file():
         raise _irregular(path)
     return path

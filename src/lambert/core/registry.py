@@ -51,7 +51,7 @@ def lookup(registry: Mapping[str, Entry], name: str, what: str, kind: Kind) -> E
         return choose(registry, name, what)
     module, _, attribute = name.partition(":")
     if _is_standard(module):
-        raise UsageError(f"{what} = {name!r} is of Python's standard library; it must be {kind}.")
+        raise UsageError(f"{what} = {name!r} is in Python's standard library; it must be {kind}.")
     try:
         found: Entry = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: names like ".x:y" and ":y"
@@ -98,11 +98,11 @@ def _unlike(entry: Any, kind: Kind) -> str:
     while isinstance(found, functools.partial):
         found = found.func
     if not _is_python(found) or _is_standard(getattr(found, "__module__", None) or ""):
-        return "is not written in Python or of Python's standard library"
+        return "is not written in Python, or is in Python's standard library"
     if kind.base is not None and not (inspect.isclass(found) and issubclass(found, kind.base)):
-        return "is of another kind"
+        return "has the wrong base class"
     if kind.methods and not inspect.isclass(found):
-        return "is no class"
+        return "is not a class"
     if lacking := sorted(getattr(found, "__abstractmethods__", ())):
         return f"has no method {lacking[0]}"
     if not _binds(entry, kind.takes):

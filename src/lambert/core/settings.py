@@ -330,7 +330,7 @@ def merge(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def without(values: Mapping[str, Any], unset: Mapping[str, Any]) -> dict[str, Any]:
+def drop_unset(values: Mapping[str, Any], unset: Mapping[str, Any]) -> dict[str, Any]:
     """Returns nested settings without those that are None in `unset`."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
@@ -338,7 +338,7 @@ def without(values: Mapping[str, Any], unset: Mapping[str, Any]) -> dict[str, An
         if other is None:
             continue
         nested = isinstance(value, Mapping) and isinstance(other, Mapping)
-        kept[name] = without(value, other) if nested else value
+        kept[name] = drop_unset(value, other) if nested else value
     return kept
 
 

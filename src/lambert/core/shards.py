@@ -332,7 +332,7 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
             if Path(shard["file"]).name != shard["file"] or shard["bytes"] != shard["tokens"] * width:
                 raise DataError(f"{path}: {shard['file']!r} is not a shard of {shard['tokens']} tokens. {REMEDY}")
         if sum(shard["tokens"] for shard in split["shards"]) != split["tokens"]:
-            raise DataError(f"{path}: its shards have not {split['tokens']} tokens together. {REMEDY}")
+            raise DataError(f"{path}: its shards do not have {split['tokens']} tokens in total. {REMEDY}")
     return manifest
 
 

@@ -47,7 +47,7 @@ CONLL = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2")
 """Suffixes of files with one word and its tag a line."""
 
 
-def markup(beginning: bytes) -> str:
+def explain_markup(beginning: bytes) -> str:
     """Returns the end of a message if a file with this beginning is an HTML page, else ""."""
     text = beginning.removeprefix(BOM_UTF8).lstrip().lower()
     if text.startswith(b"<?xml"):

@@ -20,10 +20,10 @@ from lambert.tasks import Row, Task
 from lambert.tasks.reading.table import list_columns
 from lambert.tasks.reading.templates import columns_of
 from lambert.text import encodings
-from lambert.text.json_rows import has_lines, json_rows
+from lambert.text.json_rows import has_lines, read_json_rows
 from lambert.text.read_row import ReadRow, format_place
 from lambert.text.rows import JSON, KNOWN, TABLES, RowFile, kind, open_unpacked
-from lambert.text.streams import sheet
+from lambert.text.streams import explain_sheet
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +62,15 @@ def input_row(read: ReadRow, place: str, file: int = 0) -> InputRow:
 
 
 def rows_of_stream(stream: Any) -> Iterator[InputRow]:
-    """Yields the rows of a stream of bytes or text, as `json_rows` does; text has one row a line. Decodes UTF-16 with a
-    byte-order mark."""
+    """Yields the rows of a stream of bytes or text, as `read_json_rows` does; text has one row a line. Decodes UTF-16
+    with a byte-order mark."""
     beginning = stream.peek(1) if hasattr(stream, "peek") else b""
     if isinstance(stream, io.BufferedIOBase):
         source = encodings.plain(stream, beginning)
         beginning = encodings.plain_beginning(beginning)
     else:
         source = _Encoded(stream)
-    for read in json_rows(source, has_lines(beginning)):
+    for read in read_json_rows(source, has_lines(beginning)):
         other = read.error.startswith("is not JSON") and not beginning.lstrip().startswith((b"{", b"["))
         yield input_row(replace(read, error=f"{read.error}: {_ELSE}") if other else read, read.place)
 
@@ -124,7 +124,7 @@ class InputFiles:
             if not path.is_file():
                 raise DataError(f"{path} is a folder: name its files." if path.is_dir() else f"No such file: {path}.")
             if kind(path) not in (*TABLES, *JSON, ".parquet", ".arrow"):
-                if problem := sheet(kind(path)):
+                if problem := explain_sheet(kind(path)):
                     raise DataError(f"{path} {problem}.")
                 scored = f" `lambert evaluate --data {path} --predictions FILE` reads it with its tags."
                 raise UsageError(f"{path}: {KNOWN}.{scored if kind(path) in CONLL else ''}")

@@ -39,7 +39,7 @@ from lambert.tasks.task import make_readable_request
 from lambert.tasks.vectors import sentence_transformers
 from lambert.tasks.vectors.embed import Embed
 from lambert.tasks.vectors.similarity import similarity
-from lambert.text.memory import data_path, is_path, is_table, items_of, plain_row, rows_of
+from lambert.text.memory import data_path, is_path, is_table, list_items, plain_row, read_rows
 from lambert.text.tokenizers import tokenizer as tokenizers
 
 R = TypeVar("R")
@@ -185,12 +185,12 @@ class TextModel:
             top: Number of labels, candidate answers or pieces to list, as `lambert predict --top`.
         """
         if isinstance(texts, Mapping) and self._has_columns(texts):
-            texts = rows_of(texts, "texts")
+            texts = read_rows(texts, "texts")
         if isinstance(texts, str | Mapping):
             return self([texts], top=top)[0]
         if not isinstance(texts, Iterable):
             raise UsageError(f"A model takes a text or several, not a {type(texts).__name__}.")
-        return self._compute(self.request(rows_of(texts, "texts") if is_table(texts) else items_of(texts), top=top))
+        return self._compute(self.request(read_rows(texts, "texts") if is_table(texts) else list_items(texts), top=top))
 
     def request(self, texts: Sequence[Text], places: Sequence[str] = (), top: int = 0) -> "Request[list[Row]]":
         """Returns the request for predictions of the texts: sequences to compute, and a function of their outputs.
@@ -325,7 +325,7 @@ class TextModel:
             raise UsageError(f"encode takes texts, not a {kind}: give a column of it, such as data['text'].")
         if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
             raise UsageError(f"encode takes a text or several, not a {kind}.")
-        several = items_of(texts)
+        several = list_items(texts)
         for number, text in enumerate(several, 1):
             if not isinstance(text, str):
                 raise UsageError(f"encode takes texts, not {type(text).__name__}: text {number} is {quote(text)}.")

@@ -40,11 +40,11 @@ def is_dataset(folder: Path) -> bool:
     return (folder / _SPLITS).is_file() or ((folder / _STATE).is_file() and any(folder.glob("*.arrow")))
 
 
-def dataset_files(folder: Path) -> list[Path]:
+def list_dataset_files(folder: Path) -> list[Path]:
     """Returns the Arrow files of a data set, or of all its splits, in order; other Arrow files there are caches.
     Raises DataError if the folder's state.json or dataset_dict.json is damaged."""
-    if splits := dataset_splits(folder):
-        return [file for name in splits for file in dataset_files(folder / name)]
+    if splits := list_splits(folder):
+        return [file for name in splits for file in list_dataset_files(folder / name)]
     state = _json(folder / _STATE)
     if state.get("_indices_data_files"):
         raise DataError(f"{folder} has rows in another order than its files: write it again after flatten_indices().")
@@ -53,7 +53,7 @@ def dataset_files(folder: Path) -> list[Path]:
     return [folder / name for name in _names(entries, folder / _STATE)]
 
 
-def dataset_splits(folder: Path) -> list[str]:
+def list_splits(folder: Path) -> list[str]:
     """Returns the names of the splits of a dictionary of data sets, in order; empty for other paths."""
     if not (folder / _SPLITS).is_file():
         return []
@@ -199,7 +199,7 @@ def _longest(values: Any) -> int:
     return compute.max(compute.binary_length(dictionary)).as_py() or 0 if dictionary is not None else 0
 
 
-def arrow_content(value: Any, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
+def write_arrow(value: Any, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
     """Returns the Arrow stream of a table of pyarrow, or of an object that exports one, with `metadata` in its schema
     if given. Raises UsageError if pyarrow is not installed, or if the value has no columns."""
     arrow, ipc = pyarrow("ipc", "Reading Arrow")

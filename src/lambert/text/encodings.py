@@ -101,7 +101,7 @@ def plain_beginning(beginning: bytes) -> bytes:
     return beginning.replace(b"\r", b"\n") if other_form(beginning) == _CR else beginning
 
 
-def invalid(data: bytes, begin: int) -> str:
+def explain_invalid(data: bytes, begin: int) -> str:
     """Returns the end of a message: the byte at `begin` is not UTF-8, and which encoding is likely."""
     high = sum(byte >= 0x80 for byte in data)
     letters = high + sum(chr(byte).isalpha() for byte in data if byte < 0x80)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from lambert.text.encodings import BOM, SURROGATE, UTF8, invalid
+from lambert.text.encodings import BOM, SURROGATE, UTF8, explain_invalid
 from lambert.text.read_row import ReadRow, Row
 from lambert.text.streams import BLOCK
 
@@ -21,7 +21,7 @@ def parse_row(text: str) -> tuple[Row, str]:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return {}, not_json(error)
+        return {}, explain_error(error)
     return (row, "") if isinstance(row, dict) else ({}, _NO_OBJECT)
 
 
@@ -39,7 +39,7 @@ def has_lines(beginning: bytes) -> bool:
         return "\n" not in text or not line.rstrip().endswith(("{", "[", ","))
 
 
-def json_rows(stream: Any, lines: bool, offset: int = 0, line: int = 0) -> Iterator[ReadRow]:
+def read_json_rows(stream: Any, lines: bool, offset: int = 0, line: int = 0) -> Iterator[ReadRow]:
     """Yields the rows of a stream from a position between two rows: each line that is not blank, or each object.
     `stream` must have `readline(limit)`."""
     yield from (_lines if lines else _values)(stream, offset, line)
@@ -74,7 +74,7 @@ def decode_row(data: bytes) -> tuple[Row, str]:
     try:
         return parse_row(data.decode(UTF8))
     except UnicodeDecodeError as error:
-        return {}, invalid(data, error.start)
+        return {}, explain_invalid(data, error.start)
 
 
 def _values(stream: Any, offset: int, line: int) -> Iterator[ReadRow]:
@@ -99,7 +99,7 @@ def _values(stream: Any, offset: int, line: int) -> Iterator[ReadRow]:
         try:
             value, end = _DECODER.raw_decode(held)
         except (ValueError, RecursionError) as error:
-            problem = not_json(error)
+            problem = explain_error(error)
             if not ended and len(held) <= LINE and isinstance(error, json.JSONDecodeError):
                 limit = 2 * len(held)
                 continue
@@ -115,7 +115,7 @@ def _values(stream: Any, offset: int, line: int) -> Iterator[ReadRow]:
             return
         if found := SURROGATE.search(taken):
             data = taken.encode(UTF8, "surrogateescape")
-            yield ReadRow(place, {}, invalid(data, len(taken[: found.start()].encode())), offset, line)
+            yield ReadRow(place, {}, explain_invalid(data, len(taken[: found.start()].encode())), offset, line)
         elif isinstance(value, dict):
             yield ReadRow(place, value, "", offset, line)
         else:
@@ -146,7 +146,7 @@ def explain_wrapper(row: Row) -> str:
 _NO_OBJECT = 'is not a JSON object: give one like {"text": "..."} a line'
 
 
-def not_json(error: Exception) -> str:
+def explain_error(error: Exception) -> str:
     """Returns why a text is not JSON, as the end of a message, from the error of the parser."""
     if "int_max_str_digits" in str(error):
         return "has a number of thousands of digits"

@@ -17,7 +17,7 @@ from typing import Any
 
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.files import json_text
-from lambert.text.arrow import arrow_content
+from lambert.text.arrow import write_arrow
 from lambert.text.classes import encode_features, find_classes, name_classes
 from lambert.text.read_row import Row
 
@@ -72,7 +72,7 @@ def _is_stream(value: object) -> bool:
     return _has(value, _STREAM) and not any(hasattr(value, name) for name in _LISTS)
 
 
-def data_file(value: Any, name: str) -> tuple[str, bytes]:
+def write_data(value: Any, name: str) -> tuple[str, bytes]:
     """Returns the suffix and the content of a file with the rows of a table, of a list of rows or of a dict of columns.
     `name` is that of the setting, for errors.
 
@@ -82,14 +82,15 @@ def data_file(value: Any, name: str) -> tuple[str, bytes]:
     refuse_unread(value, name)
     if _has(value, *_DATASET):
         table = value.with_format("arrow", columns=_columns(value))[:] if len(value) else value.data.table.slice(0, 0)
-        return ".arrow", arrow_content(table, encode_features(value.features.to_dict()))
+        return ".arrow", write_arrow(table, encode_features(value.features.to_dict()))
     if _has(value, *_ARROW) or (_is_stream(value) and not _has(value, *_PANDAS) and not _has(value, *_POLARS)):
-        return ".arrow", arrow_content(value)
-    return ".jsonl", "".join(json_text(row) + "\n" for row in rows_of(value, name)).encode()
+        return ".arrow", write_arrow(value)
+    return ".jsonl", "".join(json_text(row) + "\n" for row in read_rows(value, name)).encode()
 
 
-def rows_of(value: Any, name: str) -> list[Row]:
-    """Returns the rows of a table, of a list of rows or of a dict of columns, as JSON values. Raises as `data_file`."""
+def read_rows(value: Any, name: str) -> list[Row]:
+    """Returns the rows of a table, of a list of rows or of a dict of columns, as JSON values. Raises as
+    `write_data`."""
     refuse_unread(value, name)
     return [plain_row(row, f"{name}, row {number}") for number, row in enumerate(_rows(value, name), 1)]
 
@@ -113,7 +114,7 @@ def _rows(value: Any, name: str) -> Iterator[Mapping[Any, Any]]:
     elif fields := _fields(value):
         yield from (dict(zip(fields, row, strict=True)) for row in value.tolist())
     elif _has(value, "__len__", "__iter__") and not isinstance(value, str | bytes):
-        for row in items_of(value):
+        for row in list_items(value):
             found = row._asdict() if hasattr(row, "_asdict") else row
             if not isinstance(found, Mapping):
                 if not _has(found, "keys", "__getitem__"):
@@ -128,7 +129,7 @@ def _of_columns(value: Mapping[Any, Any], name: str) -> Iterator[Row]:
     for key, column in value.items():
         if isinstance(column, str | bytes | Mapping) or not _has(column, "__len__", "__iter__"):
             raise UsageError(f"{name} is a dict whose {key!r} is not a list. For one row, give a list of one dict.")
-    columns = {str(key): items_of(column) for key, column in value.items()}
+    columns = {str(key): list_items(column) for key, column in value.items()}
     lengths = {key: len(column) for key, column in columns.items()}
     if len({*lengths.values()}) > 1:
         listed = ", ".join(f"{key!r} has {count}" for key, count in lengths.items())
@@ -152,7 +153,7 @@ def refuse_unread(value: Any, name: str) -> None:
         raise UsageError(f"{name} is of the type {kind}, whose rows are not in memory: give list(...) of it.")
 
 
-def items_of(value: Any) -> list[Any]:
+def list_items(value: Any) -> list[Any]:
     """Returns the elements of a list, an array, or a column of a table."""
     for method in _LISTS:
         if _has(value, method):
@@ -226,12 +227,12 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def data_path(data: Any, name: str = "data") -> Iterator[Path]:
-    """A context with the path of a labelled file: `data` itself, or a temporary file with its rows (`data_file`),
+    """A context with the path of a labelled file: `data` itself, or a temporary file with its rows (`write_data`),
     called `name` in errors."""
     if is_path(data):
         yield Path(data)
         return
-    suffix, content = data_file(data, name)
+    suffix, content = write_data(data, name)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"{name}{suffix}")
         path.write_bytes(content)

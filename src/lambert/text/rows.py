@@ -15,25 +15,25 @@ from typing import Any, BinaryIO
 
 from lambert.core.errors import DataError
 from lambert.core.files import not_read, open_regular
-from lambert.core.unsupported import markup, refuse_archive
-from lambert.text.arrow import ArrowFile, ParquetFile, dataset_files, dataset_splits, is_dataset
-from lambert.text.encodings import UTF8, explain_unmarked, invalid, plain
-from lambert.text.json_rows import explain_columns, explain_wrapper, has_lines, json_rows, not_json
+from lambert.core.unsupported import explain_markup, refuse_archive
+from lambert.text.arrow import ArrowFile, ParquetFile, is_dataset, list_dataset_files, list_splits
+from lambert.text.encodings import UTF8, explain_invalid, explain_unmarked, plain
+from lambert.text.json_rows import explain_columns, explain_error, explain_wrapper, has_lines, read_json_rows
 from lambert.text.read_row import ReadRow, Row
 from lambert.text.streams import (
     BLOCK,
     COMPRESSIONS,
     TooLarge,
     Unreadable,
-    binary,
+    explain_binary,
+    explain_parquet,
+    explain_repacked,
+    explain_sheet,
     inner_suffix,
     is_damage,
-    parquet,
-    sheet,
-    twice,
     unpack,
 )  # fmt: skip
-from lambert.text.tables import Table, recognise_table, table_rows, visible
+from lambert.text.tables import Table, read_table_rows, recognise_table, strip_invisible
 
 TABLES = (".csv", ".tsv", ".txt")
 """Suffixes of tables."""
@@ -50,14 +50,14 @@ def kind(path: Path) -> str:
     return ".arrow" if path.is_dir() and is_dataset(path) else inner_suffix(path)
 
 
-def data_files(path: Path) -> list[Path]:
+def list_data_files(path: Path) -> list[Path]:
     """Returns the files of labelled data: the path itself, or the Arrow files of a data set. Raises DataError for
     several splits."""
     if not path.is_dir() or not is_dataset(path):
         return [path]
-    if splits := dataset_splits(path):
+    if splits := list_splits(path):
         raise DataError(f"{path} has the splits {', '.join(splits)}: name one of them, such as {path / splits[-1]}.")
-    return dataset_files(path)
+    return list_dataset_files(path)
 
 
 @contextmanager
@@ -88,13 +88,13 @@ def open_unpacked(path: Path, max_ratio: int = UNPACKED_RATIO) -> Iterator[tuple
         raise DataError(f"{path} {what} ({error}). Download or copy it again.") from error
 
 
-def content_of(path: Path) -> bytes:
+def read_content(path: Path) -> bytes:
     """Returns the decompressed content of a file in UTF-8, with LF at line ends. Raises as `open_unpacked`."""
     with open_unpacked(path) as (_, stream):
         return bytes(_text(stream).read())
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yields (number from 1, line with its end) of every line. Raises DataError if it is not UTF-8, and as
     `open_unpacked`."""
     with open_unpacked(path) as (_, stream):
@@ -102,11 +102,11 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
             try:
                 text = line.decode(UTF8)
             except UnicodeDecodeError as error:
-                raise DataError(f"{path}:{number} {invalid(line, error.start)}.") from error
+                raise DataError(f"{path}:{number} {explain_invalid(line, error.start)}.") from error
             yield number, text.removeprefix("\ufeff") if number == 1 else text
 
 
-def json_value(path: Path, content: bytes) -> Any:
+def parse_json_file(path: Path, content: bytes) -> Any:
     """Returns the value of a file with one JSON value, given its content. Raises DataError if it is not JSON."""
     try:
         return json.loads(content.decode("utf-8-sig"))
@@ -114,11 +114,11 @@ def json_value(path: Path, content: bytes) -> Any:
         raise DataError(f"{path} is not a JSON file in UTF-8: {error}.") from error
 
 
-def json_values(path: Path) -> Iterator[tuple[str, Any]]:
+def read_json_values(path: Path) -> Iterator[tuple[str, Any]]:
     """Yields (place, value) of every value of a JSON file: of every element of a .json file that is an array, unless it
     begins with a text; of the one value of another .json file; else of every line that is not blank. Raises DataError
     that names the line, and as `open_unpacked`."""
-    numbered: Iterable[tuple[int, str]] = lines(path)
+    numbered: Iterable[tuple[int, str]] = read_lines(path)
     whole: Any = None
     if kind(path) == ".json":
         numbered = [*numbered]
@@ -134,7 +134,7 @@ def json_values(path: Path) -> Iterator[tuple[str, Any]]:
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}:{number} {not_json(error)}.") from error
+                raise DataError(f"{path}:{number} {explain_error(error)}.") from error
             yield f"{path}:{number}", value
 
 
@@ -174,15 +174,16 @@ class RowFile:
         self.share: Callable[[], float] | None = None
         """Returns the share of the rows read so far, if the position in the file does not show it."""
         self._aliases: dict[str, str] = {}
-        if problem := sheet(suffix):
+        if problem := explain_sheet(suffix):
             raise DataError(f"{path} {problem}.")
         self._stream: Any = stream
         if suffix in (*TABLES, *JSON):
             self._stream = _text(stream)
             beginning = self._stream.read(BLOCK)
             self._stream.seek(0)
-            found = twice(beginning) or parquet(beginning) or binary(beginning) or explain_unmarked(beginning)
-            if markup(beginning):
+            checks = (explain_repacked, explain_parquet, explain_binary, explain_unmarked)
+            found = next(filter(None, (check(beginning) for check in checks)), "")
+            if explain_markup(beginning):
                 found = "is an HTML page, not a file of rows: download the file itself"
             if found:
                 raise DataError(f"{path} {found}.")
@@ -233,7 +234,7 @@ class RowFile:
 
     def _objects(self, lines: bool, offset: int, line: int) -> Iterator[ReadRow]:
         self._stream.seek(offset)
-        yield from json_rows(self._stream, lines, offset, line)
+        yield from read_json_rows(self._stream, lines, offset, line)
 
     def _table(self, start: tuple[int, int], offset: int, line: int) -> Iterator[ReadRow]:
         offset, line = max(start, (offset, line))
@@ -242,7 +243,7 @@ class RowFile:
         whole = 0
         empty: list[ReadRow] = []
         many = False
-        for read in table_rows(self._stream, self.table, self.names, offset, line):
+        for read in read_table_rows(self._stream, self.table, self.names, offset, line):
             if not self.table.quoted:
                 whole += any(cell[:1] == '"' == cell[-1:] and len(cell) > 1 for cell in read.row.values())
             blank = len(read.row) > 1 and not any(read.row.values())
@@ -337,4 +338,4 @@ def aliases(names: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
 
 
 def _fold(name: str) -> str:
-    return unicodedata.normalize("NFKC", visible(name)).casefold()
+    return unicodedata.normalize("NFKC", strip_invisible(name)).casefold()

@@ -93,23 +93,23 @@ def recognise_compression(begin: bytes) -> str:
     return "" if suffix == ".bz2" and not begin[4:].startswith(_BZ2_BLOCK) else suffix
 
 
-def twice(begin: bytes) -> str:
+def explain_repacked(begin: bytes) -> str:
     """Returns the end of a message if decompressed data with this beginning is compressed again, else ""."""
     suffix = recognise_compression(begin)
     return suffix and f"is compressed more than once, and is {suffix[1:]} inside: decompress it once"
 
 
-def parquet(begin: bytes) -> str:
+def explain_parquet(begin: bytes) -> str:
     """Returns the end of a message if data with this beginning is a Parquet file, else ""."""
     return "is a Parquet file (it begins with PAR1): name it .parquet" if begin.startswith(b"PAR1") else ""
 
 
-def sheet(suffix: str) -> str:
+def explain_sheet(suffix: str) -> str:
     """Returns the end of a message if a file with this suffix is a spreadsheet, else ""."""
     return f"is a spreadsheet: {_SAVE}" if suffix in _SHEETS else ""
 
 
-def binary(begin: bytes) -> str:
+def explain_binary(begin: bytes) -> str:
     """Returns why decompressed data with this beginning is not text, as the end of a message; "" for text."""
     if begin.startswith(b"PK\x03\x04") and (b"xl/" in begin or b"opendocument.spreadsheet" in begin):
         return f"is a spreadsheet: {_SAVE}"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lambert.text.encodings import BOM, UTF8, invalid
+from lambert.text.encodings import BOM, UTF8, explain_invalid
 from lambert.text.read_row import ReadRow
 from lambert.text.streams import BLOCK
 
@@ -66,7 +66,7 @@ class Table:
         return header if header is not None else not numbered or bool(self.named)
 
 
-def visible(name: str) -> str:
+def strip_invisible(name: str) -> str:
     """Returns a text without white space and invisible characters at its ends."""
     before = ""
     while before != name:
@@ -114,7 +114,7 @@ def recognise_table(beginning: bytes, suffix: str) -> Table:
         problem = _ENDLESS.format("line end")
     elif not whole and reader.ended:
         problem = _ENDLESS.format("end of the quotation mark of its first row")
-    first = tuple(map(visible, best.rows[0]))
+    first = tuple(map(strip_invisible, best.rows[0]))
     return Table(
         best.separator, best.quoted, best.spaced, first, (begin, number), (reader.position, reader.number),
         _looks_named(first, [row for row in best.rows[1:] if len(row) == len(first)]), problem,
@@ -208,7 +208,7 @@ def _is_quoted(cell: str) -> bool:
 
 def _are_names(cells: Sequence[str]) -> bool:
     """Returns whether the cells of a row look like names of columns; some may be empty."""
-    names = [cell for cell in map(visible, cells) if cell]
+    names = [cell for cell in map(strip_invisible, cells) if cell]
     return bool(names) and len(set(names)) == len(names) and all(map(_COLUMN_NAME.fullmatch, names))
 
 
@@ -228,7 +228,7 @@ def _looks_named(first: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return ""
 
 
-def table_rows(stream: Any, table: Table, names: Sequence[str], offset: int, line: int) -> Iterator[ReadRow]:
+def read_table_rows(stream: Any, table: Table, names: Sequence[str], offset: int, line: int) -> Iterator[ReadRow]:
     """Yields the rows of a stream from a position between two rows, without blank lines. `names` are the keys of the
     columns; of two equal keys, the first counts."""
     keys, twice = [*names], len({*names}) < len(names)
@@ -254,7 +254,7 @@ def _misfit(cells: Sequence[str], keys: Sequence[str], table: Table) -> str:
     return f"{found}: put a cell that holds a {_NAMES.get(table.separator, 'separator')} in quotation marks"
 
 
-def all_cells(content: bytes, suffix: str) -> Iterator[tuple[int, list[str], str]]:
+def read_cells(content: bytes, suffix: str) -> Iterator[tuple[int, list[str], str]]:
     """Yields (line, cells, problem) of every row of a table, the first one too."""
     table = recognise_table(content[:BLOCK], suffix)
     lines = _Lines(io.BytesIO(content[table.begin[0] :]), *table.begin)
@@ -262,7 +262,7 @@ def all_cells(content: bytes, suffix: str) -> Iterator[tuple[int, list[str], str
         yield number, cells, problem
 
 
-def row_starts(stream: Any, table: Table) -> Iterator[int]:
+def find_row_starts(stream: Any, table: Table) -> Iterator[int]:
     """Yields the position in bytes of each row of a table after the first. The stream must be at its beginning."""
     stream.read(table.second[0])
     lines = _Lines(stream, *table.second)
@@ -324,7 +324,7 @@ class _Lines:
         try:
             self.last = line.decode(UTF8)
         except UnicodeDecodeError as error:
-            self.problem = self.problem or invalid(line, error.start)
+            self.problem = self.problem or explain_invalid(line, error.start)
             self.last = line.decode(UTF8, "surrogateescape")
         return self.last
 

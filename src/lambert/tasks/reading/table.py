@@ -17,8 +17,8 @@ from lambert.tasks.reading.templates import columns_of, fill, is_template
 from lambert.tasks.task import Row, whole_text
 from lambert.text.classes import name_classes
 from lambert.text.read_row import format_place
-from lambert.text.rows import JSON, TABLES, RowFile, data_files, kind, open_unpacked
-from lambert.text.tables import visible
+from lambert.text.rows import JSON, TABLES, RowFile, kind, list_data_files, open_unpacked
+from lambert.text.tables import strip_invisible
 
 
 def read_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> Iterator[tuple[str, Row]]:
@@ -30,7 +30,7 @@ def read_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> I
         raise Mismatch(f"{path} is a CoNLL file, which has a tag for each word: set --task.name tag.")
     names = class_names(path)
     found = False
-    for file in data_files(path):
+    for file in list_data_files(path):
         with open_unpacked(file) as (_, stream):
             rows = RowFile(file, stream, ending, list_columns(columns), columns.header, notes=notes)
             for read in rows.rows():
@@ -135,7 +135,7 @@ def _find_changed(value: Any) -> str:
 
 def plain_label(label: str) -> str:
     """Returns a label in composed form (NFC) without white space and invisible characters at its ends."""
-    return visible(label) if label.isascii() else unicodedata.normalize("NFC", visible(label))
+    return strip_invisible(label) if label.isascii() else unicodedata.normalize("NFC", strip_invisible(label))
 
 
 NOTHING: Any = object()

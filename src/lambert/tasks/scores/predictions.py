@@ -32,7 +32,7 @@ from lambert.tasks.tag.conll import is_conll, read_sentences
 from lambert.tasks.tag.spans import complete_form, reader_of, tag_examples
 from lambert.tasks.tag.tag import read_labelled_sentences
 from lambert.tasks.task import Row, keys_found
-from lambert.text.rows import TABLES, content_of, json_value, kind, lines
+from lambert.text.rows import TABLES, kind, parse_json_file, read_content, read_lines
 
 TASKS = ("classify", "multilabel", "regress", "choice", "squad", "tag")
 _IDS = ("id", "idx", "index", "guid")
@@ -271,7 +271,7 @@ def _table(path: Path, blank: bool) -> list[tuple[str, Row]]:
 
 def _one_column(path: Path) -> list[tuple[str, Row]]:
     """Returns the lines of a table of one column, blank ones too (no label); nothing for a table with more columns."""
-    rows = [(f"{path}:{number}", line.rstrip("\r\n")) for number, line in lines(path)]
+    rows = [(f"{path}:{number}", line.rstrip("\r\n")) for number, line in read_lines(path)]
     if not rows or (rows[0][1] not in _PREDICTIONS and (kind(path) != ".txt" or any("\t" in line for _, line in rows))):
         return []
     enclosed = re.compile(r'"(.*)"')
@@ -281,7 +281,7 @@ def _one_column(path: Path) -> list[tuple[str, Row]]:
 def _json(path: Path, *, by_line: bool = False) -> Any:
     """Returns the content of a JSON file; with `by_line`, None if it has JSON lines."""
     try:
-        found = json_value(path, content_of(path))
+        found = parse_json_file(path, read_content(path))
     except DataError:
         if by_line:
             return None

@@ -17,8 +17,8 @@ from lambert.tasks.reading.files import brat_pairs
 from lambert.tasks.reading.table import read_rows
 from lambert.tasks.tag.annotations import Document, Span
 from lambert.tasks.task import Row, keys_found, text_of, whole_text
-from lambert.text.encodings import invalid
-from lambert.text.rows import JSON, content_of, json_values, kind, lines
+from lambert.text.encodings import explain_invalid
+from lambert.text.rows import JSON, kind, read_content, read_json_values, read_lines
 
 _FURTHER, _DIFFER = "further annotations of rows with several annotators ({})", "rows whose annotators differ"
 
@@ -374,8 +374,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     if kind(path) in (".parquet", ".arrow"):
         yield from read_rows(path, Columns())
     elif kind(path) in JSON:
-        yield from json_values(path)
-    elif kind(path) in (".csv", ".tsv") and any(_STUDIO_CELL in line for _, line in lines(path)):
+        yield from read_json_values(path)
+    elif kind(path) in (".csv", ".tsv") and any(_STUDIO_CELL in line for _, line in read_lines(path)):
         for place, row in read_rows(path, Columns()):
             yield place, {key: _unpack_cell(cell) for key, cell in row.items()}
 
@@ -440,8 +440,8 @@ def _brat_spans(line: str, place: str, left: Counter[str]) -> list[Span]:
 
 
 def _decode(path: Path) -> str:
-    content = content_of(path)
+    content = read_content(path)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} {invalid(content, error.start)}.") from error
+        raise DataError(f"{path} {explain_invalid(content, error.start)}.") from error

@@ -17,7 +17,7 @@ from lambert.tasks.config import Columns
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import SPANS, other_task, plain_label, read_rows
 from lambert.tasks.task import Row, keys_found, whole_text
-from lambert.text.rows import kind, lines
+from lambert.text.rows import kind, read_lines
 
 _ROWS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv")
 """Suffixes of files with a sentence in each row. Every other tagged file is CoNLL."""
@@ -168,7 +168,7 @@ def _read_conll(path: Path, columns: Columns, labels: Collection[str]) -> Iterat
 
 def _groups(path: Path, skip: int) -> list[list[_Line]]:
     """Returns the lines of each sentence, with the comments before it."""
-    found = [(number, line.rstrip(" \t\r\n") if line.strip() else "") for number, line in lines(path)][skip:]
+    found = [(number, line.rstrip(" \t\r\n") if line.strip() else "") for number, line in read_lines(path)][skip:]
     filled = [line for _, line in found if line and not line.startswith(("#", _DOCUMENT))]
     filled = filled or [line for _, line in found if line]
     if filled and filled[0].startswith('{"'):

@@ -213,7 +213,7 @@ def _from_vocabulary(
             vocabulary, merges = models.BPE.read_file(str(path), str(path.with_name(MERGES)))
         model: dict[str, Any] = {"vocab": vocabulary, "merges": merges}
     else:
-        pieces = lines(path)
+        pieces = read_pieces(path)
         model = {"vocab": {piece: number for number, piece in enumerate(pieces)}}
         if lowercase is None and "do_lower_case" not in config:
             lowercase = not any(piece != piece.lower() for piece in pieces if not piece.startswith(("[", "<")))
@@ -390,7 +390,7 @@ def _object(path: Path) -> dict[str, Any]:
     return json_object(path) if path.exists() else {}
 
 
-def lines(path: Path) -> list[str]:
+def read_pieces(path: Path) -> list[str]:
     """Returns the pieces of a vocab.txt. Raises DataError for a piece that occurs twice."""
     try:
         text = read_file(path).decode("utf-8-sig")

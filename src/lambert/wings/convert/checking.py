@@ -31,7 +31,7 @@ from lambert.model.publish import NOISE, TOLERANCE, scaled
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.table import read_rows
 from lambert.tasks.vectors.sentence_transformers import MODULES, activation_of, root
-from lambert.text.rows import kind, lines
+from lambert.text.rows import kind, read_lines
 from lambert.text.tokenizers import roles
 from lambert.wings.convert import source_library
 from lambert.wings.convert.config import Against
@@ -147,7 +147,7 @@ def read_texts(path: Path) -> tuple[list[CheckRow], bool]:
     if kind(path) in _ROWS:
         found = (_row(place, row) for place, row in read_rows(path, Columns("text", label="", header=True)))
     else:
-        stripped = ((number, line.strip()) for number, line in lines(path))
+        stripped = ((number, line.strip()) for number, line in read_lines(path))
         found = (CheckRow(f"{path}:{number}", (line,)) for number, line in stripped if line)
     rows = [*islice(found, MOST + 1)]
     if not rows:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lambert.core.errors import DataError
 from lambert.core.files import not_read, open_regular
-from lambert.core.unsupported import markup
+from lambert.core.unsupported import explain_markup
 from lambert.text.encodings import UTF8
 from lambert.text.streams import Stream, inner_suffix, unpack
 from lambert.wings.corpus.config import PrepareConfig
@@ -34,7 +34,7 @@ def check_prose(path: Path, text_field: str = "text", encoding: str = UTF8, url:
             kind, problem = recognised(inner, beginning, text_field, encoding)
     except OSError as error:
         raise not_read(path, error) from error
-    if url and kind not in ("html", "warc") and "HTML page" in markup(beginning):
+    if url and kind not in ("html", "warc") and "HTML page" in explain_markup(beginning):
         what = "gave an HTML page, such as one for a login or an error, and not a file of text"
         raise DataError(f"{url} {what}. Check the URL, and delete the copy {path}.")
     if problem:

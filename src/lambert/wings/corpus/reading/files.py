@@ -10,7 +10,7 @@ from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError
 from lambert.core.files import not_read
 from lambert.core.unsupported import is_work_folder, refuse_archive
-from lambert.text.arrow import dataset_files, is_dataset
+from lambert.text.arrow import is_dataset, list_dataset_files
 from lambert.text.streams import EXPANSION, inner_suffix
 from lambert.wings.corpus.reading.beginnings import begins_as
 from lambert.wings.corpus.reading.labelled import LABELLED, is_corpus, refuse_corpus
@@ -120,7 +120,7 @@ def _walk(folder: Path) -> list[Path]:
             folders.clear()
             continue
         if is_dataset(Path(root)):
-            found += dataset_files(Path(root))
+            found += list_dataset_files(Path(root))
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))

@@ -14,25 +14,35 @@ from typing import Any, BinaryIO, cast
 
 from lambert.core.files import not_read, open_regular
 from lambert.core.registry import Kind, lookup
-from lambert.core.unsupported import markup
+from lambert.core.unsupported import explain_markup
 from lambert.text.arrow import ArrowFile, ParquetFile, UnreadableTable
 from lambert.text.encodings import (
     BOM,
     UTF8,
     Decoded,
+    explain_invalid,
     explain_unmarked,
     find_declared,
     find_marked,
-    invalid,
     other_form,
     plain,
     plain_beginning,
 )  # fmt: skip
-from lambert.text.json_rows import explain_wrapper, has_lines, json_rows
+from lambert.text.json_rows import explain_wrapper, has_lines, read_json_rows
 from lambert.text.read_row import Row
 from lambert.text.rows import aliases
-from lambert.text.streams import BLOCK, Stream, Unreadable, binary, is_damage, parquet, sheet, twice, unpack
-from lambert.text.tables import Table, table_rows
+from lambert.text.streams import (
+    BLOCK,
+    Stream,
+    Unreadable,
+    explain_binary,
+    explain_parquet,
+    explain_repacked,
+    explain_sheet,
+    is_damage,
+    unpack,
+)
+from lambert.text.tables import Table, read_table_rows
 from lambert.text.tables import recognise_table as table_of
 from lambert.wings.corpus.reading.gutenberg import book_reader, is_book
 from lambert.wings.corpus.reading.html import read_html
@@ -96,7 +106,7 @@ def read_wikipedia(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
 def read_jsonl(stream: Stream, layout: Layout) -> Iterator[Piece]:
     """Reads JSON: an object in each line, or objects over several lines, alone or in an array, with text in the field
     `layout.text_field`."""
-    for read in json_rows(stream, not layout.headed or has_lines(stream.peek())):
+    for read in read_json_rows(stream, not layout.headed or has_lines(stream.peek())):
         yield Piece("", read.place, error=read.error) if read.error else _field(read.row, layout, read.place)
 
 
@@ -112,7 +122,7 @@ def read_csv(stream: Stream, layout: Layout) -> Iterator[Piece]:
     if not layout.headed:
         start = (0, 0)
     stream.read(start[0])
-    for read in table_rows(stream, table, names, *start):
+    for read in read_table_rows(stream, table, names, *start):
         yield Piece("", read.place, error=read.error) if read.error else row_piece(read.row, layout, read.place)
 
 
@@ -242,7 +252,7 @@ def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator
         if kind == "auto":
             kind, problem = recognised(suffix, stream.peek(), layout.text_field, layout.encoding)
         elif kind in READERS:  # a reader of the user may decompress
-            problem = twice(stream.peek())
+            problem = explain_repacked(stream.peek())
         else:
             problem = ""
         if problem:
@@ -303,14 +313,16 @@ def recognised(inner: str, beginning: bytes, text_field: str, encoding: str = UT
         encoding: Encoding of plain text.
     """
     kind = SUFFIXES.get(inner, "text")
-    if kind not in _SEEKING and (problem := twice(beginning) or parquet(beginning) or sheet(inner)):
+    if kind not in _SEEKING and (
+        problem := explain_repacked(beginning) or explain_parquet(beginning) or explain_sheet(inner)
+    ):
         return "", problem
     if not is_dump(beginning):
         beginning = plain_beginning(beginning)
         if kind in _LINES and encoding == UTF8 and (problem := explain_unmarked(beginning)):
             return "", problem
-    if kind == "csv" and not markup(beginning):
-        if problem := binary(beginning):
+    if kind == "csv" and not explain_markup(beginning):
+        if problem := explain_binary(beginning):
             return "", problem
         _, problem = _columns(table_of(beginning, inner), Layout(text_field=text_field))
         return (kind, "") if not problem else ("", f"{problem}; it {recognise_labelled(inner)}")
@@ -322,19 +334,19 @@ def recognised(inner: str, beginning: bytes, text_field: str, encoding: str = UT
         return "wikipedia", ""
     if is_dump(beginning):
         return "mediawiki", ""
-    if problem := binary(beginning):
+    if problem := explain_binary(beginning):
         return kind, problem
     if encoding != UTF8:
         beginning = beginning.decode(encoding, "ignore").encode("utf-8", "ignore")
     if is_book(beginning):
         return "gutenberg", ""
-    return kind, recognise_labelled(inner, beginning) or markup(beginning)
+    return kind, recognise_labelled(inner, beginning) or explain_markup(beginning)
 
 
 def _has_field(beginning: bytes, text_field: str) -> bool:
     """Returns whether the first row of a JSON file with this beginning has a field of text."""
     stream = io.BytesIO(beginning)
-    read = next(json_rows(stream, has_lines(beginning)), None)
+    read = next(read_json_rows(stream, has_lines(beginning)), None)
     if read is None or (read.error and len(beginning) < BLOCK):
         return False
     return bool(read.error) or text_field in read.row or text_field in aliases([*read.row], [text_field]).values()
@@ -402,7 +414,7 @@ def _decoded(raw: bytes, number: int, last: bool) -> Piece:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         place = f"line {number + raw.count(bytes([10]), 0, error.start)}"
-        return Piece("", place, last, invalid(raw, error.start))
+        return Piece("", place, last, explain_invalid(raw, error.start))
     return Piece(with_newlines(text), f"line {number}", last)
 
 

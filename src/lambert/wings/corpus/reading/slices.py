@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from lambert.text.arrow import ParquetFile
 from lambert.text.streams import BLOCK, Stream, find_compression, is_damage, limit_expansion, unpack
-from lambert.text.tables import recognise_table, row_starts
+from lambert.text.tables import find_row_starts, recognise_table
 from lambert.wings.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.wings.corpus.reading.mediawiki import read_head
 from lambert.wings.corpus.reading.pieces import Layout, Piece
@@ -83,7 +83,7 @@ def divide(path: Path, layout: Layout, kind: str) -> list[Slice]:
             return [WHOLE]
         elif between is NOTHING:
             table = recognise_table(stream.peek(), inner)
-            starts = _apart(_before_damage(row_starts(stream, table)), max(SLICE // LEAST, 1))
+            starts = _apart(_before_damage(find_row_starts(stream, table)), max(SLICE // LEAST, 1))
             cuts, of = _apart(starts, _share(starts[-1], SLICE)), "text"
         elif not packed:
             cuts, of = [*range(0, size, _share(size, SLICE))], "text"
