@@ -25,7 +25,7 @@ Tuned = Callable[[str], Path]
 COUNT, CHUNK = 23, 4
 WRITING = [
     (os, "fsync"), (os, "link"), (Path, "mkdir"), (Path, "rename"), (Path, "replace"), (shutil, "rmtree"),
-    (predict, "readable"),
+    (predict, "make_readable_request"),
 ]  # fmt: skip
 """All by which the file comes about, and the reading of a chunk."""
 
@@ -130,8 +130,8 @@ def test_the_same_command_continues_after_a_kill_at_any_call(
     run(config)
     expected = out.read_bytes()
     asked: list[int] = []
-    plain = predict.readable
-    monkeypatch.setattr(predict, "readable", lambda *given: asked.append(len(given[1])) or plain(*given))
+    plain = predict.make_readable_request
+    monkeypatch.setattr(predict, "make_readable_request", lambda *given: asked.append(len(given[1])) or plain(*given))
     fatal, kept = 1, set()
     while True:
         shutil.rmtree(out.parent)
@@ -176,7 +176,7 @@ def test_a_signal_says_that_the_same_command_continues(
     flags = {"model": tuned("classify"), "chunk": CHUNK, "input": rows[1]}
     expected = lambert("predict", **flags).out
     with monkeypatch.context() as patched:
-        plain, calls = predict.readable, []
+        plain, calls = predict.make_readable_request, []
 
         def striking(*given: Any) -> Any:
             calls.append(1)
@@ -184,7 +184,7 @@ def test_a_signal_says_that_the_same_command_continues(
                 os.kill(os.getpid(), signal.SIGTERM)
             return plain(*given)
 
-        patched.setattr(predict, "readable", striking)
+        patched.setattr(predict, "make_readable_request", striking)
         stopped = lambert("predict", **flags, out=out)
         assert stopped.code == 75
         assert stopped.err.endswith(
@@ -202,7 +202,7 @@ def test_a_signal_says_whether_there_are_predictions(
     chunks: int, said: str, rows: list[Path], tuned: Tuned, tmp_path: Path, lambert: Lambert,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    plain, calls = predict.readable, []
+    plain, calls = predict.make_readable_request, []
 
     def striking(*given: Any) -> Any:
         calls.append(1)
@@ -210,7 +210,7 @@ def test_a_signal_says_whether_there_are_predictions(
             os.kill(os.getpid(), signal.SIGINT)
         return plain(*given)
 
-    monkeypatch.setattr(predict, "readable", striking)
+    monkeypatch.setattr(predict, "make_readable_request", striking)
     flags = {"model": tuned("classify"), "chunk": CHUNK, "input": rows[1], "out": tmp_path / "answers.jsonl"}
     stopped = lambert("predict", **flags)
     assert stopped.code == 130
