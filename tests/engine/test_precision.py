@@ -154,13 +154,13 @@ def test_a_processor_without_float8_is_refused(
 
 
 def test_a_given_precision_is_not_resolved() -> None:
-    assert [module.resolved(name, World()) for name in PRECISIONS] == [*PRECISIONS]
+    assert [module.resolve_precision(name, World()) for name in PRECISIONS] == [*PRECISIONS]
 
 
 @pytest.mark.parametrize(("instructions", "name"), [(True, "bfloat16"), (False, "float32")])
 def test_auto_follows_the_device(instructions: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "has_bfloat16", lambda device: instructions)
-    assert module.resolved("auto", World()) == name
+    assert module.resolve_precision("auto", World()) == name
 
 
 def test_all_ranks_take_float32_if_one_has_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_all_ranks_take_float32_if_one_has_no_bfloat16(monkeypatch: pytest.Monke
             return max(number, 1)  # the other rank has no instructions for bfloat16
 
     monkeypatch.setattr(module, "has_bfloat16", lambda device: True)
-    assert module.resolved("auto", Pair()) == "float32"
+    assert module.resolve_precision("auto", Pair()) == "float32"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists(), reason="reads /proc/cpuinfo")

@@ -13,7 +13,7 @@ from lambert.verbs.settings.pretrain import PretrainConfig
 def test_the_way_of_a_pre_training(
     corpus: Path, small: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(updates, "_ceiling", lambda run: None)  # measures for seconds
+    monkeypatch.setattr(updates, "_measure_ceiling", lambda run: None)  # measures for seconds
     way = follow(PretrainConfig, lambda: lambert.pretrain(corpus=corpus, out=tmp_path / "run", **small, train__steps=2))
     assert len(way.files) < 20, way.files
     assert len(way.climbs) < 8, way.climbs
