@@ -8,7 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,19 @@ def answer_file(path: Path, copied: Collection[str] = ("id",)) -> Iterator[Add]:
         MachineError: A write fails.
     """
     write = choose(FORMATS, path.suffix, "the ending of out")
+    with (
+        _write_errors(path), temporary_folder(partial_folder(path)) as folder,
+        closing(write(folder / _ROWS, None, copied)) as rows,
+    ):  # fmt: skip
+        yield rows.add
+        _finish(rows, path)
+
+
+@contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    """A context that raises errors of the system as `not_written`."""
     try:
-        with temporary_folder(partial_folder(path)) as folder:
-            rows = write(folder / _ROWS, None, copied)
-            try:
-                yield rows.add
-                _finish(rows, path)
-            finally:
-                rows.close()
+        yield
     except OSError as error:
         raise not_written(path, error) from error
 
@@ -89,20 +94,13 @@ class Unfinished:
         self.path, self.folder, self._of = path, partial_folder(path), dict(of)
         self.position, self.rows, self.errors, self.first = Position(), 0, 0, ""
         """Position of the input, numbers of rows and of those with errors, and the first error."""
-        self._written, self._stack = time.monotonic(), ExitStack()
-        try:
+        self._written = time.monotonic()
+        with _write_errors(path), ExitStack() as stack:
             make_folder(path.parent)
             remove_leftovers(self.folder)
-            self._stack.enter_context(lock_folder(self.folder, "place for predictions"))
-            state = self._read()
-            self._answers = write(self.folder / _ROWS, state, copied)
-        except OSError as error:
-            self._stack.close()
-            raise not_written(path, error) from error
-        except BaseException:
-            self._stack.close()
-            raise
-        self._stack.callback(self._answers.close)
+            stack.enter_context(lock_folder(self.folder, "place for predictions"))
+            self._answers = stack.enter_context(closing(write(self.folder / _ROWS, self._read(), copied)))
+            self._stack = stack.pop_all()
 
     def _read(self) -> dict[str, int] | None:
         """Returns the state of the answers; None if there are none yet."""
@@ -131,34 +129,28 @@ class Unfinished:
 
     def add(self, row: Row) -> None:
         """Adds a prediction, or an error. Raises UsageError if the format cannot hold such predictions."""
-        try:
+        with _write_errors(self.path):
             self._answers.add(row)
-        except OSError as error:
-            raise not_written(self.path, error) from error
 
     def commit(self, position: Position, *, now: bool = False) -> None:
         """Records that the predictions of the input before `position` are complete; on disk at most once a second, or
         `now`."""
         self.position = position
         if now or time.monotonic() - self._written >= _SECONDS:
-            try:
+            with _write_errors(self.path):
                 state = {
                     "of": self._of, "answers": self._answers.flush(), "rows": self.rows, "errors": self.errors,
                     "first": self.first, "position": asdict(position),
                 }  # fmt: skip
-            except OSError as error:
-                raise not_written(self.path, error) from error
             write_atomic(self.folder / _STATE, json.dumps(state) + "\n")
             self._written = time.monotonic()
 
     def finish(self) -> None:
         """Writes the file and removes the folder."""
         self.commit(self.position, now=True)
-        try:
+        with _write_errors(self.path):
             _finish(self._answers, self.path)
             delete_folder(self.folder)
-        except OSError as error:
-            raise not_written(self.path, error) from error
 
     def __enter__(self) -> "Unfinished":
         return self
