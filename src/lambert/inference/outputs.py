@@ -97,11 +97,11 @@ def load_task(
     report.check_tied(folder, heads)
     check_segments(task.config, model)
     check_padding(tokenizer, model.config, folder)
-    if not report.missing:
-        return LoadedTask(model.eval(), tokenizer, task, "", report.lost)
-    own = layout.answering_head(settings, layout.check_family(settings, folder))
-    why = f"its head predicts {PREDICTED[own]}" if own in PREDICTED else f"no {report.missing[0]}"
-    lacking = f"{folder} has no head for {task.config.name!r} ({why}): fine-tune it."
+    lacking = ""
+    if report.missing:
+        own = layout.answering_head(settings, layout.check_family(settings, folder))
+        why = f"its head predicts {PREDICTED[own]}" if own in PREDICTED else f"no {report.missing[0]}"
+        lacking = f"{folder} has no head for {task.config.name!r} ({why}): fine-tune it."
     return LoadedTask(model.eval(), tokenizer, task, lacking, report.lost)
 
 

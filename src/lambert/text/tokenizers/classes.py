@@ -137,10 +137,6 @@ def _herbert_template(tokenizer: Tokenizer, names: Names, settings: Settings) ->
     return processors.BertProcessing((names["sep"], 2), (names["cls"], 0))  # ids as in its published vocabulary
 
 
-def _no_template(tokenizer: Tokenizer, names: Names, settings: Settings) -> Any:
-    return None
-
-
 def _id(tokenizer: Tokenizer, name: str) -> int:
     number = tokenizer.token_to_id(name)
     assert number is not None, name  # names are added before
@@ -199,7 +195,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
     ),
     "GPT2Tokenizer": TokenizerClass(
         "BPE", "", dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"), {"add_prefix_space": False}, _bytes,
-        _no_template, (),
+        lambda tokenizer, names, settings: None, (),
     ),
 }  # fmt: skip
 """Classes by name, without `Fast` at its end."""

@@ -22,13 +22,11 @@ from lambert.text.tokenizers.roles import ROLES, Declared, declare, get_declared
 from lambert.text.tokenizers.trial import library_errors
 
 __all__ = [
-    "CONFIG", "CONTINUATION", "DERIVED", "JSON", "SPECIAL_PIECES", "VOCABULARY", "build", "describe", "file_in",
+    "CONFIG", "CONTINUATION", "JSON", "SPECIAL_PIECES", "VOCABULARY", "build", "describe", "file_in",
     "fingerprint", "load", "normalization", "rebuild", "save", "with_mask",
 ]  # fmt: skip
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-DERIVED = (VOCABULARY, CONFIG)
-"""Files that `save` writes besides `tokenizer.json`, for other libraries."""
 
 
 def build(pieces: list[str], *, lowercase: bool, strip_accents: bool | None = None) -> Any:
