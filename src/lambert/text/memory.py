@@ -79,7 +79,7 @@ def write_data(value: Any, name: str) -> tuple[str, bytes]:
     Raises:
         UsageError: It is none of these, or a value has a type that files of rows cannot have.
     """
-    refuse_unread(value, name)
+    _refuse_unread(value, name)
     if _has(value, *_DATASET):
         table = value.with_format("arrow", columns=_columns(value))[:] if len(value) else value.data.table.slice(0, 0)
         return ".arrow", write_arrow(table, encode_features(value.features.to_dict()))
@@ -91,7 +91,7 @@ def write_data(value: Any, name: str) -> tuple[str, bytes]:
 def read_rows(value: Any, name: str) -> list[Row]:
     """Returns the rows of a table, of a list of rows or of a dict of columns, as JSON values. Raises as
     `write_data`."""
-    refuse_unread(value, name)
+    _refuse_unread(value, name)
     return [plain_row(row, f"{name}, row {number}") for number, row in enumerate(_rows(value, name), 1)]
 
 
@@ -137,7 +137,7 @@ def _of_columns(value: Mapping[Any, Any], name: str) -> Iterator[Row]:
     yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
 
 
-def refuse_unread(value: Any, name: str) -> None:
+def _refuse_unread(value: Any, name: str) -> None:
     """Raises UsageError for rows that are not in memory, and for several splits."""
     if _has(value, *_DATASET) and (value.format or {}).get("type") == "custom":
         raise UsageError(f"{name} has a transform, which no file keeps: compute it with map() instead.")
@@ -217,27 +217,25 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [_plain(item) for item in value]
     method = next((method for method in _LISTS if _has(value, method)), "")
-    if not method or isinstance(value, memoryview):
-        raise TypeError(f"of the type {type(value).__name__}")
-    found = getattr(value, method)()
-    if type(found) is type(value):  # such as a long double of numpy
+    found = getattr(value, method)() if method and not isinstance(value, memoryview) else value
+    if type(found) is type(value):  # also a long double of numpy
         raise TypeError(f"of the type {type(value).__name__}")
     return _plain(found)
 
 
 @contextmanager
-def data_path(data: Any, name: str = "data") -> Iterator[Path]:
+def data_path(data: Any) -> Iterator[Path]:
     """A context with the path of a labelled file: `data` itself, or a temporary file with its rows (`write_data`),
-    called `name` in errors."""
+    called data in errors."""
     if is_path(data):
         yield Path(data)
         return
-    suffix, content = write_data(data, name)
+    suffix, content = write_data(data, "data")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"{name}{suffix}")
+        path = Path(folder, f"data{suffix}")
         path.write_bytes(content)
         try:
             yield path
         except LambertError as error:
-            error.args = (str(error).replace(str(path), name), *error.args[1:])
+            error.args = (str(error).replace(str(path), "data"), *error.args[1:])
             raise
