@@ -1,4 +1,4 @@
-"""Recognises files and folders that are no text to learn from: labelled data, and corpora."""
+"""Recognises files and folders that are not text to learn from: labelled data and corpora."""
 
 import csv
 import io
