@@ -126,7 +126,7 @@ def test_an_optimizer_and_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_name_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cleaning function, a sampler, a pruner, a tracker and a kind of work."""
     monkeypatch.setitem(cleaning.CLEANERS, "mine", str.strip)
-    assert cleaning.cleaner("mine") is str.strip
+    assert cleaning.find_cleaner("mine") is str.strip
     monkeypatch.setitem(search.SAMPLERS, "mine", lambda space, seed: "sampler")
     monkeypatch.setitem(search.PRUNERS, "mine", lambda every, updates: "pruner")
     assert search.pruner("mine", 1, 1) == "pruner"  # type: ignore[comparison-overlap]

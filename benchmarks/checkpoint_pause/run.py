@@ -26,7 +26,8 @@ import torch
 
 from lambert.core.batch import Target, flat_batch
 from lambert.engine import state
-from lambert.engine.checkpoint import FOLDER, Saver, Snapshot
+from lambert.engine.archive import FOLDER
+from lambert.engine.checkpoint import Saver, Snapshot
 from lambert.engine.precision import Precision
 from lambert.model import weights
 from lambert.model.config import SIZES, EncoderConfig

@@ -16,11 +16,10 @@ from typing import Any
 
 from benchmarks.filters.run import documents
 from lambert.text.sentences import split
-from lambert.wings.corpus.batch import Batch
+from lambert.wings.corpus.batch import Batch, Outcome
 from lambert.wings.corpus.filters.c4 import C4, c4
 from lambert.wings.corpus.filters.fineweb import FineWeb, fineweb
 from lambert.wings.corpus.filters.gopher import Gopher, gopher
-from lambert.wings.corpus.filters.outcome import Outcome
 from lambert.wings.corpus.filters.repetition import Repetition, gopher_repetition
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from lambert.wings.corpus.config import PrepareConfig
-from lambert.wings.corpus.filtering import Ledger, chain, filtered
+from lambert.wings.corpus.filtering import Ledger, apply_filters, build_filters
 from lambert.wings.corpus.filters.decontamination import Decontaminate
 from lambert.wings.corpus.reading.readers import Layout, Piece, read
 
@@ -48,12 +48,12 @@ def measure(files: list[Path], megabytes: float, rounds: int, evaluation: list[P
     others = [name for name in OTHERS if name != "decontaminate" or evaluation]
     chains: dict[str, tuple[str, ...]] = {"nothing": ()} | {name: (name,) for name in (*CHEAP, *others)}
     chains |= {"all cheap ones": CHEAP, "all cheap ones and language": (CHEAP[0], "language", *CHEAP[1:])}
-    built = {name: chain(names, config) for name, names in chains.items()}
+    built = {name: build_filters(names, config) for name, names in chains.items()}
     best: dict[str, float] = {}
     for number in range(rounds + 1):
         for name, filters in built.items():
             began = time.process_time()
-            for _ in filtered(pieces, filters, Ledger()):
+            for _ in apply_filters(pieces, filters, Ledger()):
                 pass
             taken = (time.process_time() - began) / size * 1e3
             if number:  # the first round reads models and tables

@@ -29,7 +29,7 @@ import scipy.sparse
 
 from lambert.wings.corpus.config import DeduplicateConfig
 from lambert.wings.corpus.duplicates.deduplication import deduplicate
-from lambert.wings.corpus.duplicates.shingles import text_hash
+from lambert.wings.corpus.duplicates.shingles import hash_text
 from lambert.wings.corpus.parts import write_part
 from lambert.wings.corpus.reading.pieces import Piece
 from lambert.wings.corpus.reading.readers import Layout, read
@@ -100,7 +100,7 @@ def accuracy(texts: list[str], folder: Path, config: DeduplicateConfig) -> dict[
     best: dict[int, int] = {}
     for at, text in enumerate(texts):
         own = int(component[at])
-        if own not in best or text_hash(text) < text_hash(texts[best[own]]):
+        if own not in best or hash_text(text) < hash_text(texts[best[own]]):
             best[own] = at
     expected = np.array([best[int(own)] != at for at, own in enumerate(component)])
     found = np.zeros(len(texts), dtype=np.bool_)

@@ -56,7 +56,7 @@ def main() -> None:
         for _ in range(2):
             with mock.patch.object(time, "perf_counter", time.thread_time):
                 fitted = predicted(recipe, settings)
-                with mock.patch.object(calibration, "_fitted", return_value=1.0):
+                with mock.patch.object(calibration, "_fit", return_value=1.0):
                     constants = predicted(recipe, settings)
             found = reached(recipe, settings, args.updates)
             cells = [f"{rate:,.0f} ({rate / found - 1:+.0%})" for rate in (fitted, constants)]

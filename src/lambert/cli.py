@@ -307,9 +307,6 @@ def _command(
         chosen = config or kind()
         return run_verb(dataclasses.replace(chosen, **unparsed) if unparsed else chosen, say=_say)
 
-    def with_table(recipe: Recipe = None, /, *, config: Any) -> Any:
-        return run_verb(dataclasses.replace(config, **unparsed), say=_say)
-
     def with_runs(runs: Runs, /, *, config: Any) -> Any:
         return run_verb(dataclasses.replace(config or kind(), runs=tuple(runs)), say=_say)
 
@@ -328,7 +325,7 @@ def _command(
         return run_verb(config or kind(), say=_say)
 
     commands = {
-        "recipe": with_recipe, "table": with_table, "runs": with_runs, "folder": with_folder, "verb": with_verb,
+        "recipe": with_recipe, "table": with_recipe, "runs": with_runs, "folder": with_folder, "verb": with_verb,
         "recipe of a run": with_run_recipe, "flags": flags_only,
     }  # fmt: skip
     command: Any = commands[verb.takes]

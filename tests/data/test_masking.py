@@ -12,7 +12,7 @@ from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, key, words
 from lambert.core.specials import Specials, Template
 from lambert.data.config import MaskingConfig
-from lambert.data.masking import DynamicMasking, chosen
+from lambert.data.masking import DynamicMasking, select_tokens
 
 CLS, SEP, MASK, V = 2, 3, 4, 1000
 CONTINUES, CLOSES = np.arange(V) >= 700, (np.arange(V) >= 690) & (np.arange(V) < 710)
@@ -81,7 +81,7 @@ def test_whole_words_are_offered_in_the_order_of_their_hashes(specials, lengths,
     ids, lengths = sequences(np.random.default_rng(seed), lengths), np.array(lengths)
     config = MaskingConfig(rate=rate, whole_word=True, max_predictions=cap)
     hashes = words(key(seed, Stream.SELECT, 0, np.arange(len(lengths))), lengths)
-    at = chosen(hashes, ids, lengths, config, specials)
+    at = select_tokens(hashes, ids, lengths, config, specials)
     expected, limits, ends = [], config.predictions(lengths), np.cumsum(lengths)
     for low, high, limit in zip(ends - lengths, ends, limits, strict=True):
         taken: list[int] = []

@@ -55,7 +55,7 @@ def test_reaching_is_the_first_sentence_that_reaches(write_corpus, lengths, data
     low = data.draw(st.integers(0, len(lengths) - 1))
     high = data.draw(st.integers(low, len(lengths) - 1))
     tokens = data.draw(st.integers(0, sum(lengths) + 5))
-    found = outline.reaching(np.array([tokens]), np.array([low]), np.array([high]))
+    found = outline.find_end(np.array([tokens]), np.array([low]), np.array([high]))
     ends = np.cumsum(lengths)
     assert found.tolist() == [next((s for s in range(low, high) if ends[s] >= tokens), high)]
 

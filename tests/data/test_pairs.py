@@ -14,7 +14,7 @@ from lambert.core.randomness import Stream, key
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.google import create_instances
 from lambert.data.packing import Outline
-from lambert.data.pairs import PairPlan, heads, truncated
+from lambert.data.pairs import PairPlan, toss_coins, truncate
 
 CORPORA = st.lists(st.lists(st.integers(1, 70), min_size=1, max_size=8), min_size=2, max_size=8)
 MODES = pytest.mark.parametrize("mode", ["pairs", "balanced"])
@@ -76,7 +76,7 @@ def test_without_truncation_each_sentence_is_used_and_put_back_ones_come_again(w
 @pytest.mark.parametrize("room", [5, 6, 13, 20])
 def test_truncated_lengths_are_those_of_popping_one_by_one(room):
     a, b = (side.ravel() for side in np.meshgrid(np.arange(1, 40), np.arange(1, 40)))
-    kept_a, kept_b = truncated(a, b, room)
+    kept_a, kept_b = truncate(a, b, room)
     for tokens_a, tokens_b, found in zip(a.tolist(), b.tolist(), zip(kept_a, kept_b, strict=True), strict=True):
         left_a, left_b = tokens_a, tokens_b
         while left_a + left_b > room:
@@ -89,13 +89,13 @@ def test_truncated_lengths_are_those_of_popping_one_by_one(room):
 
 def test_heads_is_binomial():
     tosses = np.tile([0, 1, 63, 64, 65, 1000], 4000)
-    drawn = heads(key(3, Stream.CUT, np.arange(len(tosses))), tosses)
+    drawn = toss_coins(key(3, Stream.CUT, np.arange(len(tosses))), tosses)
     assert ((drawn >= 0) & (drawn <= tosses)).all()
     for n in (1, 63, 64, 65, 1000):
         sample = drawn[tosses == n]
         assert abs(sample.mean() - n / 2) < 4.5 * (n / 4 / 4000) ** 0.5
         assert abs(sample.var() / (n / 4) - 1) < 0.12
-    assert heads(key(0, 0, np.arange(2)), np.array([0, 0])).tolist() == [0, 0]
+    assert toss_coins(key(0, 0, np.arange(2)), np.array([0, 0])).tolist() == [0, 0]
 
 
 def test_share_of_random_segments(random_corpus):

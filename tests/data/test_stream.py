@@ -18,7 +18,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.data.batch_sizes import BatchSizes
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
-from lambert.data.stream import balanced, micro_bounds, sequential, split, stream
+from lambert.data.stream import balance, micro_bounds, sequential, split, stream
 
 
 class Numbered:
@@ -195,7 +195,7 @@ def test_parts_hold_about_as_many_tokens_each(lengths, parts):
 def test_ranks_get_about_as_many_tokens_each(lengths, ranks):
     lengths = np.array(lengths)
     micro_batches = [(n, n, n + 1) for n in range(len(lengths))]
-    found = balanced(micro_batches, lengths, ranks)
+    found = balance(micro_batches, lengths, ranks)
     assert sorted(entry for share in found for entry in share) == micro_batches
     loads = [sum(lengths[low] for _, low, _ in share) for share in found]
     best = max(lengths.max(), lengths.sum() / ranks)

@@ -28,5 +28,5 @@ def test_more_work_is_not_slowness() -> None:
 def test_idle_ranks_are_said_once() -> None:
     slow = Stragglers()
     lines = [slow.watch(Paced(0.0, (100, 100, 0, 0))) for _ in range(3)]  # type: ignore[arg-type]
-    assert "2 of 4 ranks have nothing to do" in lines[0]
+    assert "2 of 4 ranks have no work" in lines[0]
     assert lines[1:] == ["", ""]

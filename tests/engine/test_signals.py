@@ -43,14 +43,14 @@ def test_a_signal_is_a_request(number: signal.Signals, code: int, capfd: pytest.
         ask(number)
         assert request
         assert request.agree(World())
-        raise request.build_error("step 7 is saved", "lambert pretrain r.toml")
+        raise request.build_error("step 7 is saved")
 
     with pytest.raises(SavedAndStopped) as caught:
         deferring(work)
     assert signal.getsignal(number) is before
     assert threading.active_count() == threads
     assert caught.value.exit_code == code
-    assert str(caught.value) == f"Stopped by {number.name}; step 7 is saved. To continue: lambert pretrain r.toml"
+    assert str(caught.value) == f"Stopped by {number.name}; step 7 is saved. To continue: the same command again."
     assert capfd.readouterr().err.count("a second signal exits at once") == 1
 
 

@@ -20,7 +20,7 @@ from lambert.core.errors import DataError
 from lambert.inference.input_rows import InputFiles
 from lambert.tasks import Columns, TaskConfig, create
 from lambert.tasks.reading.table import plain_label, read_labelled_rows
-from lambert.wings.corpus.reading.pieces import with_newlines
+from lambert.wings.corpus.reading.pieces import normalise_newlines
 from lambert.wings.corpus.reading.readers import Layout, read
 
 TASK = create(TaskConfig(labels=("a", "b")), Tokenizer(WordPiece()))
@@ -148,7 +148,7 @@ def test_every_verb_reads_the_same_rows(tmp_path: Path) -> None:
         assert [label for _, label in labelled] == [plain_label(label) for _, label in rows]
         assert predicted(path) == (expected, [])
         assert continued(path) == expected
-        assert prepared(path) == ([with_newlines(text) for text in expected], [])
+        assert prepared(path) == ([normalise_newlines(text) for text in expected], [])
 
     check()
 
@@ -179,7 +179,7 @@ def test_every_verb_refuses_in_the_same_words(tmp_path: Path) -> None:
             assert problems
             return
         assert told[: len(labelled)] == [text for text, _ in labelled]
-        assert texts == [with_newlines(text) for text in told]
+        assert texts == [normalise_newlines(text) for text in told]
         assert problems == errors
         assert refused == (errors[0] if errors else "")
 

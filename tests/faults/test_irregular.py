@@ -20,8 +20,7 @@ from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.wings.convert import openvino
 from lambert.wings.corpus.reading import readers
 from lambert.wings.corpus.tokens import expansion
-from lambert.wings.serve.config import ServeConfig
-from lambert.wings.serve.server import api_key
+from lambert.wings.serve.config import ServeConfig, read_api_key
 
 VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] a b"
 
@@ -45,9 +44,9 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "model files": ("model.safetensors", lambda path: contents.model_files(path.parent)),
     "settings of a tokenizer": ("tokenizer_config.json", tokenizer),
     "scored examples": ("examples.jsonl", examples.read),
-    "words": ("words.txt", expansion.listed),
+    "words": ("words.txt", expansion.read_word_list),
     "texts of a calibration": ("texts.txt", openvino.calibration_texts),
-    "key": ("key", lambda path: api_key(ServeConfig(("m=folder",), api_key_file=path))),
+    "key": ("key", lambda path: read_api_key(ServeConfig(("m=folder",), api_key_file=path))),
     "replaced": ("out.csv", lambda path: files.check_replaceable(path, lambda begin: False, "predict")),
 }  # fmt: skip
 

@@ -159,7 +159,7 @@ def test_the_final_scoring_is_made_up_for(
     assert len(seen) == 2
     assert not (run / "model").exists()
     with monkeypatch.context() as patched:
-        patched.setattr(publish, "_verified", strike())
+        patched.setattr(publish, "_verify", strike())
         left(lambert("pretrain", out=run, **apart), 75, stands)
     assert not (run / "model").exists()
     assert not list(run.glob(".*"))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lambert.model.attention import KERNELS, attention, equal_lengths, kernel, padded, reference
+from lambert.model.attention import KERNELS, attend_padded, attention, equal_lengths, kernel, reference
 from lambert.native import library
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=8)
@@ -124,7 +124,7 @@ def test_windows(window: int) -> None:
     for name in ("plain", "banded"):
         found = KERNELS[name](qkv, bounds_S1, max(sizes), 0.0, window)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(padded(qkv, bounds_S1, max(sizes), 0.0, window), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(attend_padded(qkv, bounds_S1, max(sizes), 0.0, window), expected, rtol=0, atol=1e-12)
     leaf, plain = qkv.clone().requires_grad_(), qkv.clone().requires_grad_()
     slope = torch.randn(expected.shape, dtype=expected.dtype, generator=torch.Generator().manual_seed(0))
     (attention(leaf, bounds_S1, longest=max(sizes), dropout=0.0, window=window) * slope).sum().backward()
@@ -198,7 +198,7 @@ def test_a_gpu_takes_the_fastest_kernel_that_it_has(
 @settings(max_examples=20)
 def test_padded_rows_equal_the_plain_kernel_in_float64(sizes: list[int]) -> None:
     qkv, bounds_S1 = random_qkv(sum(sizes)), bounds(sizes)
-    torch.testing.assert_close(padded(qkv, bounds_S1, max(sizes), 0.0), reference(qkv, bounds_S1, dropout=0.0))
+    torch.testing.assert_close(attend_padded(qkv, bounds_S1, max(sizes), 0.0), reference(qkv, bounds_S1, dropout=0.0))
 
 
 @pytest.mark.parametrize("window", [0, 16])

@@ -16,7 +16,7 @@ import torch
 from lambert.core.errors import DataError
 from lambert.model import files, weights
 from lambert.model.config import EncoderConfig
-from lambert.wings.convert.original import kept
+from lambert.wings.convert.original import read_extras
 
 CONFIG = EncoderConfig(vocabulary=90, hidden=32, intermediate=48, positions=40)
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -85,7 +85,7 @@ def unlisted(index: dict[str, Any], folder: Path) -> None:
         (lambda index, folder: (folder / "b.safetensors").unlink(), "names b.safetensors, which is missing"),
         (lambda index, folder: index["weight_map"].update(more="b.safetensors"), "lacks more, which"),
         (moved, rf"lacks {WORDS}|holds {WORDS}"),
-        (unlisted, rf"holds {WORDS}, which {files.INDEX} does not say"),
+        (unlisted, rf"holds {WORDS}, which {files.INDEX} does not list"),
         (lambda index, folder: index.clear(), "has no weight_map"),
     ],
 )
@@ -157,7 +157,7 @@ def test_sizes_that_are_made_up_cost_nothing(folder: Path, keys: dict[str, objec
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(Fraction(1), "it calls fractions.Fraction, which no table of tensors needs"), (3, "holds no table of tensors")],
+    [(Fraction(1), "it calls fractions.Fraction, which no state dict needs"), (3, "is not a state dict")],
 )
 def test_advice_to_load_a_pickle_without_protection_is_not_quoted(folder: Path, value: object, said: str) -> None:
     (folder / files.WEIGHTS).unlink()
@@ -179,9 +179,9 @@ def test_special_tokens_beyond_the_vocabulary_are_told_and_not_copied(folder: Pa
     change(folder, eos_token_id=90, bos_token_id=[2, -1], cls_token_id=3, mask_token_id=None)
     model, report = weights.load(folder)
     assert report.warnings() == [
-        "note: config.json has eos_token_id = 90, bos_token_id = [2, -1], left aside: the model has 90 pieces."
+        "note: config.json has eos_token_id = 90, bos_token_id = [2, -1], which are ignored: the model has 90 pieces."
     ]
-    assert kept(folder, model.config)[0] == {"cls_token_id": 3}
+    assert read_extras(folder, model.config)[0] == {"cls_token_id": 3}
 
 
 def test_a_fingerprint_is_of_all_files_with_weights(folder: Path) -> None:

@@ -13,7 +13,7 @@ from lambert.core.errors import UsageError
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import HEADS, Head, Model
-from lambert.model.objectives import decoded
+from lambert.model.objectives import decode
 
 CONFIG = EncoderConfig(vocabulary=200, dropout=0.0, attention_dropout=0.0)
 LENGTHS = [9, 4, 15, 4]
@@ -53,7 +53,7 @@ def test_rounding_the_vocabulary_up_changes_no_logit_and_no_gradient() -> None:
     weight_NV, found = torch.randn(5, 21), []
     for multiple in (1, 16):
         leaves = [tensor.clone().requires_grad_() for tensor in (rows_ND, words_VD, bias_V)]
-        logits_NV = decoded(*leaves, multiple)
+        logits_NV = decode(*leaves, multiple)
         (logits_NV * weight_NV).sum().backward()
         found.append([logits_NV.detach(), *(leaf.grad for leaf in leaves)])
     expected = rows_ND @ words_VD.T + bias_V

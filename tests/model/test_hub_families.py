@@ -157,7 +157,7 @@ def test_parity_and_round_trip(kind: str, head: str, tmp_path: Path) -> None:
     wanted = {family.names.current(name): grad for name, grad in stored_gradients(theirs).items()}
     compared = 0
     for name, parameter in ours.named_parameters():
-        grad = wanted.get(family.names.stored(name))
+        grad = wanted.get(family.names.to_folder(name))
         if grad is None:
             continue
         compared += 1
@@ -288,7 +288,7 @@ def test_dropouts(kind: str, read: tuple[str, str], aside: tuple[str, ...], tmp_
     named = [key for key in aside if key in ("embedding_dropout", "classifier_dropout")]
     (tmp_path / "config.json").write_text(json.dumps(settings | dict.fromkeys(aside, 0.7)))
     lines = weights.load(tmp_path)[1].warnings()
-    assert [next(key for key in named if f"{key} = 0.7, which is left aside" in line) for line in lines] == named[::-1]
+    assert [next(key for key in named if f"{key} = 0.7, which is ignored" in line) for line in lines] == named[::-1]
 
 
 def test_the_discriminator_is_a_body(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ def test_padded_rows_give_the_same() -> None:
         table.weight.grad = None
         of_length = mpnet.biases(table, batch)
         if padded:
-            mixed_THE = mpnet._padded(qkv_T3HE, batch, of_length[batch.longest], 0.0)
+            mixed_THE = mpnet._attend_padded(qkv_T3HE, batch, of_length[batch.longest], 0.0)
         else:
-            mixed_THE = mpnet.biased_attention(qkv_T3HE, batch, of_length, 0.0)
+            mixed_THE = mpnet.attend_with_biases(qkv_T3HE, batch, of_length, 0.0)
         mixed_THE.square().sum().backward()
         assert table.weight.grad is not None
         assert qkv_T3HE.grad is not None

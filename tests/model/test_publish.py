@@ -17,7 +17,7 @@ from lambert.model import publish as module
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.folder import read_config
-from lambert.model.heads import Model, built
+from lambert.model.heads import Model, build_model
 from lambert.model.publish import publish
 from lambert.runs.publish import card
 from lambert.tasks.card import PIPELINES, Origin, card_of_converted
@@ -140,10 +140,10 @@ def test_the_card_of_a_converted_folder_names_its_origin(model: Model, tmp_path:
 def test_a_card_says_which_head_transformers_cannot_read() -> None:
     config = FinetuneConfig(data=Path("d"), out=Path("o"), init=Path("i"))
     shape = EncoderConfig(vocabulary=40, hidden=32, layers=1, heads=2, intermediate=48, block="eurobert")
-    text = card(built(shape, {"span": 0}), config, {})
+    text = card(build_model(shape, {"span": 0}), config, {})
     assert "transformers has no EuroBertForQuestionAnswering" in text
     assert text.count("```python") == 1
-    assert "AutoModelForTokenClassification" in card(built(shape, {"tag": 3}), config, {})
+    assert "AutoModelForTokenClassification" in card(build_model(shape, {"tag": 3}), config, {})
 
 
 def test_the_card_of_a_fine_tuned_model_states_its_facts(

@@ -88,7 +88,7 @@ def test_parity_with_padded_batches(layer: int, heads: int) -> None:
     sums_K[2].backward()
     wanted = {name: parameter.grad for name, parameter in student.named_parameters() if parameter.grad is not None}
     found = {
-        weights.family_of(STUDENT).names.stored(name): parameter.grad
+        weights.family_of(STUDENT).names.to_folder(name): parameter.grad
         for name, parameter in model.named_parameters()
         if parameter.grad is not None and parameter.grad.any()
     }

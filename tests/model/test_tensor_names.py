@@ -7,7 +7,7 @@ import torch
 
 from lambert.model.config import EncoderConfig
 from lambert.model.families import FAMILIES
-from lambert.model.heads import built
+from lambert.model.heads import build_model
 from lambert.model.tensor_names import TensorNames
 
 NAMES = TensorNames(
@@ -41,7 +41,7 @@ NAMES = TensorNames(
     ],
 )
 def test_names_in_a_folder(name: str, stored: str) -> None:
-    assert NAMES.stored(name) == stored
+    assert NAMES.to_folder(name) == stored
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_every_parameter_has_a_name_of_its_own(block: str, head: str) -> None:
     family = FAMILIES[block]
     shape = EncoderConfig(vocabulary=90, hidden=32, intermediate=48, positions=40, block=block, pad=1)
     with torch.device("meta"):
-        model = built(family.completed(shape), {head: 3 if head in ("label", "tag") else 0}, pooler=False)
-    names = [family.names.stored(name) for name, _ in model.named_parameters()]
+        model = build_model(family.complete(shape), {head: 3 if head in ("label", "tag") else 0}, pooler=False)
+    names = [family.names.to_folder(name) for name, _ in model.named_parameters()]
     assert len(names) == len({*names})
     assert not [name for name in names if name.startswith(("encoder.", "heads.")) or ".encoder.blocks." in name]
     assert [family.names.current(name) for name in names] == names

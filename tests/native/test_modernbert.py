@@ -96,9 +96,9 @@ def test_rotation_and_gate() -> None:
         expected = torch.nn.functional.gelu(a, approximate=approximate) * b
         slope = torch.randn(9, 48).bfloat16()
         (expected * slope.float()).sum().backward()
-        found = ops.gated(both_TF.detach(), approximate)
+        found = ops.gate(both_TF.detach(), approximate)
         torch.testing.assert_close(found.float(), expected.detach(), atol=0.01, rtol=0.01)
-        grad = ops.gated_backward(both_TF.detach(), slope, approximate)
+        grad = ops.gate_backward(both_TF.detach(), slope, approximate)
         assert both_TF.grad is not None
         torch.testing.assert_close(grad.float(), both_TF.grad.float(), atol=0.02, rtol=0.02)
 

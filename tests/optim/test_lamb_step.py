@@ -60,8 +60,8 @@ def test_refuses_sparse_gradients() -> None:
 class Together(Lamb):
     """All tensors of a group in one batch, as on a GPU."""
 
-    def _batches(self, group: dict[str, Any]) -> Iterator[list[Tensor]]:
-        yield [param for params in super()._batches(group) for param in params]
+    def _batches(self, params: list[Tensor], group: dict[str, Any]) -> Iterator[list[Tensor]]:
+        yield [param for params in super()._batches(params, group) for param in params]
 
     def _buffers(self, params: list[Tensor]) -> list[Tensor]:
         return [torch.empty_like(param) for param in params]

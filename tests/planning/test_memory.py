@@ -10,7 +10,7 @@ import torch
 
 from lambert.engine.precision import PRECISIONS
 from lambert.model.config import SIZES, EncoderConfig, ModernConfig
-from lambert.model.costs import compiled
+from lambert.model.costs import uses_kernels
 from lambert.model.families import FAMILIES, build_encoder
 from lambert.planning.memory import bytes_per_token, bytes_per_weight, checkpoint_state, training_state, weight_count
 
@@ -64,7 +64,7 @@ def test_the_estimate_is_near_the_measured_peak(
     assert done.returncode == 0, done.stderr
     config, cpu = EncoderConfig(**settings), torch.device("cpu")
     dtype = PRECISIONS[precision]
-    estimate = bytes_per_token(config, dtype, cpu, longest=length, predicted=share, native=compiled(dtype, cpu))
+    estimate = bytes_per_token(config, dtype, cpu, longest=length, predicted=share, native=uses_kernels(dtype, cpu))
     assert 0.85 * float(done.stdout) < estimate < 2 * float(done.stdout)
 
 

@@ -23,10 +23,10 @@ def shape(hidden: int = 128) -> EncoderConfig:
 def test_what_a_recipe_names_is_kept() -> None:
     assert FreshEncoderConfig(init_range=0.1).shape(100) == EncoderConfig(vocabulary=100, init_range=0.1)
     assert TaskConfig(max_length=64).resolve_length(32).max_length == 64
-    assert FinetuneOptimConfig(lr=3e-5).resolved(shape()).lr == 3e-5
+    assert FinetuneOptimConfig(lr=3e-5).resolve(shape()).lr == 3e-5
     for given in ({"steps": 7}, {"epochs": 0.5}, {"steps": 7, "epochs": 2.0}):
         settings: dict[str, Any] = dict(given)
-        assert FinetuneTrainConfig(**settings).resolved(1000) == FinetuneTrainConfig(**settings)
+        assert FinetuneTrainConfig(**settings).resolve(1000) == FinetuneTrainConfig(**settings)
 
 
 MODERN = {"dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5}
@@ -40,7 +40,7 @@ def test_what_is_not_given_is_as_in_the_family() -> None:
     assert {name: getattr(shape, name) for name in MODERN} == MODERN
     given = FreshEncoderConfig(block="modernbert", dropout=0.1, norm_eps=1e-12).shape(100)
     assert (given.dropout, given.attention_dropout, given.norm_eps) == (0.1, 0.0, 1e-12)
-    resolved = FreshEncoderConfig(block="modernbert", dropout=0.2).resolved(shape)
+    resolved = FreshEncoderConfig(block="modernbert", dropout=0.2).resolve(shape)
     assert {name: getattr(resolved, name) for name in MODERN} == {**MODERN, "dropout": 0.2}
     assert resolved.shape(100) == dataclasses.replace(shape, dropout=0.2)
 
@@ -67,7 +67,7 @@ def test_the_learning_rate_falls_with_the_width() -> None:
     assert finetuning_lr(384) == pytest.approx(8e-5)
     assert finetuning_lr(128) == pytest.approx(7.2e-4)
     assert finetuning_lr(32) == 1e-3
-    assert FinetuneOptimConfig().resolved(shape(384)).lr == finetuning_lr(384)
+    assert FinetuneOptimConfig().resolve(shape(384)).lr == finetuning_lr(384)
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ def test_the_length_is_the_models(task: str, positions: int, length: int) -> Non
 
 @pytest.mark.parametrize(("sequences", "steps"), [(48, 300), (3200, 300), (3201, 301), (32_000, 3000)])
 def test_three_epochs_and_at_least_three_hundred_updates(sequences: int, steps: int) -> None:
-    assert FinetuneTrainConfig().resolved(sequences).steps == steps
+    assert FinetuneTrainConfig().resolve(sequences).steps == steps
 
 
 def test_resolved_settings_stay_as_they_are() -> None:
-    task, optim = TaskConfig().resolve_length(), FinetuneOptimConfig().resolved(shape())
-    train = FinetuneTrainConfig().resolved(100)
-    assert (task.resolve_length(768), optim.resolved(shape(768)), train.resolved(10**6)) == (task, optim, train)
+    task, optim = TaskConfig().resolve_length(), FinetuneOptimConfig().resolve(shape())
+    train = FinetuneTrainConfig().resolve(100)
+    assert (task.resolve_length(768), optim.resolve(shape(768)), train.resolve(10**6)) == (task, optim, train)
 
 
 def test_warmup_steps_take_the_place_of_the_share() -> None:
@@ -108,6 +108,6 @@ def test_settings_out_of_range(kind: Any, wrong: dict[str, Any]) -> None:
 
 def test_an_end_above_the_learning_rate_is_refused_once_it_is_known() -> None:
     config = FinetuneOptimConfig(end_lr=1e-4)
-    assert dataclasses.replace(config, lr=1e-3).resolved(shape()).end_lr == 1e-4
+    assert dataclasses.replace(config, lr=1e-3).resolve(shape()).end_lr == 1e-4
     with pytest.raises(UsageError, match="end_lr"):
-        config.resolve_length(shape(768))
+        config.resolve(shape(768))

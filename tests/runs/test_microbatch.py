@@ -20,17 +20,17 @@ from forked import Forked
 from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.core.errors import DataError, MachineError
 from lambert.core.world import World
-from lambert.data.stream import balanced, even_bounds
+from lambert.data.stream import balance, even_bounds
 from lambert.engine.loop import OutOfMemory
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
 from lambert.planning.memory import bytes_per_token, bytes_per_weight, weight_count
-from lambert.planning.micro_batches import LEAST
+from lambert.planning.micro_batches import LEAST, divide_update
 from lambert.runs import microbatch, updates
-from lambert.runs.microbatch import MicrobatchSize, Sample, check_model, shared
+from lambert.runs.microbatch import MicrobatchSize, Sample, check_model
 from lambert.wings.plan.costs.devices import Cluster, Device
-from lambert.wings.plan.costs.steps import fitting
+from lambert.wings.plan.costs.steps import find_micro_tokens
 from lambert.wings.plan.costs.work import Work, shapes_of
 
 Lambert = Callable[..., Any]
@@ -138,7 +138,7 @@ def test_the_planner_expects_what_a_run_finds(devices: int, model: Model, find: 
         memory = free / devices + 4 * weights
         device = Device("CPU", {"float32": 1e12}, 1e10, memory, 0.0, "", "cpu", measured=True)
         work = Work(CONFIG, [20] * 9 + [60], 10**6, {"mlm": 6.0}, precision="float32")
-        assert fitting(work, Cluster(device, devices), shapes_of(CONFIG, work.targets, {})) == of.tokens
+        assert find_micro_tokens(work, Cluster(device, devices), shapes_of(CONFIG, work.targets, {})) == of.tokens
 
 
 def test_moments_that_are_there_are_not_counted_again(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,11 +180,11 @@ def test_ranks_take_the_least_and_share_the_machine(
 @pytest.mark.parametrize("longest", [128, 512])
 def test_ranks_get_equal_shares_whatever_their_number(ranks: int, longest: int) -> None:
     """Work of the rank with the most of it, as a multiple of an equal share, over a hundred updates."""
-    micro_tokens, shares = shared(2048, 1024, 256 * longest / 2, longest, ranks), []
+    micro_tokens, shares = divide_update(2048, 1024, 256 * longest / 2, longest, ranks), []
     for lengths_S in np.random.default_rng(1).integers(10, longest + 1, (100, 256)):
         cuts = [(n, low, high) for n, (low, high) in enumerate(even_bounds(lengths_S, micro_tokens))]
         assert max(lengths_S[low:high].sum() for _, low, high in cuts) <= micro_tokens
-        work = [sum(lengths_S[low:high].sum() for _, low, high in own) for own in balanced(cuts, lengths_S, ranks)]
+        work = [sum(lengths_S[low:high].sum() for _, low, high in own) for own in balance(cuts, lengths_S, ranks)]
         shares.append(max(work) * ranks / lengths_S.sum())
     assert float(np.mean(shares)) < 1.06
 
@@ -197,15 +197,15 @@ def test_ranks_get_equal_shares_whatever_their_number(ranks: int, longest: int) 
     ],
 )  # fmt: skip
 def test_small_updates_are_cut_up_for_ranks_but_no_further(update: int, ranks: int, tokens: int) -> None:
-    assert shared(2048, 1024, update, 128, ranks) == tokens
+    assert divide_update(2048, 1024, update, 128, ranks) == tokens
 
 
 def test_no_rank_of_a_shipped_recipe_waits_without_a_micro_batch() -> None:
     """256 sequences of 128 tokens on eight GPUs (recipes/bert-base-128.toml)."""
     lengths_S = np.full(256, 115)
-    tokens = shared(65_536, LEAST["cuda"], lengths_S.sum(), 128, 8)
+    tokens = divide_update(65_536, LEAST["cuda"], lengths_S.sum(), 128, 8)
     cuts = [(n, low, high) for n, (low, high) in enumerate(even_bounds(lengths_S, tokens))]
-    assert {len(own) for own in balanced(cuts, lengths_S, 8)} == {1}
+    assert {len(own) for own in balance(cuts, lengths_S, 8)} == {1}
 
 
 def test_one_rank_computes_a_small_update_at_once(model: Model, find: Callable[..., str]) -> None:
@@ -421,7 +421,7 @@ def test_one_rank_out_of_memory_lowers_it_on_all(same: dict[str, object], tmp_pa
     ranked(free_port(), 10**6, out=tmp_path / "reference", **same, train__micro_tokens=smaller)
     assert trained(tmp_path / "struck") == trained(tmp_path / "reference")
     first, _ = ranked(free_port(), 10**6, out=tmp_path / "found", **same)
-    assert "have nothing to do" not in first
+    assert "have no work" not in first
 
 
 def test_a_model_larger_than_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def saved(kind: str, head: str, folder: Path, *, normalize: bool = True, **shape
     """A model folder of a family with a head."""
     words = tokenizer()
     given = EncoderConfig(block=kind, vocabulary=words.get_vocab_size(), **{**SHAPE, **KINDS.get(kind, {}), **shape})
-    config = family_of(given).completed(given)
+    config = family_of(given).complete(given)
     model = weights.fresh(config, HEADS[head], seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():

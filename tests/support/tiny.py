@@ -198,7 +198,7 @@ def run(folder: Path, *, stop: int = 20, save_every: int = 5, hook: Callable[[St
                 if step.due(save_every) or leaving or step.index == stop:
                     save(step, final=leaving or step.index == stop)
                 if leaving:
-                    raise request.build_error(f"step {step.index} is saved in {folder}", "the same command")
+                    raise request.build_error(f"step {step.index} is saved in {folder}")
     return net
 
 

@@ -80,6 +80,15 @@ def check_named(name: str, named: Collection[str], key: str, source: object) -> 
         )
 
 
+def import_extra(module: str, sentence: str, extra: str) -> Any:
+    """Returns a module of an optional package. Raises UsageError, which begins with `sentence` and names the `extra` of
+    this distribution to install, if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(f"{sentence}: pip install 'lambert-bert[{extra}]'.") from error
+
+
 def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:
     """Returns ' Did you mean ...?' if a similar name is known, else the list of known names."""
     close = difflib.get_close_matches(name, list(known), n=1)

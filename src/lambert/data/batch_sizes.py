@@ -50,6 +50,6 @@ class BatchSizes:
 
 
 def even_count(least: int) -> int:
-    """Returns the number of micro-batches where at least `least` are needed: 1, 2, 4 or a multiple of 8, so that small
-    numbers of ranks get equal shares."""
+    """Returns the smallest number of micro-batches that is at least `least` and 1, 2, 4 or a multiple of 8, so that
+    small numbers of ranks get equal shares."""
     return 1 << (least - 1).bit_length() if least <= _MULTIPLE else -(-least // _MULTIPLE) * _MULTIPLE

@@ -24,7 +24,7 @@ class DynamicMasking:
         original ids, each [N]."""
         config, seed = self._config, self._seed
         hashes_T = words(key(seed, Stream.SELECT, epochs_S, indices_S), lengths_S)
-        at_N = chosen(hashes_T, ids_T, lengths_S, config, self._specials)
+        at_N = select_tokens(hashes_T, ids_T, lengths_S, config, self._specials)
         labels_N = ids_T[at_N]
         bounds_S1 = np.concatenate([[0], np.cumsum(lengths_S)])
         sequence_N = np.repeat(np.arange(len(lengths_S)), np.diff(np.searchsorted(at_N, bounds_S1)))
@@ -37,7 +37,7 @@ class DynamicMasking:
         return at_N, labels_N
 
 
-def chosen(hashes_T: Words, ids_T: Ints, lengths_S: Ints, config: MaskingConfig, specials: Specials) -> Ints:
+def select_tokens(hashes_T: Words, ids_T: Ints, lengths_S: Ints, config: MaskingConfig, specials: Specials) -> Ints:
     """Returns the indices into `ids_T` of the tokens to mask, ascending [N].
 
     In each sequence these are the tokens with the smallest hashes, or with `whole_word` the words whose first pieces
@@ -53,29 +53,29 @@ def chosen(hashes_T: Words, ids_T: Ints, lengths_S: Ints, config: MaskingConfig,
         sizes_W = np.bincount(word_T[eligible_T], minlength=len(first_W))
     else:
         first_W = np.flatnonzero(eligible_T)
-    order_W = _ordered(hashes_T[first_W], sequence_T[first_W], len(lengths_S))
+    order_W = _order_by_hash(hashes_T[first_W], sequence_T[first_W], len(lengths_S))
     wanted_S = config.predictions(lengths_S)
     if config.whole_word:
         taken_W = np.zeros(len(first_W), dtype=bool)
-        taken_W[order_W[_filling(sizes_W[order_W], sequence_T[first_W], wanted_S)]] = True
+        taken_W[order_W[_select_fitting(sizes_W[order_W], sequence_T[first_W], wanted_S)]] = True
         return np.flatnonzero(eligible_T & taken_W[word_T])
     starts_S = np.searchsorted(first_W, np.cumsum(lengths_S) - lengths_S)
     rank_W = np.arange(len(first_W)) - np.repeat(starts_S, np.diff(starts_S, append=len(first_W)))
     return np.sort(first_W[order_W[rank_W < wanted_S[sequence_T[first_W]]]])
 
 
-def _ordered(hashes_W: Words, sequence_W: Ints, sequences: int) -> Ints:
-    """Returns the indices that sort each sequence by hash and keep the order of the sequences."""
+def _order_by_hash(hashes_W: Words, sequence_W: Ints, sequences: int) -> Ints:
+    """Returns the indices that sort the words of each sequence by hash and keep the order of the sequences."""
     bits = np.uint64(sequences.bit_length())
     return np.argsort((sequence_W.astype(np.uint64) << (np.uint64(64) - bits)) | (hashes_W >> bits))
 
 
-def _filling(sizes_W: Ints, sequence_W: Ints, room_S: Ints) -> Ints:
-    """Returns the indices of the words that are masked when each sequence takes its words in this order and skips every
-    word that exceeds the remaining room.
+def _select_fitting(sizes_W: Ints, sequence_W: Ints, room_S: Ints) -> Ints:
+    """Returns the indices of the words to mask: each sequence takes its words in this order and skips every word that
+    exceeds its remaining room.
 
     A round takes all words up to the first that does not fit, and then discards the words that exceed the remaining
-    room. A round is one pass, and the number of rounds is about the number of pieces of a word.
+    room. Each round is one pass; the number of rounds is about the number of pieces of the longest word.
     """
     room_S = room_S.copy()
     taken: list[Ints] = []

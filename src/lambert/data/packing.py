@@ -5,8 +5,7 @@ is a function of (corpus, settings, seed, epoch). It stores at most one integer 
 on request, for whole batches at a time.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,8 +17,7 @@ from lambert.data.config import PackingConfig
 BLOCK = 2**18  # sentences processed at a time: large enough for numpy, small enough for the cache
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """The token ranges of sequences, each column int64 [S]. Without a segment B, `b_length_S` and `label_S` are 0."""
 
     a_start_S: Ints
@@ -28,10 +26,6 @@ class Rows:
     b_length_S: Ints
     label_S: Ints
     """0: B follows A in its document; 1: B comes from another document."""
-
-    def columns(self) -> Ints:
-        """Returns the five columns as one array [5, S]."""
-        return np.stack([self.a_start_S, self.a_length_S, self.b_start_S, self.b_length_S, self.label_S])
 
     def lengths(self) -> Ints:
         """Returns the tokens of each sequence [S]: [CLS] A [SEP], and B [SEP] if there is a segment B."""
@@ -78,7 +72,7 @@ class Outline:
         """Returns the first token of each sentence in `sentences`."""
         return np.where(sentences > 0, self.ends[np.maximum(sentences - 1, 0)], 0)
 
-    def reaching(self, tokens: Ints, low: Ints, high: Ints) -> Ints:
+    def find_end(self, tokens: Ints, low: Ints, high: Ints) -> Ints:
         """Returns the first sentence from `low` to `high` that ends at token `tokens` or later, else `high`."""
         low, high = low.copy(), np.maximum(low, high)
         while (low < high).any():

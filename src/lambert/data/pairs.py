@@ -14,7 +14,7 @@ from lambert.data.config import PackingConfig
 from lambert.data.packing import BLOCK, Outline, Rows
 
 
-def truncated(a_S: Ints, b_S: Ints, room: int) -> tuple[Ints, Ints]:
+def truncate(a_S: Ints, b_S: Ints, room: int) -> tuple[Ints, Ints]:
     """Returns the lengths of segments A and B after truncation to `room` tokens.
 
     Tokens are removed from the longer segment, or from B if both are equally long, until both fit.
@@ -23,8 +23,9 @@ def truncated(a_S: Ints, b_S: Ints, room: int) -> tuple[Ints, Ints]:
     return np.minimum(a_S, room - kept_b), kept_b
 
 
-def heads(keys_S: Words, tosses_S: Ints) -> Ints:
-    """Returns for each key the heads in `tosses` tosses of a fair coin: a binomial draw from the bits of hashes."""
+def toss_coins(keys_S: Words, tosses_S: Ints) -> Ints:
+    """Returns for each key the number of heads in `tosses_S` tosses of a fair coin, a binomial draw from the bits of
+    hashes."""
     counts_S = (tosses_S + 63) >> 6
     bits = words(keys_S, counts_S)
     ends_S = np.cumsum(counts_S)
@@ -78,9 +79,9 @@ class PairPlan:
         b_start, b_end = a_start + a_length, outline.ends[last]
         drawn = np.flatnonzero(label)
         b_start[drawn], b_end[drawn] = self._elsewhere(starts[drawn], targets[drawn] - a_length[drawn])
-        kept_a, kept_b = truncated(a_length, b_end - b_start, room)
-        a_start += heads(self._draw(Stream.CUT, 1, starts), a_length - kept_a)
-        b_start += heads(self._draw(Stream.CUT, 2, starts), b_end - b_start - kept_b)
+        kept_a, kept_b = truncate(a_length, b_end - b_start, room)
+        a_start += toss_coins(self._draw(Stream.CUT, 1, starts), a_length - kept_a)
+        b_start += toss_coins(self._draw(Stream.CUT, 2, starts), b_end - b_start - kept_b)
         return Rows(a_start, kept_a, b_start, kept_b, label)
 
     def _draw(self, stream: Stream, number: int, part: Ints | int) -> Words:
@@ -100,7 +101,7 @@ class PairPlan:
         documents = outline.document_of[starts]
         targets = self._targets(documents)
         final = outline.first[documents + 1] - 1
-        last = outline.reaching(outline.begin(starts) + targets, starts, np.minimum(final, starts + targets - 1))
+        last = outline.find_end(outline.begin(starts) + targets, starts, np.minimum(final, starts + targets - 1))
         if self._balanced:
             last = np.minimum(np.maximum(last, starts + 1), final)
             last = np.where(last == final - 1, final, last)
@@ -124,15 +125,15 @@ class PairPlan:
         return a
 
     def _elsewhere(self, starts: Ints, wanted: Ints) -> tuple[Ints, Ints]:
-        """Returns the token ranges of random segments. Each starts at a random sentence of another document, and spans
-        whole sentences until it has `wanted` tokens or reaches the end of the document."""
+        """Returns the token ranges of random segments: each starts at a random sentence of another document, and has
+        whole sentences up to `wanted` tokens or the end of the document."""
         outline = self._outline
         document = below(self._draw(Stream.PAIR, 2, starts), outline.documents - 1)
         document += document >= outline.document_of[starts]
         first, behind = outline.first[document], outline.first[document + 1]
         sentence = first + below(self._draw(Stream.PAIR, 3, starts), behind - first)
         begin, wanted = outline.begin(sentence), np.maximum(wanted, 1)
-        last = outline.reaching(begin + wanted, sentence, np.minimum(behind - 1, sentence + wanted - 1))
+        last = outline.find_end(begin + wanted, sentence, np.minimum(behind - 1, sentence + wanted - 1))
         return begin, outline.ends[last]
 
     def _walk(self) -> Ints:

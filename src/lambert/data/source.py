@@ -96,15 +96,11 @@ class CorpusSource(Source):
         ids_T = np.full(lengths_S.sum(), template.sep, dtype=np.int64)
         begin_S = np.cumsum(lengths_S) - lengths_S
         ids_T[begin_S] = template.cls
-        b_begin_S = begin_S + rows.a_length_S + 2
-        for at, start, length in zip(
-            (begin_S + 1).tolist(), rows.a_start_S.tolist(), rows.a_length_S.tolist(), strict=True
-        ):
-            ids_T[at : at + length] = take(start, start + length)
+        segments = [(begin_S + 1, rows.a_start_S, rows.a_length_S)]
         if rows.b_length_S.any():
-            for at, start, length in zip(
-                b_begin_S.tolist(), rows.b_start_S.tolist(), rows.b_length_S.tolist(), strict=True
-            ):
+            segments.append((begin_S + rows.a_length_S + 2, rows.b_start_S, rows.b_length_S))
+        for columns in segments:
+            for at, start, length in zip(*(column.tolist() for column in columns), strict=True):
                 ids_T[at : at + length] = take(start, start + length)
         self._check(ids_T, rows)
         return ids_T
@@ -124,7 +120,7 @@ class CorpusSource(Source):
             return self._plan(int(epochs[0])).rows(indices_S)
         columns = np.zeros((5, len(indices_S)), dtype=np.int64)
         for number, epoch in enumerate(epochs.tolist()):
-            columns[:, which == number] = self._plan(epoch).rows(indices_S[which == number]).columns()
+            columns[:, which == number] = self._plan(epoch).rows(indices_S[which == number])
         return Rows(*columns)
 
     def _plan(self, epoch: int) -> Plan:

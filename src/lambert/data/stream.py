@@ -1,7 +1,7 @@
-"""The stream: assigns sequences to updates, micro-batches and ranks.
+"""Assigns sequences to updates, micro-batches and ranks.
 
-Sequence k of a run is a pure function of k and the seed. The sizes of the updates say to which one it belongs, and each
-epoch is ordered by a keyed permutation. No position is saved: a run resumes by starting the stream at another update.
+Sequence k of a run is a pure function of k and the seed: the sizes of the updates determine its update, and a keyed
+permutation orders each epoch. No position is saved: a run resumes by starting the stream at another update.
 """
 
 import threading
@@ -10,7 +10,6 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -18,8 +17,6 @@ from lambert.core.batch import Batch, Ints, Source
 from lambert.core.errors import DataError, UsageError
 from lambert.core.randomness import Stream, key, permute
 from lambert.data.batch_sizes import BatchSizes, even_count
-
-Item = TypeVar("Item")
 
 _AHEAD = 2  # updates assembled in advance
 _CLOSING_SECONDS = 5.0  # wait for the thread to end; a thread that takes longer ends by itself after its update
@@ -95,8 +92,8 @@ def stream(
     if micro_tokens < 1:
         raise UsageError(f"micro_tokens = {micro_tokens} tokens is too few: choose 1 or more.")
     places = _places(source, sizes, seed, start=start, shuffle=shuffle, stop=stop)
-    return _prefetched(
-        _assembled(source, epochs, indices, micro_tokens, rank=rank, world=world, shares=shares)
+    return _prefetch(
+        _assemble(source, epochs, indices, micro_tokens, rank=rank, world=world, shares=shares)
         for epochs, indices in places
     )
 
@@ -162,7 +159,7 @@ def _places(
         update += 1
 
 
-def _assembled(
+def _assemble(
     source: Source, epochs_S: Ints, indices_S: Ints, micro_tokens: int, *, rank: int, world: int, shares: int
 ) -> GlobalBatch:
     lengths_S = source.lengths(epochs_S, indices_S)
@@ -176,7 +173,7 @@ def _assembled(
         ranks = [parts[r * each : (r + 1) * each] for r in range(world)]
     else:
         cuts = [(next(numbers), low, high) for low, high in even_bounds(lengths_S, micro_tokens)]
-        ranks = [[share] for share in balanced(cuts, lengths_S, world)]
+        ranks = [[share] for share in balance(cuts, lengths_S, world)]
     mine = [
         [(number, source.collate(epochs_S[low:high], indices_S[low:high])) for number, low, high in share]
         for share in ranks[rank]
@@ -213,7 +210,7 @@ def split(lengths_S: Ints, parts: int) -> list[tuple[int, int]]:
     return [*pairwise([0, *(int(cut) for cut in cuts), len(lengths_S)])]
 
 
-def balanced(
+def balance(
     micro_batches: Sequence[tuple[int, int, int]], lengths_S: Ints, ranks: int
 ) -> list[list[tuple[int, int, int]]]:
     """Returns the micro-batches (index, first sequence, end) of each rank, sorted by index.
@@ -231,45 +228,31 @@ def balanced(
     return [sorted(share) for share in found]
 
 
-class _Background(Generic[Item]):
-    """Runs an iterator in a daemon thread, `_AHEAD` items in advance."""
+def _prefetch(batches: Iterator[GlobalBatch]) -> Generator[GlobalBatch, None, None]:
+    """Yields the batches of an iterator that a daemon thread runs `_AHEAD` items in advance."""
+    ready: SimpleQueue[GlobalBatch | BaseException] = SimpleQueue()
+    room, closed = threading.Semaphore(_AHEAD), threading.Event()
 
-    def __init__(self, items: Iterator[Item]) -> None:
-        self._items = items
-        self._ready: SimpleQueue[Item | BaseException] = SimpleQueue()
-        self._room = threading.Semaphore(_AHEAD)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="lambert-stream", daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
+    def work() -> None:
         try:
-            while self._room.acquire() and not self._closed.is_set():
-                self._ready.put(next(self._items))
+            while room.acquire() and not closed.is_set():
+                ready.put(next(batches))
         except BaseException as error:  # StopIteration included: the caller receives whatever ends the iterator
-            self._ready.put(error)
+            ready.put(error)
 
-    def get(self) -> Item | BaseException:
-        item = self._ready.get()
-        self._room.release()
-        return item
-
-    def close(self) -> None:
-        self._closed.set()
-        self._room.release()
-        self._thread.join(_CLOSING_SECONDS)
-
-
-def _prefetched(items: Iterator[GlobalBatch]) -> Generator[GlobalBatch, None, None]:
-    background = _Background(items)
+    thread = threading.Thread(target=work, name="lambert-stream", daemon=True)
+    thread.start()
     try:
         while True:
             start = time.perf_counter()
-            item = background.get()
+            item = ready.get()
+            room.release()
             if isinstance(item, StopIteration):
                 return
             if isinstance(item, BaseException):
                 raise item
             yield replace(item, wait_seconds=time.perf_counter() - start)
     finally:
-        background.close()
+        closed.set()
+        room.release()
+        thread.join(_CLOSING_SECONDS)

@@ -90,7 +90,9 @@ class Agent(LocalElasticAgent):
                 self._leave(128 + number, "Second signal: exiting at once. What was not saved is lost.")
             self.signalled = number
             if not self._alive():
-                self._leave(self._stop_code(), f"Stopped by {signal.Signals(number).name} before there was a group.")
+                self._leave(
+                    self._stop_code(), f"Stopped by {signal.Signals(number).name} before the group had started."
+                )
             say(f"{signal.Signals(number).name}: the ranks save and stop; a second signal exits at once.")
             self._kill(number)
 
@@ -139,15 +141,13 @@ class Agent(LocalElasticAgent):
             say("a machine joins or leaves: all ranks save, and the group starts again")
         super()._restart_workers(worker_group)
 
-    def _measure_wait(self) -> float:
-        return 0.0 if self._ended is None else time.monotonic() - self._ended
-
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
         end = self._final(worker_group) or self._read_outcome(worker_group)
         if result.state == WorkerState.HEALTHY:
-            self._ended = None if end is None else self._ended or time.monotonic()
-            if end is None or self._measure_wait() < _SAVING_SECONDS.get(end.code, _ENDING_SECONDS):
+            now = time.monotonic()
+            self._ended = None if end is None else self._ended or now
+            if end is None or now - (self._ended or now) < _SAVING_SECONDS.get(end.code, _ENDING_SECONDS):
                 return result
             self._stop_workers(worker_group)
         elif end is None and result.state == WorkerState.FAILED:
@@ -166,7 +166,7 @@ class Agent(LocalElasticAgent):
         if end is None:
             return result
         if end.code in STOPPED and not self.signalled and self._elastic and _stores(worker_group):
-            say("a machine leaves: the others go on without it")
+            say("a machine leaves: the other machines continue without it")
             super()._restart_workers(worker_group)
             return RunResult(state=WorkerState.HEALTHY)
         self.outcome = end
@@ -230,7 +230,7 @@ class Agent(LocalElasticAgent):
 
     def _advice(self, end: End) -> str:
         """Returns what to look at when the group is not restarted, as the end of a line."""
-        memory = ". If nobody killed it, the system had no memory left: see dmesg" if "SIGKILL" in end.line else ""
+        memory = ". If no user killed it, the system ran out of memory: see dmesg" if "SIGKILL" in end.line else ""
         return f"{memory}. The log of the run is {self._run / 'log.txt'}." if self._run else memory
 
     def _publish(self, group: WorkerGroup, end: End) -> None:

@@ -1,4 +1,4 @@
-"""Finds out whether this process is alone or one of several, and returns its World."""
+"""Builds the World of this process, which may be one of several."""
 
 from lambert.core.world import World
 from lambert.distributed.config import TIMEOUT_SECONDS

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from types import TracebackType
 
 import torch
 import torch.distributed
@@ -187,9 +186,7 @@ class Group(World):
         if self.owner:
             torch.distributed.destroy_process_group()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or isinstance(error, GeneratorExit):  # closing a generator is not a failure
             self.close()
         elif not isinstance(error, PeerLost):

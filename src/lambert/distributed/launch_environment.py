@@ -95,7 +95,7 @@ def _by_variables() -> ProcessInfo | None:
         if rank in os.environ:
             if size not in os.environ:
                 raise UsageError(
-                    f"{rank} is set, and {size} is not: a rank without a size. Start with `lambert launch`."
+                    f"{rank} is set, and {size} is not. Set both, or start the processes with `lambert launch`."
                 )
             by = next((name for variable, name in _LAUNCHERS.items() if variable in os.environ), "the environment")
             local = integer(local_rank, 0)  # Kubeflow sets no local rank: it runs one process per container.
@@ -181,7 +181,7 @@ def _check(found: ProcessInfo) -> ProcessInfo:
         raise UsageError(f"{found.reason}: rank {found.rank} is not below size {found.size}.")
     if not found.local_rank < found.local_size <= found.size:
         raise UsageError(
-            f"{found.reason}: local rank {found.local_rank} of {found.local_size} on this machine cannot be, with "
+            f"{found.reason}: local rank {found.local_rank} of {found.local_size} on this machine is impossible with "
             f"{found.size} processes in all."
         )
     if found.size > 1 and not found.address:

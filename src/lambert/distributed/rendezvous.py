@@ -34,8 +34,9 @@ def meet(here: ProcessInfo, seconds: float) -> Store:
     promise: Future[Store] = Future()
     until = time.monotonic() + seconds
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's agent hosts the store
-    # A store of torchrun's agent has the keys of all its groups. Any other store is as old as the process of rank 0,
-    # whose earlier groups it may have seen; the agents' restart counts differ where a node joined late.
+    # The store of torchrun's agent holds the keys of all its groups, so the restart count is part of a key. Any other
+    # store lives as long as the process of rank 0 and may hold keys of its earlier groups; there the restart count is
+    # of no use, because it is lower on a node that joined late.
     meetings = str(_meetings[here.address, here.port])
     prefix = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if by_agent else meetings
     _meetings[here.address, here.port] += 1
@@ -116,7 +117,8 @@ def roll_call(
             wait_for(store, came, _LINGER_SECONDS if verdict[0] else 0)
     except RuntimeError as error:
         raise MachineError(
-            f"Rank {here.rank} of {here.size} lost rank 0 at {_at(here)} before all ranks had met: did it end, and why?"
+            f"Rank {here.rank} of {here.size} lost the connection to rank 0 at {_at(here)} before all ranks had "
+            "connected. Read the output of rank 0."
         ) from error
     return verdict
 
@@ -155,13 +157,13 @@ def _verdict(here: ProcessInfo, store: Store, missing: list[int], seconds: float
     cards: dict[str, int] = {}
     for rank, (_, _, theirs, kind, card) in enumerate(answers):
         if theirs != size:
-            return f"Rank {rank} expects {theirs} ranks, and rank 0 expects {size}: set the same WORLD_SIZE for all.", 2
+            return f"Rank {rank} expects {theirs} ranks, and rank 0 expects {size}: set one WORLD_SIZE for all.", 2
         if kind != device:
-            return f"Rank {rank} computes on {kind}, and rank 0 on {device}: give all the same train.device.", 2
+            return f"Rank {rank} computes on {kind}, and rank 0 on {device}: set one train.device for all.", 2
         if card and (first := cards.setdefault(card, rank)) != rank:
             return (
-                f"Ranks {first} and {rank} compute on the same GPU, and each needs one of its own: start one rank a "
-                "GPU, and leave its number out of train.device."
+                f"Ranks {first} and {rank} compute on the same GPU, and each rank needs its own: start one rank per "
+                "GPU, and omit the number of the GPU in train.device."
             ), 2
     return "", 0
 
@@ -170,23 +172,25 @@ def _absent(here: ProcessInfo, missing: list[int], seconds: float) -> str:
     more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
     names = ", ".join(map(str, missing[:_NAMED])) + more
     return (
-        f"Rank {names} of {here.size} did not come to {_at(here)} within {seconds:g} s: is it started, with the same "
-        "MASTER_ADDR and MASTER_PORT, and what did it say?"
+        f"Rank {names} of {here.size} did not connect to {_at(here)} within {seconds:g} s. Check that it was started "
+        "with the same MASTER_ADDR and MASTER_PORT, and read its output."
     )
 
 
 def _no_store(here: ProcessInfo, seconds: float, message: str) -> str:
-    """Returns an error message for the user on why the store cannot be reached; `message` is torch's."""
+    """Returns the error message for a store that cannot be reached; `message` is torch's."""
     who = f"Rank {here.rank} of {here.size}"
     if "EADDRINUSE" in message or "in use" in message:
         return f"{who} cannot open port {here.port}: it is in use by another program. Choose another MASTER_PORT."
     try:
         socket.getaddrinfo(here.address, here.port)
     except OSError as error:
-        return f"{who} does not know the host {here.address} ({error.strerror}): MASTER_ADDR must be that of rank 0."
+        return (
+            f"{who} cannot resolve the host {here.address} ({error.strerror}): set MASTER_ADDR to the host of rank 0."
+        )
     return (
-        f"{who} found no rank 0 at {_at(here)} within {seconds:g} s: is it started there, with that MASTER_ADDR and "
-        "MASTER_PORT, and is that port reachable from here?"
+        f"{who} could not connect to rank 0 at {_at(here)} within {seconds:g} s. Check that rank 0 was started there "
+        "with this MASTER_ADDR and MASTER_PORT, and that the port is reachable from here."
     )
 
 

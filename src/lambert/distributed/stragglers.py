@@ -28,7 +28,7 @@ class Stragglers:
         idle = step.loads.count(0)
         if idle and self._seen == 1:
             return (
-                f"{idle} of {len(step.loads)} ranks have nothing to do: an update of {step.tokens:,} tokens is cut "
+                f"{idle} of {len(step.loads)} ranks have no work: an update of {step.tokens:,} tokens is cut "
                 f"into fewer micro-batches. Set train.micro_tokens to {step.tokens // len(step.loads):,} or less."
             )
         ranks = [*zip(step.rank_seconds, step.loads, strict=True)]

@@ -9,7 +9,6 @@ Nothing is ever unpickled.
 """
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -25,16 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.core.files import (
-    atomic_folder,
-    delete_folder,
-    make_folder,
-    open_regular,
-    read_file,
-    remedy,
-    remove_all_leftovers,
-)
+from lambert.core.files import atomic_folder, delete_folder, make_folder, read_file, remedy, remove_all_leftovers
 
 FOLDER = "checkpoints"
 FORMAT = 3
@@ -100,7 +92,9 @@ def _write(target: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]],
         for name in _TENSORS:
             write_tensors(aside / name, tensors[name])
         (aside / STATE).write_text(state, encoding="utf-8")
-        files = [_describe(aside / name) for name in FILES]
+        files = [
+            {"name": name, "bytes": (aside / name).stat().st_size, "sha256": sha256(aside / name)} for name in FILES
+        ]
         manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
@@ -120,19 +114,13 @@ def _make_room(run: Path, needed: int) -> bool:
     if lacking <= 0:
         return True
     older = [path for _, path in _steps(run / FOLDER)[:-1]]
-    if sum(size(path) for path in older) < lacking:
+    if sum(file.stat().st_size for path in older for file in path.iterdir()) < lacking:
         return False
     for path in older:
         if free(run) < needed:
             _log.warning("The disk has no room for another checkpoint: %s was deleted.", path)
             delete_folder(path)
     return free(run) >= needed
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """Returns the content of state.json of an undamaged checkpoint."""
-    state: dict[str, Any] = json.loads(read_file(folder / STATE).decode())
-    return state
 
 
 def newest(run: Path, at_most: int | None) -> int | None:
@@ -180,11 +168,6 @@ def clean(run: Path) -> None:
         shutil.rmtree(left_over, ignore_errors=True)
 
 
-def size(folder: Path) -> int:
-    """Returns the number of bytes of the files in a checkpoint."""
-    return sum(file.stat().st_size for file in folder.iterdir())
-
-
 def free(run: Path) -> int:
     """Returns the number of free bytes on the disk of a run."""
     return shutil.disk_usage(run).free
@@ -193,15 +176,6 @@ def free(run: Path) -> int:
 def megabytes(count: int) -> str:
     """Returns a number of bytes as text, in MB."""
     return f"{count / 1e6:,.1f} MB"
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    with open_regular(path) as file:
-        return {
-            "name": path.name,
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
 
 
 def _steps(folder: Path) -> list[tuple[int, Path]]:
@@ -225,7 +199,7 @@ def _damage(path: Path) -> str | None:
             file = path / entry["name"]
             if file.stat().st_size != entry["bytes"]:
                 return f"{file.name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
-            if _describe(file)["sha256"] != entry["sha256"]:
+            if sha256(file) != entry["sha256"]:
                 return f"{file.name} does not have the SHA-256 of the manifest"
     except FileNotFoundError as error:
         return f"{Path(str(error.filename)).name} is missing"

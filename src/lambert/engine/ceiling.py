@@ -37,9 +37,9 @@ _FIRST = 4
 
 
 def rate(shape: Shape, device: torch.device, dtype: torch.dtype) -> float:
-    """Returns the operations per second of one matrix product [rows, inner] x [inner, columns], measured now: of the
-    fastest call in `_REPEATED_S` on a CPU, where a first call also chooses a kernel, and wakes threads and matrix
-    units. The state of torch's random generators does not change."""
+    """Returns the measured operations per second of one matrix product [rows, inner] x [inner, columns]. On a CPU the
+    product is repeated for `_REPEATED_S` and its fastest call counts, because a first call also chooses a kernel and
+    wakes threads and matrix units. The state of torch's random generators does not change."""
     rows, inner, columns = shape
     draws = torch.Generator(device).manual_seed(0)
     left, right = (

@@ -19,17 +19,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lambert.core.errors import LambertError, MachineError, UsageError
-from lambert.core.files import explain_removal, identity
+from lambert.core.files import explain_removal, identity, read_file
 from lambert.core.world import World
 from lambert.engine import archive, state
-from lambert.engine.archive import FOLDER, clean
 from lambert.engine.device import ran_out
 from lambert.engine.precision import Precision
 
-__all__ = ["FOLDER", "Checkpoint", "Saver", "check_disk_space", "clean", "latest"]
-
 _POLL_SECONDS = 1.0
-"""Interval at which rank 0 tells waiting ranks that its write continues: far below the time-out of a collective."""
+"""Interval at which rank 0 reports to the waiting ranks that its write continues; far below the time-out of a
+collective."""
 _WRITING = "writing"
 MAX_FAILURES = 3
 """Number of failed saves in a row after which a run stops, because its further work would be lost too. The value is our
@@ -94,7 +92,7 @@ class Saver:
         self._run, self._keep, self._world = run, keep, world or World()
         self._snapshots = {name: Snapshot() for name in (archive.MODEL, archive.OPTIMIZER, archive.EXCHANGE)}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._in_flight: Future[str] | None = None
+        self._in_flight: Future[None] | None = None
         self._identity, self._newest = identity(run), 0
         self._failures, self._failure = 0, ""
 
@@ -166,28 +164,23 @@ class Saver:
         self._thread.shutdown()
         self._snapshots.clear()
 
-    def _begin(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], text: str) -> "Future[str]":
+    def _begin(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], text: str) -> "Future[None]":
         try:
             copies = {name: self._snapshots[name].take(named) for name, named in tensors.items()}
         except (MemoryError, RuntimeError) as error:
             if not ran_out(error):
                 raise
-            failed: Future[str] = Future()
-            folder = archive.folder_of(self._run, step)
-            failed.set_result(f"{folder} could not be written: no memory is left for a copy.")
+            folder, failed = archive.folder_of(self._run, step), Future[None]()
+            failed.set_exception(MachineError(f"{folder} could not be written: no memory is left for a copy."))
             return failed
         return self._thread.submit(self._write, step, copies, text)
 
-    def _write(self, step: int, copies: Mapping[str, Mapping[str, Tensor]], text: str) -> str:
-        try:
-            if self._newest and not archive.folder_of(self._run, self._newest).is_dir():
-                _log.warning("%s was deleted by another program.", archive.folder_of(self._run, self._newest))
-            archive.write(self._run, step, copies, text)
-            self._newest = step
-            archive.prune(self._run, self._keep)
-        except (LambertError, OSError) as error:
-            return str(error)
-        return ""
+    def _write(self, step: int, copies: Mapping[str, Mapping[str, Tensor]], text: str) -> None:
+        if self._newest and not archive.folder_of(self._run, self._newest).is_dir():
+            _log.warning("%s was deleted by another program.", archive.folder_of(self._run, self._newest))
+        archive.write(self._run, step, copies, text)
+        self._newest = step
+        archive.prune(self._run, self._keep)
 
     def _check_disk(self) -> None:
         """Raises MachineError if the run must stop instead of saving again."""
@@ -217,7 +210,10 @@ class Saver:
         if not wait([write], timeout=patience).done:
             return _WRITING
         self._in_flight = None
-        self._failure = write.result()
+        error = write.exception()
+        if error is not None and not isinstance(error, LambertError | OSError):
+            raise error
+        self._failure = "" if error is None else str(error)
         self._failures = self._failures + 1 if self._failure else 0
         return self._failure
 
@@ -243,7 +239,7 @@ def latest(run: Path, *, at_most: int | None = None, world: World | None = None)
     with world.together("reading the checkpoint"):
         if not folder.is_dir():
             raise MachineError(f"{folder} is missing here. The run folder must be on a disk that all nodes share.")
-        found = Checkpoint(folder, step, archive.read_state(folder))
+        found = Checkpoint(folder, step, json.loads(read_file(folder / archive.STATE)))
     return found
 
 
@@ -277,11 +273,8 @@ def _warn(failure: str) -> None:
 
 
 class Snapshot:
-    """Copies named tensors to host memory that is reused by the next copy.
-
-    The first copy also pays for the pages that it touches; later copies cost only the memory copy. Copies of GPU
-    tensors are in pinned memory.
-    """
+    """Copies named tensors to host memory, which the next copy reuses, so that the kernel allocates its pages once.
+    Copies of GPU tensors are in pinned memory."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}

@@ -62,7 +62,7 @@ def compile_or_fall_back(
 
 
 def try_compiling(trial: Callable[[], object]) -> Compilation:
-    """Runs `trial`, the first call of what is to be compiled, and returns whether it succeeded."""
+    """Runs `trial`, in which functions or modules are compiled at their first call, and returns the result."""
     began, problem = time.perf_counter(), ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # compilers print pages of advice

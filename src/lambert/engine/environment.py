@@ -41,7 +41,7 @@ def describe(world: World) -> dict[str, Any]:
         "system": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "memory_mb": _memory_mb(),
+        "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1_000_000,
         "device": str(world.device),
         **machine(world),
         "cuda": torch.version.cuda,
@@ -87,10 +87,3 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _memory_mb() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1_000_000
-    except (ValueError, OSError):
-        return None

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from lambert.core.errors import MachineError, printable_line
@@ -119,9 +118,7 @@ class RunLog:
             replace_files({self._run / "environment.json": (described + "\n").encode()})
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._writes:
             if self._rate:
                 self.note(f"cost so far: {self._cost()['cost']:,.2f}")

@@ -98,7 +98,10 @@ def train(
                 )
                 if failed:
                     exchange.abort_update()
-                    raise _out_of_memory(failure, number, update, world) from failure
+                    extent = _extent(update) if failure else (0, 0)  # zero: another rank ran out of memory
+                    tokens, longest = map(world.largest, extent)
+                    text = _format_out_of_memory(number, tokens, longest, world)
+                    raise OutOfMemory(text, number + 1, tokens, longest) from failure
                 # `skipped` waits for the result of the update before, so it is read only now, when the device has work.
                 lr = schedule(number - precision.skipped)
                 for group in optimizer.param_groups:
@@ -112,7 +115,9 @@ def train(
             yield Step(
                 index=number + 1,
                 lr=lr,
-                update=update,
+                loads=tuple(update.loads),
+                sequences=update.sequences,
+                wait_seconds=update.wait_seconds,
                 objectives=[objectives[k] for k in present],
                 parameters=gradients.names,
                 reading=reading,
@@ -207,12 +212,6 @@ def evaluate(
 def _objectives(net: nn.Module) -> tuple[str, ...]:
     names: Any = net.objectives
     return tuple(names)
-
-
-def _out_of_memory(failure: BaseException | None, number: int, update: Update, world: World) -> OutOfMemory:
-    """Returns the error that all ranks raise when at least one of them ran out of memory in its passes."""
-    tokens, longest = (world.largest(extent if failure else 0) for extent in _extent(update))
-    return OutOfMemory(_format_out_of_memory(number, tokens, longest, world), number + 1, tokens, longest)
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""The settings of the process that determine how torch computes: threads, determinism and random generators. And how
-long the thread of the loader may keep the loop waiting."""
+"""The settings of the process that determine how torch computes: threads, determinism and random generators, and the
+interval at which Python switches threads."""
 
 import os
 import sys
@@ -12,9 +12,9 @@ from lambert.core.world import World
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _SWITCH = 1e-4
-"""Seconds after which Python takes the interpreter lock from a thread that others wait for; the default is 5 ms. Every
-call of torch gives the lock up, and the loop got it back only when the thread of the loader let go: a tenth of the time
-of a small net's update."""
+"""Seconds for which a thread may hold the interpreter lock while others wait for it; the default is 5 ms. Every call of
+torch releases the lock. With the default, the loop then waited for the loader's thread: a tenth of the time of a small
+net's update (measured)."""
 
 
 class Numerics:

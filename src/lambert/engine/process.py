@@ -5,10 +5,9 @@ Memory that a tensor frees is kept for the next tensor. By default glibc returns
 at once, and the next tensor of that size waits while the kernel clears its pages again. Also, the kernel uses pages of
 4 kB unless it is asked for large ones. Together this costs some 5% of a step of BERT-Base on a CPU (docs/design/0004).
 
-Threads that wait for one another stay awake briefly, then sleep. By default a thread of OpenMP that has nothing to do
-spins for some milliseconds, to be ready at once. On a computer that other programs use too, it spins while the thread
-that it waits for is not running, takes the processor time that this thread needs, and the run becomes several times
-slower (docs/pretrain.md).
+By default, an idle OpenMP thread spins for some milliseconds before it sleeps. On a computer that also runs other
+programs, it then takes the processor time that the thread it waits for needs, and the run becomes several times slower
+(docs/pretrain.md). So the threads of Lambert spin briefly.
 """
 
 import gc
@@ -23,7 +22,7 @@ from lambert.core.errors import MachineError
 from lambert.core.signals import block_signals, unblock_signals
 
 STARTED = dict(os.environ)
-"""The environment of this process before Lambert changed it; the user's own, unless the process was replaced."""
+"""The environment at the start of this process, before Lambert changed it."""
 TUNABLES = {
     "glibc.malloc.mmap_threshold": 2**32,  # bytes; larger blocks get a mapping of their own, which `free` returns
     "glibc.malloc.trim_threshold": 2**33,  # bytes; more free memory than this at the heap's end is returned

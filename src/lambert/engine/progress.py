@@ -4,7 +4,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from lambert.core.errors import printable_line
@@ -59,9 +58,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if kind is None:
             self._end_task()
         if self._bar is not None:

@@ -89,9 +89,9 @@ class StopRequest:
         self._agreed = world.largest(self.number)
         return self._agreed > 0
 
-    def build_error(self, saved: str, command: str = "") -> SavedAndStopped:
-        """Returns the error to raise after saving: it says what was `saved`, and the `command` that continues."""
-        return self._describe(f"; {saved}", f"To continue: {command}" if command else CONTINUE)
+    def build_error(self, saved: str) -> SavedAndStopped:
+        """Returns the error to raise after saving, which says what was `saved`."""
+        return self._describe(f"; {saved}", CONTINUE)
 
     @property
     def _code(self) -> int:

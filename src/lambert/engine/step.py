@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import Protocol
@@ -35,41 +36,37 @@ class Update(Protocol):
         """How long the loop waited for this data."""
 
 
+@dataclass(kw_only=True, repr=False, eq=False)
 class Step:
     """The result of one update. Values that the device computes are read when they are first used."""
 
-    def __init__(
-        self,
-        *,
-        index: int,
-        lr: float,
-        update: Update,
-        objectives: Sequence[str],
-        parameters: Sequence[str],
-        reading: Reading,
-        stopwatch: Stopwatch,
-        exchange_seconds: tuple[float, float] = (0.0, 0.0),
-        stop_requested: bool = False,
-    ) -> None:
-        self.index = index
-        """Number of the update, from 1."""
-        self.lr = lr
-        """Learning rate of this update."""
-        self.loads, self.sequences = tuple(update.loads), update.sequences
-        """Number of tokens of each rank; number of sequences of the whole global batch."""
-        self.wait_seconds = update.wait_seconds
-        """How long the device had no work because the data was not ready."""
-        self.exchange_seconds = exchange_seconds
-        """How long the gradient exchange took, and how much of that the backward pass did not hide; 0 on a GPU, whose
-        times the host does not know."""
-        self.stop_requested = stop_requested
-        """Whether any rank had been asked to stop before the end of this update; the same on all ranks."""
-        self.scores: Mapping[str, float] = {}
-        """Scores on held-out data after this update, by name; empty if the run did not evaluate."""
-        self.last = False
-        """Whether this is the last update of the run; its scores are the final ones."""
-        self._objectives, self._parameters = objectives, parameters
-        self._reading, self._stopwatch = reading, stopwatch
+    index: int
+    """Number of the update, from 1."""
+    lr: float
+    """Learning rate of this update."""
+    loads: Sequence[int]
+    """Number of tokens of each rank."""
+    sequences: int
+    """Number of sequences of the whole global batch."""
+    wait_seconds: float
+    """How long the device had no work because the data was not ready."""
+    objectives: Sequence[str]
+    """Names of the objectives that have targets in the global batch."""
+    parameters: Sequence[str]
+    """Names of the trained parameters."""
+    reading: Reading
+    """Losses [K], norms [1 + P], faults [W] and seconds [W], in one tensor; see the properties."""
+    stopwatch: Stopwatch
+    """Measures the update on the device."""
+    exchange_seconds: tuple[float, float] = (0.0, 0.0)
+    """How long the gradient exchange took, and how much of that the backward pass did not hide; 0 on a GPU, whose times
+    the host does not know."""
+    stop_requested: bool = False
+    """Whether any rank had been asked to stop before the end of this update; the same on all ranks."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Scores on held-out data after this update, by name; empty if the run did not evaluate."""
+    last: bool = False
+    """Whether this is the last update of the run; its scores are the final ones."""
 
     def __repr__(self) -> str:
         """Without what the device computes, so that showing a step does not wait for it."""
@@ -93,16 +90,15 @@ class Step:
 
     @cached_property
     def _values(self) -> tuple[list[float], list[float], list[float], list[float]]:
-        """Losses [K], norms [1 + P], faults [W] and seconds [W]."""
-        values = iter(self._reading.values)
-        widths = len(self._objectives), 1 + len(self._parameters), len(self.loads), len(self.loads)
+        values = iter(self.reading.values)
+        widths = len(self.objectives), 1 + len(self.parameters), len(self.loads), len(self.loads)
         losses_K, norms_P1, faults_W, seconds_W = ([*islice(values, width)] for width in widths)
         return losses_K, norms_P1, faults_W, seconds_W
 
     @property
     def losses(self) -> dict[str, float]:
         """Mean loss of each objective over its targets in the global batch; objectives without targets are omitted."""
-        return dict(zip(self._objectives, self._values[0], strict=True))
+        return dict(zip(self.objectives, self._values[0], strict=True))
 
     @property
     def loss(self) -> float:
@@ -122,7 +118,7 @@ class Step:
     @property
     def non_finite(self) -> str | None:
         """Name of the first parameter whose gradient is not finite."""
-        names = zip(self._parameters, self._values[1][1:], strict=True)
+        names = zip(self.parameters, self._values[1][1:], strict=True)
         return next((name for name, norm in names if not math.isfinite(norm)), None)
 
     @property
@@ -131,7 +127,7 @@ class Step:
         parameter on each. For a single process, rank 0 with `non_finite`."""
         if len(self.loads) == 1:
             return {0: self.non_finite} if self.non_finite else {}
-        return {rank: self._parameters[int(at) - 1] for rank, at in enumerate(self._values[2]) if at}
+        return {rank: self.parameters[int(at) - 1] for rank, at in enumerate(self._values[2]) if at}
 
     @property
     def rank_seconds(self) -> list[float]:
@@ -142,4 +138,4 @@ class Step:
     @property
     def seconds(self) -> float:
         """Time of the update on the device; it includes waiting for data, but not the caller's work between updates."""
-        return self._stopwatch.seconds
+        return self.stopwatch.seconds

@@ -1,8 +1,8 @@
 """Trackers: programs that show the rows of metrics.jsonl beside those of other runs.
 
-A tracker takes rows, and writes in the run folder alone. TensorBoard's writer is a part of this process. MLflow and
-Weights & Biases, which change settings of a process, start threads and write to the home folder, are in processes of
-their own, to which rows come as lines of JSON on standard input: `python -m lambert.engine.trackers NAME RUN`.
+A tracker receives rows and writes only to the run folder. TensorBoard's writer runs in this process. MLflow and Weights
+& Biases change settings of their process, start threads and write to the home folder, so each runs in a subprocess. It
+reads rows as lines of JSON from standard input: `python -m lambert.engine.trackers NAME RUN`.
 """
 
 import hashlib
@@ -25,22 +25,22 @@ from lambert.core.registry import Kind, choose, lookup
 _log = logging.getLogger("lambert.trackers")
 KIND = Kind((Path, int), methods={"row": 1, "close": 0})
 CONTROL = ("step", "time")
-"""Keys of a row that are no numbers to show."""
+"""Keys of a row that trackers do not show."""
 _MOST_UNSENT = 1_000_000
-"""Bytes of rows that are kept for a process that does not read them."""
+"""Bytes of rows that are kept while the subprocess does not read them."""
 _LONGEST_END = 30.0
-"""Seconds that a process has for what is left when the run ends."""
+"""Seconds that a subprocess has to write the remaining rows when the run ends."""
 
 
 class Tracker(Protocol):
-    """Takes the rows of a run; made from the run folder and the update after which the run continues. After an
-    exception it gets no further call."""
+    """Receives the rows of a run. It is built from the run folder and the update after which the run continues. After
+    an exception it is not called again."""
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Takes a row of metrics.jsonl."""
+        """Receives a row of metrics.jsonl."""
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes the remaining rows."""
 
 
 class TensorBoard:
@@ -62,10 +62,9 @@ class TensorBoard:
 
 
 class SubprocessTracker:
-    """A tracker in a process of its own, which gets the rows through a pipe. Its output is in NAME/tracker.txt. It
-    ignores the signals of the run, and ends when the run does, however that ends. It cannot remove rows, so it does not
-    know after which update the run continues. Training never waits for it: rows that the pipe has no room for are kept,
-    up to a limit, until the next one."""
+    """A tracker in a subprocess, which reads the rows from a pipe. Its output is in NAME/tracker.txt. It ignores the
+    signals of the run and ends with the run, because the pipe is then closed. It cannot remove rows. Training never
+    waits for it: rows for which the pipe has no room are kept, up to a limit, until the next call."""
 
     def __init__(self, name: str, run: Path) -> None:
         if not find_spec(name):
@@ -117,7 +116,7 @@ ENVIRONMENT = {
     "WANDB_MODE": "offline",
     "DO_NOT_TRACK": "true",
 }
-"""Variables of the process of a tracker: no network, and plain files."""
+"""Environment variables of the subprocess: no network access, and plain files."""
 TRACKERS: dict[str, Callable[[Path, int], Tracker]] = {
     "tensorboard": TensorBoard,
     "mlflow": lambda run, start: SubprocessTracker("mlflow", run),

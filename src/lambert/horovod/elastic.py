@@ -1,15 +1,6 @@
 """Elastic training under the name that Horovod's users import (`lambert.wings.horovod.elastic`)."""
 
-from lambert.wings.horovod.elastic import (
-    ElasticSampler,
-    HorovodInternalError,
-    HostsUpdatedInterrupt,
-    ObjectState,
-    State,
-    TorchState,
-    run,
-)
+from lambert.wings.horovod import elastic
+from lambert.wings.horovod.elastic import *  # noqa: F403
 
-__all__ = [
-    "ElasticSampler", "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "run",
-]  # fmt: skip
+__all__ = elastic.__all__

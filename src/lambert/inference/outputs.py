@@ -30,7 +30,7 @@ from lambert.model.config import EncoderConfig
 from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
-from lambert.model.initial_head import PREDICTED
+from lambert.model.labels import PREDICTED
 from lambert.tasks import Task, TaskConfig, create, list_roles
 from lambert.tasks.config import Columns, OtherColumns
 from lambert.tasks.model_folder import task_of
@@ -99,7 +99,7 @@ def load_task(
     check_padding(tokenizer, model.config, folder)
     lacking = ""
     if report.missing:
-        own = layout.answering_head(settings, layout.check_family(settings, folder))
+        own = layout.find_task_head(settings, layout.check_family(settings, folder))
         why = f"its head predicts {PREDICTED[own]}" if own in PREDICTED else f"no {report.missing[0]}"
         lacking = f"{folder} has no head for {task.config.name!r} ({why}): fine-tune it."
     return LoadedTask(model.eval(), tokenizer, task, lacking, report.lost)

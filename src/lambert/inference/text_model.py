@@ -27,7 +27,7 @@ from lambert.model.encoder import Encoder
 from lambert.model.families import family_of, reads_segments
 from lambert.model.folder import model_folder, read_config
 from lambert.model.heads import Model
-from lambert.model.pooling import modes_of, pooled, pooling_of
+from lambert.model.pooling import find_pooling, pool, split_modes
 from lambert.model.publish import publish
 from lambert.tasks import Outputs, Row, Task, TaskConfig, make_request, score_predictions
 from lambert.tasks.card import card_of_converted
@@ -444,8 +444,8 @@ class _Vectors(nn.Module):
 
     def __init__(self, model: Model, head: str) -> None:
         super().__init__()
-        self.encoder, self.head, self.modes = model.encoder, head, modes_of(pooling_of(head) or "")
+        self.encoder, self.head, self.modes = model.encoder, head, split_modes(find_pooling(head) or "")
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """The rows [S, P] by the name of the head."""
-        return {self.head: pooled(self.encoder(batch), batch, self.modes)}
+        return {self.head: pool(self.encoder(batch), batch, self.modes)}

@@ -62,8 +62,8 @@ def kernel(device: torch.device, dtype: torch.dtype, width: int, window: int = 0
 
 
 def reference(qkv_T3HE: Tensor, bounds_S1: Tensor, *, dropout: float, window: int = 0) -> Tensor:
-    """Computes `attention` one sequence at a time with torch's `scaled_dot_product_attention`. The host waits for the
-    bounds."""
+    """Computes `attention` one sequence at a time with torch's `scaled_dot_product_attention`. Synchronizes with the
+    device to read the bounds."""
     mixed = []
     for part in qkv_T3HE.tensor_split(bounds_S1[1:-1].cpu().long()):
         q_HME, k_HME, v_HME = part.permute(1, 2, 0, 3)
@@ -100,13 +100,13 @@ def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float
     """Memory-efficient attention, in the kernel that torch took from xFormers. The kernel supports float32 and every
     GPU, but is slower than flash attention.
 
-    If the kernel gets bounds, its backward pass drops different weights than its forward pass (observed with torch 2.11
-    on an H200), so with dropout the sequences are padded instead, and also with a window, which it does not have.
+    With bounds, the backward pass of the kernel drops other weights than its forward pass (observed with torch 2.11 on
+    an H200), and it has no window. With dropout or a window, the sequences are therefore padded.
 
     Source: Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021.
     """
     if dropout or window:
-        return padded(qkv_T3HE, bounds_S1, longest, dropout, window)
+        return attend_padded(qkv_T3HE, bounds_S1, longest, dropout, window)
     q_1THE, k_1THE, v_1THE = qkv_T3HE[None].unbind(2)
     found = torch.ops.aten._efficient_attention_forward(
         q_1THE, k_1THE, v_1THE, None, bounds_S1, bounds_S1, longest, longest, dropout, 0, qkv_T3HE.requires_grad
@@ -115,10 +115,10 @@ def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float
     return mixed_THE
 
 
-def padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
-    """Computes `attention` on padded rows [S, longest] with torch's masked `scaled_dot_product_attention`. The host
-    does not wait."""
-    rows_SM, inside_SM, back_T = padded_rows(bounds_S1, longest, len(qkv_T3HE))
+def attend_padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
+    """Computes `attention` on padded rows [S, longest] with torch's masked `scaled_dot_product_attention`,
+    without synchronizing with the device."""
+    rows_SM, inside_SM, back_T = pad_rows(bounds_S1, longest, len(qkv_T3HE))
     q_SHME, k_SHME, v_SHME = qkv_T3HE[rows_SM].permute(2, 0, 3, 1, 4)
     seen_S1MM = inside_SM[:, None, None, :]
     if window:
@@ -133,9 +133,9 @@ def padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, wi
     return mixed_THE
 
 
-def padded_rows(bounds_S1: Tensor, longest: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns how sequences are padded to rows: the token at each place of a row [S, longest], whether the place is
-    inside its sequence, and the place of each token in the flattened rows [T]."""
+def pad_rows(bounds_S1: Tensor, longest: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the padding of sequences to rows: the token at each position of a row [S, longest], whether the position
+    is inside its sequence, and the position of each token in the flattened rows [T]."""
     starts_S, lengths_S = bounds_S1[:-1].long(), bounds_S1.diff().long()
     places_M = torch.arange(longest, device=bounds_S1.device)
     tokens_T = torch.arange(tokens, device=bounds_S1.device)
@@ -169,7 +169,7 @@ class _Native(torch.autograd.Function):
         return grad_T3HE, None, None, None
 
 
-def _banded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
+def _attend_banded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
     """Computes `attention` in blocks of `window` queries, each with the keys of three blocks.
 
     Source: Beltagy et al., "Longformer", 2020, section 3.2 (chunks).
@@ -212,7 +212,7 @@ def _products(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float,
 KERNELS: Mapping[str, Callable[[Tensor, Tensor, int, float, int], Tensor]] = {
     "native": _native,
     "products": _products,
-    "banded": _banded,
+    "banded": _attend_banded,
     "flash": _flash,
     "efficient": _efficient,
     "plain": _plain,

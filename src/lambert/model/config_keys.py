@@ -1,4 +1,4 @@
-"""The keys of a family's config.json: a table by which the settings of an encoder are read and written."""
+"""Reads and writes the settings of an encoder in config.json, by a family's table of keys."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -21,9 +21,9 @@ _VALUES = {"activation": {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch
 _TYPES = {one.name: one.type for one in dataclasses.fields(EncoderConfig)}
 _TYPES |= {f"modern.{one.name}": one.type for one in dataclasses.fields(ModernConfig)}
 _NULLABLE = ("pad", "modern.kv_heads")
-"""Fields whose key may be null, as if it were missing."""
+"""Fields whose key may be null, which has the meaning of a missing key."""
 _MOST = 2**31 - 1
-"""The largest whole number in config.json. A size that differs from that of the weights is found by their shapes."""
+"""The largest whole number in config.json. Sizes that differ from those of the weights are found by the shapes."""
 
 Settings = Mapping[str, Any]
 """Contents of config.json."""
@@ -31,7 +31,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigKeys:
-    """How config.json describes the encoders of a family.
+    """The keys of config.json for the encoders of a family.
 
     Fields are those of EncoderConfig, `modern.theta` and so on for those of ModernConfig. Whole numbers are from 1 to
     2^31 - 1 (the padding token: from 0), other numbers from 0 to 1.
@@ -40,27 +40,27 @@ class ConfigKeys:
     fields: Mapping[str, str]
     """Field -> key."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the fields whose key a file may omit."""
+    """Values of fields whose keys a file omits."""
     values: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
-    """Field -> the values that its key may have, and what they mean. The first one with a meaning is written for it."""
+    """Field -> values of its key -> values of the field. The first key value with a field value is written for it."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that are the same in all encoders of the family, also in fresh ones, and have no key."""
+    """Fields without a key that have the same value in all encoders of the family."""
     fixed: Settings = field(default_factory=dict)
-    """Keys with the one value that Lambert supports, which a missing key stands for."""
+    """Keys of which Lambert supports one value, which is also that of a missing key."""
     written: Settings = field(default_factory=dict)
     """Keys that are written with the same value for all encoders."""
     older: Mapping[str, str] = field(default_factory=dict)
-    """Keys of older files, and those that replace them."""
+    """Keys of older files -> current keys."""
     read: Callable[[dict[str, Any], Settings, Path], Mapping[str, Any]] = lambda found, settings, path: {}
-    """Function from (fields that the table gives, contents of config.json, its path) to fields that it cannot give."""
+    """Function from (fields read by the table, contents of config.json, its path) to the other fields."""
     write: Callable[[EncoderConfig], Settings] = lambda config: {}
-    """Function from an encoder to the keys for what the table cannot describe."""
+    """Function from an encoder to keys that are not in the table."""
 
     def from_json(self, settings: Settings, path: Path) -> EncoderConfig:
-        """Returns the encoder that `settings`, the config.json at `path`, describes.
+        """Returns the settings of the encoder that `settings`, the config.json at `path`, describes.
 
-        Raises DataError that names the key for an encoder that Lambert does not have, UsageError for sizes that do not
-        fit together.
+        Raises DataError, with the key, for an encoder that Lambert does not support, and UsageError for sizes that
+        contradict each other.
         """
         settings = {self.older[key]: value for key, value in settings.items() if key in self.older} | dict(settings)
         check_fixed(settings, self.fixed, path)
@@ -68,7 +68,7 @@ class ConfigKeys:
         for name, key in self.fields.items():
             value = settings.get(key)
             if key in settings and not (value is None and name in _NULLABLE):
-                found[name] = self._checked(name, value, path)
+                found[name] = self._interpret(name, value, path)
             elif name in self.defaults:
                 found[name] = self.defaults[name]
             else:
@@ -93,8 +93,8 @@ class ConfigKeys:
     def _meanings(self, name: str) -> Mapping[Any, Any]:
         return self.values.get(name, _VALUES.get(name, {}))
 
-    def _checked(self, name: str, value: Any, path: Path) -> Any:
-        """Returns what a value of the key of a field means."""
+    def _interpret(self, name: str, value: Any, path: Path) -> Any:
+        """Returns the value of a field from the value of its key. Raises DataError if the value is not supported."""
         where, kind, meanings = f"{path} has {self.fields[name]} = {quote(value)};", _TYPES[name], self._meanings(name)
         if meanings:
             if isinstance(value, bool) or value not in [*meanings]:
@@ -125,10 +125,10 @@ def rotary_base(settings: Settings, key: str, rotary: Settings, default: float, 
         settings: Contents of config.json.
         key: Key of the base in transformers 4.
         rotary: The table of these layers in `rope_parameters` of transformers 5; may be empty.
-        default: Base that a file means which has neither.
+        default: Base of a file that has neither.
         path: Path of config.json.
 
-    Raises DataError for scaled angles, for bases that contradict each other, and for values that are not a base.
+    Raises DataError for scaled angles, contradictory bases, and values that are not numbers above 1.
     """
     check_fixed(rotary, {"rope_type": "default", "partial_rotary_factor": 1.0}, path)
     check_fixed(settings, {"rope_scaling": None}, path)
@@ -146,7 +146,7 @@ def rotary_base(settings: Settings, key: str, rotary: Settings, default: float, 
 
 
 def architectures(stem: str) -> dict[str, tuple[str, ...]]:
-    """Returns the names of the architectures of most families, which begin with `stem`, and their heads."""
+    """Returns the heads of the usual architectures of a family, whose names begin with `stem`."""
     return {
         f"{stem}ForQuestionAnswering": ("span",),
         f"{stem}ForTokenClassification": ("tag",),

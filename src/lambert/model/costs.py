@@ -1,7 +1,7 @@
-"""What the encoders of a family cost: weights, floating-point operations, and memory for the backward pass."""
+"""The costs of encoders: weights, floating-point operations, and memory for the backward pass."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -12,15 +12,23 @@ _WIDE = torch.float32.itemsize
 
 
 class Costs(ABC):
-    """Formulas of a family, which derives from this class. The methods are pure functions of an encoder's settings."""
+    """Formulas of a family's costs, a base class. The methods are pure functions of an encoder's settings."""
 
     norms: int = 4
     """Tensors of the width of the states that a block saves in float32: inputs and outputs of two norms."""
+    gated: bool = True
+    """Whether the feed-forward layer computes gates beside its units."""
 
-    @abstractmethod
     def matrices(self, config: EncoderConfig) -> tuple[tuple[int, int], ...]:
         """Returns the numbers of (inputs, outputs) of the linear layers of one block, in the order of the forward
         pass."""
+        width, inner = config.hidden, config.intermediate
+        return (width, 3 * width), (width, width), (width, (1 + self.gated) * inner), (inner, width)
+
+    def linear_weights(self, config: EncoderConfig, biased: Sequence[bool]) -> int:
+        """Returns the number of weights of the linear layers of one block; `biased`: which layers have biases."""
+        matrices = zip(self.matrices(config), biased, strict=True)
+        return sum((inputs + bias) * outputs for (inputs, outputs), bias in matrices)
 
     @abstractmethod
     def weight_count(self, config: EncoderConfig) -> int:
@@ -28,16 +36,17 @@ class Costs(ABC):
 
     @abstractmethod
     def saved_values(self, config: EncoderConfig) -> int:
-        """Returns how many values of the type of the products a block saves for a token, without the probabilities of
-        attention."""
+        """Returns the number of values that a block saves for a token in the type of the products, without attention
+        probabilities."""
 
     def pairs(self, config: EncoderConfig, lengths: Collection[int]) -> int:
-        """Returns the pairs of tokens that attend to each other in all blocks, for sequences of these lengths."""
+        """Returns the number of pairs of tokens that attend to each other, summed over all blocks, for sequences of
+        these lengths."""
         return config.layers * sum(length**2 for length in lengths)
 
     def probabilities(self, config: EncoderConfig, longest: int) -> int:
-        """Returns how many probabilities of attention a block saves for a token where torch's operators compute them on
-        a CPU: those before and after dropout."""
+        """Returns the number of attention probabilities that a block saves for a token if torch's operators compute
+        them on a CPU: those before and after dropout."""
         return (1 + bool(config.attention_dropout)) * config.heads * longest
 
     def operations(self, config: EncoderConfig, lengths: Collection[int]) -> int:
@@ -64,13 +73,13 @@ class Costs(ABC):
         return self.saved_with(config, dtype, self.probabilities(config, longest) * dtype.itemsize * computed)
 
     def saved_with(self, config: EncoderConfig, dtype: torch.dtype, attention: int) -> int:
-        """Returns the same for blocks that save this many bytes of attention per token."""
+        """Returns `saved_per_token` for blocks that save `attention` bytes of attention per token."""
         size, width = dtype.itemsize, config.hidden
         copies = 2 * width * size if size < _WIDE else 0  # rounded outputs of the norms, for the products
         block = self.saved_values(config) * size + attention + self.norms * width * _WIDE + copies
         return (config.layers + 2) * block + 3 * width * _WIDE
 
 
-def compiled(dtype: torch.dtype, device: torch.device) -> bool:
+def uses_kernels(dtype: torch.dtype, device: torch.device) -> bool:
     """Returns whether the compiled kernels compute blocks, with their attention, in this type."""
     return device.type == "cpu" and dtype == torch.bfloat16 and library() is not None

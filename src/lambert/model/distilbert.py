@@ -4,55 +4,22 @@ Where BERT has a pooler with tanh, it has one with relu, which belongs to the he
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import Tensor
 
-from lambert.core.compute import PLAIN, Compute
 from lambert.model.bert import BERT
-from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import COMMON, ConfigKeys, architectures
-from lambert.model.linear import linear
-from lambert.model.objectives import Choice, Head, Label, MultiLabel, Pooler, Value
+from lambert.model.objectives import Choice, Label, MakeHead, MultiLabel, Pooler, Value
 from lambert.model.tensor_names import TensorNames
 
 _DROPOUT = 0.2
 """Dropout before the logits of sentences (seq_classif_dropout of transformers)."""
 
-
-class ReluPooler(Pooler):
-    """Maps states [T, D] to one row per sequence [S, D]: the state of the first token through a layer with relu."""
-
-    def transformed(self, first_SD: Tensor, compute: Compute = PLAIN) -> Tensor:
-        """Returns the pooled rows [S, D] from the states of the first tokens."""
-        return torch.relu(linear(first_SD, [self.weight], [self.bias], compute))
-
-
-class _Sentence(Head):
-    def __init__(self, config: EncoderConfig, labels: int) -> None:
-        super().__init__(config, labels)
-        self.dropout = _DROPOUT if config.dropout else 0.0
-
-
-class DistilLabel(_Sentence, Label):
-    """Predicts the class of a text."""
-
-
-class DistilMultiLabel(_Sentence, MultiLabel):
-    """Predicts which labels a text has."""
-
-
-class DistilValue(_Sentence, Value):
-    """Predicts a number for a text."""
-
-
-class DistilChoice(_Sentence, Choice):
-    """Predicts which of several texts fits."""
-
-
-HEADS: dict[str, type[Head]] = {
-    "label": DistilLabel, "multilabel": DistilMultiLabel, "value": DistilValue, "choice": DistilChoice,
-}  # fmt: skip
+HEADS: dict[str, MakeHead] = {
+    name: partial(kind, dropout=_DROPOUT)
+    for name, kind in {"label": Label, "multilabel": MultiLabel, "value": Value, "choice": Choice}.items()
+}
 NAMES = TensorNames(
     prefix="distilbert.",
     encoder={
@@ -96,7 +63,7 @@ DISTILBERT = replace(
     BERT,
     title="DistilBERT",
     heads=HEADS,
-    pooler=ReluPooler,
+    pooler=partial(Pooler, activation=torch.relu),
     segments=False,
     names=NAMES,
     keys=KEYS,

@@ -13,7 +13,7 @@ class Encoder(nn.Module):
     """Maps a flat batch to states [T, D]. The base class of the encoders of all families: `build_encoder(config)`
     returns the one of a family.
 
-    A family derives its encoder from this class. Its constructor makes `words`, `blocks` and everything else that the
+    A family derives its encoder from this class. Its constructor creates `words`, `blocks` and everything else that the
     embeddings need, and its `embed` computes the embeddings.
 
     Raises TypeError if the class itself is called.

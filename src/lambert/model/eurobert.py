@@ -1,7 +1,7 @@
 """The EuroBERT family (Boizard et al., "EuroBERT", 2025): Llama's block with attention in both directions.
 
 Rotary positions, RMS norms before attention and the gated feed-forward layer, heads that may share keys and values,
-and a decoder of its own: the masked-LM head is a table and nothing else. A text is classified from the mean or the
+and an untied decoder: the masked-LM head is a table and nothing else. A text is classified from the mean or the
 first of its states through a layer with gelu, or from the mean of the outputs of this layer ("late").
 
 Source: Boizard et al., 2025, section 2.1; RMS norms: Zhang and Sennrich, "Root mean square layer normalization", 2019;
@@ -28,9 +28,9 @@ from lambert.model.embedding import embed
 from lambert.model.encoder import Encoder
 from lambert.model.family import ADJUSTABLE, Family, Product
 from lambert.model.gte import rotary, rotary_json
-from lambert.model.linear import linear, project
-from lambert.model.modernbert.rotary import angles, rotated
-from lambert.model.objectives import Head, MaskedLanguageModel, Pooler, decoded
+from lambert.model.linear import project
+from lambert.model.modernbert.rotary import angles, rotate
+from lambert.model.objectives import MaskedLanguageModel, Pooler
 from lambert.model.pooling import first_vectors, mean_vectors
 from lambert.model.tensor_names import TensorNames
 
@@ -41,7 +41,7 @@ def key_width(config: EncoderConfig) -> int:
     return config.hidden // config.heads * (config.modern.kv_heads or config.heads)
 
 
-def expanded(qkv_TF: Tensor, heads: int, kv_heads: int) -> Tensor:
+def expand_heads(qkv_TF: Tensor, heads: int, kv_heads: int) -> Tensor:
     """Returns queries, keys and values of all heads, [T, 3, H, E], from queries [T, H, E] and the keys and values of
     `kv_heads` heads, concatenated to [T, F]. Consecutive heads share keys and values."""
     own_TE = qkv_TF.view(len(qkv_TF), heads + 2 * kv_heads, -1)
@@ -73,14 +73,14 @@ class EuroBertBlock(nn.Module):
         """Returns the queries, keys and values of all heads before the rotation, [T, 3 D]."""
         normed_TD = self.attention_norm(states_TD)
         qkv_TF = project(normed_TD, self.query, self.key, self.value, compute=batch.compute)
-        return expanded(qkv_TF, self.heads, self.kv_heads).flatten(1)
+        return expand_heads(qkv_TF, self.heads, self.kv_heads).flatten(1)
 
     def forward(self, states_TD: Tensor, batch: Batch, angles_TE: Tensor) -> Tensor:
         """Returns the states after the block. `angles_TE` are the rotary angles of the tokens."""
         compute = batch.compute
         qkv_T3HE = self.qkv(states_TD, batch).view(len(states_TD), 3, self.heads, -1)
         drop = self.attention_dropout if self.training else 0.0
-        mixed_THE = attention(rotated(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=drop)
+        mixed_THE = attention(rotate(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=drop)
         out_TD = project(mixed_THE.flatten(1), self.attention_out, compute=compute)
         states_TD = states_TD + dropout(out_TD, self.dropout, self.training)
         gate_TF, up_TF = project(self.norm(states_TD), self.gate, self.up, compute=compute).chunk(2, dim=-1)
@@ -114,7 +114,7 @@ class EuroPooler(Pooler):
     """Maps states [T, D] to one row per sequence [S, D]."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, nn.functional.gelu)
         self.pooling = config.modern.pooling
         self.of_tokens = self.pooling == "late"
 
@@ -122,7 +122,7 @@ class EuroPooler(Pooler):
         pool = first_vectors if self.pooling == "cls" else mean_vectors
         if not self.of_tokens:
             states_TD = pool(states_TD, batch).to(states_TD.dtype)
-        rows = nn.functional.gelu(linear(states_TD, [self.weight], [self.bias], batch.compute))
+        rows = self.transform(states_TD, batch.compute)
         return pool(rows, batch).to(rows.dtype) if self.of_tokens else rows
 
 
@@ -140,11 +140,12 @@ class OwnDecoder(MaskedLanguageModel):
     def forward(
         self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None, compute: Compute = PLAIN
     ) -> Tensor:
-        rows_ND = self.rows(states_TD, at_N)
-        return decoded(rows_ND, self.decoder, self.bias, 64 if rows_ND.is_cuda else 1, compute)
+        return super().forward(states_TD, at_N, self.decoder, compute)
+
+    def prepare_rows(self, rows_ND: Tensor, compute: Compute) -> Tensor:
+        return rows_ND
 
 
-HEADS: dict[str, type[Head]] = {"mlm": OwnDecoder}
 NAMES = TensorNames(
     prefix="model.",
     encoder={"words": "embed_tokens", "final_norm": "norm"},
@@ -174,7 +175,7 @@ def _read(found: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> 
     return rotary(found, settings, path, THETA) | {"modern.kv_heads": 0 if shared == heads else shared}
 
 
-def _written(config: EncoderConfig) -> dict[str, Any]:
+def _to_json(config: EncoderConfig) -> dict[str, Any]:
     kv_heads = config.modern.kv_heads or config.heads
     return rotary_json(config) | {"num_key_value_heads": kv_heads, "head_dim": config.hidden // config.heads}
 
@@ -204,7 +205,7 @@ KEYS = ConfigKeys(
     },
     older={"clf_pooling": "classifier_pooling"},
     read=_read,
-    write=_written,
+    write=_to_json,
 )  # fmt: skip
 
 
@@ -215,15 +216,14 @@ class EuroBertCosts(Costs):
     """Inputs of two norms, normalised and scaled."""
 
     def matrices(self, config: EncoderConfig) -> tuple[tuple[int, int], ...]:
-        width, inner = config.hidden, config.intermediate
-        return (width, width + 2 * key_width(config)), (width, width), (width, 2 * inner), (inner, width)
+        _, *others = super().matrices(config)
+        return (config.hidden, config.hidden + 2 * key_width(config)), *others
 
     def weight_count(self, config: EncoderConfig) -> int:
         modern, width = config.modern, config.hidden
         biased = (modern.attention_bias, modern.attention_bias, modern.mlp_bias, modern.mlp_bias)
-        matrices = zip(self.matrices(config), biased, strict=True)
-        block = sum((inputs + bias) * outputs for (inputs, outputs), bias in matrices)
-        return (config.vocabulary + 1) * width + config.layers * (block + 2 * width)
+        own = self.linear_weights(config, biased) + 2 * width
+        return (config.vocabulary + 1) * width + config.layers * own
 
     def saved_values(self, config: EncoderConfig) -> int:
         # Queries, keys and values before and after the rotation, the output of attention; units, gates before and after
@@ -238,21 +238,21 @@ class CpuBlock(nn.Module):
         super().__init__()
         self.heads, self.kv_heads = block.heads, block.kv_heads
         self.attention_norm, self.norm = block.attention_norm, block.norm
-        self.qkv = product(*_joined([block.query, block.key, block.value]))
+        self.qkv = product(*_join([block.query, block.key, block.value]))
         self.attention_out = product(block.attention_out.weight, block.attention_out.bias, residual=True)
-        self.units = product(*_joined([block.gate, block.up]))
+        self.units = product(*_join([block.gate, block.up]))
         self.down = product(block.down.weight, block.down.bias, residual=True)
 
     def forward(self, states_TD: Tensor, batch: Batch, angles_TE: Tensor) -> Tensor:
-        qkv_T3HE = expanded(self.qkv(self.attention_norm(states_TD)), self.heads, self.kv_heads)
-        mixed_THE = attention(rotated(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=0.0)
+        qkv_T3HE = expand_heads(self.qkv(self.attention_norm(states_TD)), self.heads, self.kv_heads)
+        mixed_THE = attention(rotate(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=0.0)
         states_TD = self.attention_out(mixed_THE.flatten(1)).add_(states_TD)
         gate_TF, up_TF = self.units(self.norm(states_TD)).chunk(2, dim=-1)
         out_TD: Tensor = self.down(nn.functional.silu(gate_TF) * up_TF).add_(states_TD)
         return out_TD
 
 
-def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+def _join(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     weights: list[Tensor] = [layer.weight for layer in layers]
     biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
     return torch.cat(weights), torch.cat(biases) if biases else None
@@ -268,7 +268,7 @@ def for_cpu(encoder: Encoder, product: Product, native: str = "") -> nn.Module:
 EUROBERT = Family(
     title="EuroBERT",
     encoder=EuroBertEncoder,
-    heads=HEADS,
+    heads={"mlm": OwnDecoder},
     pooler=EuroPooler,
     segments=False,
     defaults={

@@ -28,7 +28,7 @@ FAMILIES: dict[str, Family] = {
     "eurobert": EUROBERT,
 }
 DEFAULT = EncoderConfig().block
-"""The family of a folder that names none, and the one whose embeddings and heads go with a block from outside."""
+"""The family of a folder that names none. Its embeddings and heads surround a block from outside."""
 
 
 def family_of(config: EncoderConfig) -> Family:
@@ -38,8 +38,8 @@ def family_of(config: EncoderConfig) -> Family:
 
 
 def build_encoder(config: EncoderConfig) -> Encoder:
-    """Returns a fresh encoder of the family that `config.block` names: BERT's, if that names a block from outside.
-    torch's random generator draws its weights.
+    """Returns a fresh encoder of the family that `config.block` names, or BERT's with a block from outside. Its weights
+    are drawn from torch's random generator.
 
     Raises UsageError if `config.block` names neither a family nor a block from outside.
     """
@@ -47,7 +47,7 @@ def build_encoder(config: EncoderConfig) -> Encoder:
 
 
 def predicts_next(config: EncoderConfig) -> bool:
-    """Returns whether models of the family can be pre-trained to predict the next sentence too."""
+    """Returns whether models of the family can have a head for next-sentence prediction."""
     return any("nsp" in heads for heads in family_of(config).architectures.values())
 
 
@@ -57,5 +57,5 @@ def reads_segments(config: EncoderConfig) -> bool:
 
 
 def takes_pairs(config: EncoderConfig) -> bool:
-    """Returns whether the encoder can tell the two texts of a pair apart."""
+    """Returns whether the encoder accepts pairs of texts: it has two segment types, or its family has no segments."""
     return config.segment_types > 1 or not family_of(config).segments

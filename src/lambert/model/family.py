@@ -1,4 +1,4 @@
-"""A family of encoders: what the rest of Lambert asks of one."""
+"""The record of a family of encoders, through which the rest of Lambert uses it."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -11,12 +11,12 @@ from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.config_keys import ConfigKeys
 from lambert.model.costs import Costs
 from lambert.model.encoder import Encoder
-from lambert.model.objectives import Head, Pooler
+from lambert.model.objectives import MakeHead, Pooler
 from lambert.model.tensor_names import TensorNames
 
 Product = Callable[..., nn.Module]
-"""Makes a linear layer for inference on a CPU from (weight, bias or None, gelu="", residual=False); see
-`inference/cpu.py`."""
+"""Function from (weight, bias or None, gelu="", residual=False) to a linear layer for inference on a CPU
+(`inference/cpu.py`)."""
 
 ADJUSTABLE = frozenset({"dropout", "attention_dropout"})
 """Settings on which no weight depends in any family."""
@@ -24,22 +24,23 @@ ADJUSTABLE = frozenset({"dropout", "attention_dropout"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One family of encoders: its modules, its model folder, and its costs. `families.FAMILIES` has all by name."""
+    """The modules, the model folder and the costs of a family of encoders. `families.FAMILIES` has all by name."""
 
     title: str
-    """Name in messages and model cards, such as BERT."""
+    """Name for messages and model cards, such as BERT."""
     encoder: type[Encoder]
     """Class of the encoder, made from an EncoderConfig."""
-    heads: Mapping[str, type[Head]] = field(default_factory=dict)
-    """Heads by objective, where they differ from `heads.HEADS`."""
-    pooler: type[nn.Module] = Pooler
+    heads: Mapping[str, MakeHead] = field(default_factory=dict)
+    """Heads by objective, where they differ from `objectives.HEADS`."""
+    pooler: Callable[[EncoderConfig], nn.Module] = Pooler
     """Module from (states [T, D], batch) to one row per sequence [S, D], made from an EncoderConfig."""
     defaults: Mapping[str, float | ModernConfig] = field(default_factory=dict)
-    """Settings of a fresh encoder that are not given in a recipe, where they differ from those of EncoderConfig."""
+    """Defaults of a fresh encoder's settings where they differ from those of EncoderConfig."""
     fresh: Callable[[EncoderConfig], EncoderConfig] = lambda config: config
-    """Function that returns the settings of a fresh encoder with what the family determines beside `keys.constants`."""
+    """Function that adds to a fresh encoder's settings what the family determines, apart from `keys.constants`."""
     adjustable: frozenset[str] = ADJUSTABLE
-    """Settings, by dotted names, on which no weight depends: a run that starts from a model may change them."""
+    """Settings, by dotted names, that a run may change when it starts from a model, because no weight depends on
+    them."""
     initial_deviation: Callable[[EncoderConfig, str], float] = lambda config, name: config.init_range
     """Function from (config, name of a parameter of `heads.Model`) to the standard deviation of its initial weights."""
     truncated: bool = False
@@ -50,7 +51,7 @@ class Family:
     names: TensorNames
     """Names of the tensors in a model folder."""
     keys: ConfigKeys
-    """Keys of config.json that describe the encoder."""
+    """Keys of config.json for the encoder."""
     architectures: Mapping[str, tuple[str, ...]]
     """`architectures` of config.json and their heads. A folder names the first architecture all of whose heads the
     model has; one of them must have no head."""
@@ -60,9 +61,9 @@ class Family:
     encoder without a head."""
 
     costs: Costs
-    """What an encoder costs."""
+    """Formulas of an encoder's costs."""
     kernels_lack: Callable[[EncoderConfig], str]
-    """Function that names the setting for which the compiled kernels cannot train the blocks; empty: they can."""
+    """Function that returns what the compiled kernels lack to train the blocks, in words; empty: nothing."""
     for_cpu: Callable[[Encoder, Product, str], nn.Module] | None = None
     """Function from (encoder, its linear layers for inference on a CPU, the kind of products of the compiled kernels
     that replace them where they can, or "") to the encoder for inference on a CPU; or None: not supported."""
@@ -71,7 +72,7 @@ class Family:
     segment types [B, M] or None) to states [B, M, D], which the exporters of torch can trace; or None: not
     supported."""
 
-    def completed(self, config: EncoderConfig) -> EncoderConfig:
-        """Returns the settings of a fresh encoder with what the family determines. Raises UsageError for settings with
-        which it has none."""
+    def complete(self, config: EncoderConfig) -> EncoderConfig:
+        """Returns the settings of a fresh encoder with what the family determines. Raises UsageError if the family has
+        no such encoder."""
         return self.fresh(dataclasses.replace(config, **self.keys.constants))

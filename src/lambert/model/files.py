@@ -26,11 +26,11 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
 EXPORTED = {"model.onnx": "ONNX", "openvino_model.xml": "OpenVINO", "model.pt2": "a program of torch"}
-"""Files of `lambert export`, and what they are."""
+"""Files that `lambert export` writes, and their formats."""
 
 Tensors = dict[str, Tensor]
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
-"""In messages of torch, the name of a function that a pickle calls and that is not allowed."""
+"""The name, in messages of torch, of a function that a pickle calls without permission."""
 _DAMAGE = (
     struct.error,
     safetensors.SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, OSError,
@@ -38,12 +38,12 @@ _DAMAGE = (
 )  # fmt: skip
 """Exceptions of the libraries for damaged or malicious files. torch has no exception class of its own for them."""
 _TENSORFLOW = re.compile(r"(.+)\.(index|meta|data-\d{5}-of-\d{5})")
-"""The name of a file of a TensorFlow checkpoint: the prefix and what kind of file it is."""
+"""The name of a file of a TensorFlow checkpoint: prefix and kind of file."""
 
 
 def encoder_path(folder: Path) -> str:
-    """Returns the path in a folder of sentence-transformers of the folder of its encoder, such as 0_Transformer; empty
-    for the folder itself, and for another folder."""
+    """Returns the subfolder of a sentence-transformers folder that has its encoder, such as 0_Transformer; empty if the
+    encoder is in the folder itself, and for other folders."""
     path = Path(folder) / "modules.json"
     if (Path(folder) / "config.json").is_file() or not path.is_file():
         return ""
@@ -51,12 +51,17 @@ def encoder_path(folder: Path) -> str:
         own = json.loads(read_file(path).decode())[0]["path"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return ""
-    return own if isinstance(own, str) and own not in ("", ".", "..") and not set(own) & set("/\\:\0") else ""
+    return own if _is_name(own) else ""
+
+
+def _is_name(value: object) -> bool:
+    """Returns whether a value in a file is the name of a file or folder beside it."""
+    return isinstance(value, str) and value not in ("", ".", "..") and not set(value) & set("/\\:\0")
 
 
 def modules_of(folder: Path) -> list[str]:
-    """Returns the names of the modules of a folder of sentence-transformers, also if `folder` is that of its first one;
-    none for another folder."""
+    """Returns the names of the modules of a sentence-transformers folder, or of its parent if `folder` is that of a
+    module; none for other folders."""
     for path in (Path(folder) / "modules.json", Path(folder).absolute().parent / "modules.json"):
         try:
             rows = json.loads(read_file(path).decode())
@@ -72,7 +77,7 @@ def read(folder: Path) -> tuple[Tensors, Path]:
     Raises DataError if there is no file, or if one is damaged.
     """
     path = weights_file(folder)
-    return {WEIGHTS: _safetensors, INDEX: _shards, PICKLED: _pickled}[path.name](path), path
+    return {WEIGHTS: _read_safetensors, INDEX: _read_shards, PICKLED: _read_pickle}[path.name](path), path
 
 
 def weights_file(folder: Path) -> Path:
@@ -101,8 +106,8 @@ def fingerprint(folder: Path) -> str:
 
 
 def check_finite(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
-    """Raises DataError that names the first tensor with a value that is NaN or infinite in float32, or of another type
-    than floating point."""
+    """Raises DataError for the first tensor that has a value that is NaN or infinite in float32, or that is not of
+    floating point."""
     for name, tensor in tensors:
         if not tensor.is_floating_point():
             raise DataError(f"{path}: {name} is of {str(tensor.dtype)[6:]}, not of floating point.")
@@ -116,21 +121,21 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
                 )
 
 
-def _safetensors(path: Path) -> Tensors:
+def _read_safetensors(path: Path) -> Tensors:
     try:
         tensors: Tensors = safetensors.torch.load_file(path)
     except _DAMAGE as error:
-        raise _damaged(path, error) from error
+        raise _describe_damage(path, error) from error
     return tensors
 
 
-def _shards(path: Path) -> Tensors:
+def _read_shards(path: Path) -> Tensors:
     places = json_object(path).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise DataError(f"{path} has no weight_map, a table from tensors to files.")
     wanted: dict[str, list[str]] = {}
     for name, shard in places.items():
-        if not isinstance(shard, str) or shard in ("", ".", "..") or any(mark in shard for mark in "/\\:\0"):
+        if not _is_name(shard):
             raise DataError(f"{path}: the file of {name} is {shard!r}; it must be the name of a file beside it.")
         wanted.setdefault(shard, []).append(name)
     tensors: Tensors = {}
@@ -138,30 +143,30 @@ def _shards(path: Path) -> Tensors:
         file = path.with_name(shard)
         if not file.is_file():
             raise DataError(f"{path} names {shard}, which is missing. Fetch all files of the model.")
-        found = _safetensors(file)
+        found = _read_safetensors(file)
         if lacking := [name for name in names if name not in found]:
-            raise DataError(f"{file} lacks {lacking[0]}, which {path.name} says it holds.")
+            raise DataError(f"{file} lacks {lacking[0]}, which {path.name} lists in it.")
         if beyond := [name for name in found if places.get(name) != shard]:
-            raise DataError(f"{file} holds {beyond[0]}, which {path.name} does not say.")
+            raise DataError(f"{file} holds {beyond[0]}, which {path.name} does not list.")
         tensors |= found
     return tensors
 
 
-def _pickled(path: Path) -> Tensors:
+def _read_pickle(path: Path) -> Tensors:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                    raise DataError(f"{path} is compressed, as PyTorch's own files are not. Write it again.")
+                    raise DataError(f"{path} is compressed; PyTorch's own files are not. Save it again.")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of unusual pickles before it refuses them
             tensors = torch.load(path, map_location="cpu", weights_only=True)
     except _DAMAGE as error:
-        raise _damaged(path, error) from error
+        raise _describe_damage(path, error) from error
     if not isinstance(tensors, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
     ):
-        raise DataError(f"{path} holds no table of tensors. It must be the state of a model, by name.")
+        raise DataError(f"{path} is not a state dict, a table from names to tensors.")
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
             raise DataError(f"{path}: {name} is not a plain tensor on the CPU. Write the file again.")
@@ -170,13 +175,13 @@ def _pickled(path: Path) -> Tensors:
     return tensors
 
 
-def _damaged(path: Path, error: BaseException) -> DataError:
+def _describe_damage(path: Path, error: BaseException) -> DataError:
     if not str(path).isascii() and "\\udc" in ascii(str(path)):
         return DataError(f"{path}: safetensors only opens files whose paths are UTF-8. Rename the folder.")
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if isinstance(error, pickle.UnpicklingError):  # torch's message advises to load the file without protection
         name = _GLOBAL.search(str(error))
-        reason = f"it calls {name[1]}, which no table of tensors needs" if name else "it is not a table of tensors"
+        reason = f"it calls {name[1]}, which no state dict needs" if name else "it is not a table of tensors"
     return DataError(f"{path} is cut short, damaged or unsafe ({reason[:120]}). Fetch or write it again.")
 
 

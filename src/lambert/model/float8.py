@@ -32,7 +32,7 @@ def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor
     return product_TF
 
 
-def scaled(rows_RC: Tensor) -> tuple[Tensor, Tensor]:
+def scale_rows(rows_RC: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the rows in e4m3 [R, C], contiguous, and the float32 scales [R, 1] by which they are to be multiplied."""
     wide_RC = rows_RC.float()
     scales_R1 = wide_RC.abs().amax(1, keepdim=True).clamp(min=_LEAST) / LARGEST
@@ -41,7 +41,7 @@ def scaled(rows_RC: Tensor) -> tuple[Tensor, Tensor]:
 
 def _product(left_TC: Tensor, right_RC: Tensor, bias_R: Tensor | None = None) -> Tensor:
     """Returns left right' + bias [T, R], summed in float32 and rounded to bfloat16."""
-    (left_TC, scales_T1), (right_RC, scales_R1) = scaled(left_TC), scaled(right_RC)
+    (left_TC, scales_T1), (right_RC, scales_R1) = scale_rows(left_TC), scale_rows(right_RC)
     # torch.compile does not support the public `scaled_mm` before torch 2.13.
     product_TR: Tensor = torch._scaled_mm(
         left_TC, right_RC.t(), scales_T1, scales_R1.t(), bias_R, out_dtype=torch.bfloat16, use_fast_accum=False

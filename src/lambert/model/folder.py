@@ -18,16 +18,16 @@ from lambert.model.families import DEFAULT, FAMILIES, family_of
 from lambert.model.family import Family
 from lambert.model.files import encoder_path, modules_of, tensorflow_prefixes
 from lambert.model.heads import Model
-from lambert.model.labels import check_rows, check_values, default_names, ids_left_aside, label_keys, label_names
+from lambert.model.labels import check_rows, check_values, default_names, label_keys, label_names, list_ignored_ids
 
 CONFIG = "config.json"
 GOOGLE_CONFIG = "bert_config.json"
 BLOCK = "lambert_block"
-"""Key of config.json for a kind of block that Hugging Face does not know."""
+"""Key of config.json for a block from outside Lambert."""
 OWN_TYPE = "lambert"
-"""The model_type of a folder with such blocks, with which AutoModel refuses it instead of creating fresh layers."""
+"""The model_type of a folder with such blocks. AutoModel refuses it; otherwise it would create fresh layers."""
 _TELLING = {"mlm": "heads.mlm.bias", "nsp": "heads.nsp.classifier.weight", "span": "heads.span.classifier.weight"}
-"""A parameter of each head that a folder without `architectures` is searched for."""
+"""The parameter of each head by which a folder without `architectures` shows that it has the head."""
 
 LABELLED_HEADS = ("label", "multilabel", "value", "tag")
 """Heads with a row for each label; `value` has one."""
@@ -46,9 +46,9 @@ _ELSEWHERE = {
     "new": "Its blocks are those of the family 'gte' of transformers, with other positions in its config.json: take "
     "the same model in that form, such as alibaba-nlp-community/gte-multilingual-base.",
 }
-"""What to take instead of other families, by model_type."""
+"""Advice for families that Lambert does not have, by model_type."""
 _DROPOUTS = {"classifier_dropout": "heads", "embedding_dropout": "embeddings", "embd_pdrop": "embeddings"}
-"""Keys of config.json for dropouts that Lambert does not have, and what they drop."""
+"""Keys of config.json for separate dropouts, which Lambert does not have, and where they apply."""
 
 _SAVED = re.compile(r"saved after update ([\d,]+ of [\d,]+)")
 """A line of log.txt about a run that was stopped."""
@@ -183,17 +183,16 @@ def encoder_config(settings: Mapping[str, Any], folder: Path, code: Collection[s
         raise DataError(f"{path}: {error}") from error
 
 
-def left_aside(settings: Mapping[str, Any], config: EncoderConfig) -> list[str]:
-    """Returns a line if config.json names code, which is not run, one if its label2id contradicts its labels, one for
-    special tokens beyond the vocabulary, and one for each dropout that training does not use: embeddings and heads
-    drop as the layers do."""
+def list_ignored(settings: Mapping[str, Any], config: EncoderConfig) -> list[str]:
+    """Returns a line for each setting of config.json that is ignored: code (`auto_map`), a label2id that contradicts
+    the labels, special tokens beyond the vocabulary, and separate dropouts of embeddings and heads."""
     code = f"note: config.json has auto_map, code that is not run: the model is read as a plain {config.block!r}."
     return (
         [code] * ("auto_map" in settings)
-        + ids_left_aside(settings)
-        + _tokens_left_aside(settings, config.vocabulary)
+        + list_ignored_ids(settings)
+        + _list_ignored_tokens(settings, config.vocabulary)
         + [
-            f"note: config.json has {key} = {quote(value)}, which is left aside: {what} drop as the layers do, with "
+            f"note: config.json has {key} = {quote(value)}, which is ignored: {what} use the dropout of the layers, "
             f"{config.dropout:g}."
             for key, what in _DROPOUTS.items()
             if isinstance(value := settings.get(key), int | float) and value != config.dropout
@@ -201,19 +200,20 @@ def left_aside(settings: Mapping[str, Any], config: EncoderConfig) -> list[str]:
     )
 
 
-def _tokens_left_aside(settings: Mapping[str, Any], vocabulary: int) -> list[str]:
+def _list_ignored_tokens(settings: Mapping[str, Any], vocabulary: int) -> list[str]:
     """Returns a line if config.json has special tokens beyond the vocabulary."""
     found = {key: value for key, value in settings.items() if key.endswith("_token_id") and key != "pad_token_id"}
     beyond = [f"{key} = {quote(value)}" for key, value in found.items() if not names_pieces(value, vocabulary)]
     return (
-        [f"note: config.json has {', '.join(beyond)}, left aside: the model has {vocabulary:,} pieces."]
+        [f"note: config.json has {', '.join(beyond)}, which are ignored: the model has {vocabulary:,} pieces."]
         if beyond
         else []
     )
 
 
 def names_pieces(value: Any, vocabulary: int) -> bool:
-    """Returns whether the value of a key such as eos_token_id is null, or one or several numbers of pieces."""
+    """Returns whether the value of a key such as eos_token_id is null, the number of a piece, or a list of such
+    numbers."""
     numbers = value if isinstance(value, list) else [] if value is None else [value]
     return all(type(number) is int and 0 <= number < vocabulary for number in numbers)
 
@@ -228,19 +228,19 @@ def _block(name: object, path: Path, code: Collection[str]) -> str:
 
 
 def heads_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> dict[str, int]:
-    """Returns the heads of a folder with their numbers of labels: those of its architecture, or if it names none, those
-    whose tensors are there. Raises DataError for an architecture that Lambert does not have, or if the labels of
-    config.json are not those of the weights."""
+    """Returns the number of labels of each head of a folder: the heads of its architecture, or if config.json names
+    none, those whose tensors it has. Raises DataError for an unknown architecture, and if config.json and the weights
+    have different numbers of labels."""
     family, path = check_family(settings, folder), _config_file(folder)
     named = settings.get("architectures") or [None]
     if not isinstance(named, list):
         raise DataError(f"{path} has architectures = {quote(named)}; it must be a list of names.")
     if named[0] is None:
-        return {head: 0 for head, name in _TELLING.items() if family.names.stored(name) in tensors}
+        return {head: 0 for head, name in _TELLING.items() if family.names.to_folder(name) in tensors}
     if not isinstance(named[0], str) or named[0] not in family.architectures:
         known = ", ".join(family.architectures)
         raise DataError(f"{path} names the architecture {quote(named[0])}; supported: {known}.")
-    heads, own = family.architectures[named[0]], answering_head(settings, family)
+    heads, own = family.architectures[named[0]], find_task_head(settings, family)
     if own not in LABELLED_HEADS:
         return dict.fromkeys(heads, 0)
     names = label_names(settings, path)
@@ -251,8 +251,8 @@ def heads_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], folder:
     return {own: len(names)}
 
 
-def answering_head(settings: Mapping[str, Any], family: Family) -> str:
-    """Returns the head that answers a task in a folder with this config.json; empty if its architecture has none."""
+def find_task_head(settings: Mapping[str, Any], family: Family) -> str:
+    """Returns the name of the task's head in a folder with this config.json; empty if its architecture has none."""
     named = settings.get("architectures")
     first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
     own = next((head for head in family.architectures.get(first, ()) if head in ("label", "tag", "choice", "span")), "")
@@ -265,15 +265,15 @@ def answering_head(settings: Mapping[str, Any], family: Family) -> str:
 
 
 def head_rows(head: str, tensors: Mapping[str, Tensor], family: Family) -> int:
-    """Returns the number of rows of a head among the tensors of a folder; 0 if it is not there."""
-    weight = tensors.get(family.names.stored(f"heads.{head}.classifier.weight"))
+    """Returns the number of rows of a head among the tensors of a folder; 0 if the folder lacks it."""
+    weight = tensors.get(family.names.to_folder(f"heads.{head}.classifier.weight"))
     return len(weight) if weight is not None and weight.ndim == 2 else 0
 
 
 def check_vocabulary(rows: int, vocabulary: int, path: Path) -> None:
-    """Raises DataError if the table of words at `path`, of `rows` rows, is not for a tokenizer of `vocabulary` pieces:
-    it must have a row for each, and may have more that pad it."""
-    padded = {_padded(vocabulary, block) for block in _BLOCKS}
+    """Raises DataError if the table of words at `path`, of `rows` rows, does not fit a tokenizer of `vocabulary`
+    pieces: it must have a row for each piece, and may have padding."""
+    padded = {_round_up(vocabulary, block) for block in _BLOCKS}
     if rows not in padded and not 0 <= rows - vocabulary <= _SPARE:
         pieces = f"the tokenizer has {vocabulary} pieces, the table of words in {path} has {rows} rows"
         more = ", more than padding to a multiple of 8, 64 or 128 gives" if rows > vocabulary else ""
@@ -282,10 +282,10 @@ def check_vocabulary(rows: int, vocabulary: int, path: Path) -> None:
         )
 
 
-def lost_pieces(rows: int, vocabulary: int) -> str:
-    """Returns a line about rows of the table of words for which the tokenizer has no piece, unless they pad the table
-    to a multiple of 64."""
-    if rows == vocabulary or rows in (_padded(vocabulary, block) for block in _BLOCKS[1:]):
+def describe_spare_rows(rows: int, vocabulary: int) -> str:
+    """Returns a line about rows of the table of words without a piece of the tokenizer; empty if they pad the table to
+    a multiple of 64 or 128."""
+    if rows == vocabulary or rows in (_round_up(vocabulary, block) for block in _BLOCKS[1:]):
         return ""
     return (
         f"note: the table of words has {rows:,} rows, and the tokenizer {vocabulary:,} pieces. If tokens were added to "
@@ -293,15 +293,15 @@ def lost_pieces(rows: int, vocabulary: int) -> str:
     )
 
 
-def padding_after(larger: int, vocabulary: int, rows: int) -> int:
-    """Returns the number of rows that pad a table for `larger` pieces as one of `rows` rows for `vocabulary` pieces is
-    padded: to as many rows if they suffice, else to a multiple of 128, 64 or 8, the largest that fits; 0 if that table
-    is not padded."""
+def count_padding(larger: int, vocabulary: int, rows: int) -> int:
+    """Returns the number of padding rows of a table for `larger` pieces. It follows the old table, of `rows` rows for
+    `vocabulary` pieces: the same number of rows if they suffice, else a multiple of 128, 64 or 8, the largest that the
+    old table has; no padding if that one has none."""
     if larger <= rows:
         return rows - larger
-    block = max((block for block in _BLOCKS if rows == _padded(vocabulary, block)), default=1)
-    return 0 if rows == vocabulary else _padded(larger, block) - larger
+    block = max((block for block in _BLOCKS if rows == _round_up(vocabulary, block)), default=1)
+    return 0 if rows == vocabulary else _round_up(larger, block) - larger
 
 
-def _padded(vocabulary: int, block: int) -> int:
+def _round_up(vocabulary: int, block: int) -> int:
     return -(-vocabulary // block) * block

@@ -1,7 +1,7 @@
-"""The family of gte (Zhang et al., "mGTE", 2024): BERT's order of norms, with rotary positions and gated units.
+"""The GTE family (Zhang et al., "mGTE", 2024): BERT's order of norms, with rotary positions and gated units.
 
-Its blocks are the base of those of NomicBERT. The names of tensors are those of the models' first releases, which
-transformers 5 reads and writes too; its own are other ones.
+NomicBERT's blocks derive from its blocks. The names of tensors are those of the models' first releases, which
+transformers 5 reads and writes besides its own.
 
 Source of the block: transformers, GteLayer; gated units: Shazeer, "GLU variants improve transformer", 2020, equation 6.
 """
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from lambert.core.batch import Batch
 from lambert.core.errors import DataError, quote
+from lambert.model import roberta
 from lambert.model.attention import attention
-from lambert.model.bert import folder as bert
+from lambert.model.bert import BERT
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import ConfigKeys, architectures, rotary_base
 from lambert.model.costs import Costs
@@ -27,9 +28,7 @@ from lambert.model.embedding import embed
 from lambert.model.encoder import Encoder
 from lambert.model.family import ADJUSTABLE, Family, Product
 from lambert.model.linear import in_product_dtype, project
-from lambert.model.modernbert.rotary import angles, rotated
-from lambert.model.objectives import Head
-from lambert.model.roberta import Prediction
+from lambert.model.modernbert.rotary import angles, rotate
 from lambert.model.tensor_names import TensorNames
 
 
@@ -57,7 +56,7 @@ class GteBlock(nn.Module):
         self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
 
     def make_units(self, width: int, inner: int) -> None:
-        """Makes the layers of `units`."""
+        """Creates the layers of `units`."""
         self.up = nn.Linear(width, 2 * inner, bias=False)
 
     def units(self) -> list[nn.Linear]:
@@ -65,7 +64,7 @@ class GteBlock(nn.Module):
         activation."""
         return [self.up]
 
-    def activated(self, gate_TF: Tensor) -> Tensor:
+    def activate(self, gate_TF: Tensor) -> Tensor:
         """Returns the activation of the gates."""
         return nn.functional.gelu(gate_TF, approximate=self.approximate)
 
@@ -78,11 +77,11 @@ class GteBlock(nn.Module):
         compute = batch.compute
         qkv_T3HE = self.qkv(states_TD, batch).view(len(states_TD), 3, self.heads, -1)
         drop = self.attention_dropout if self.training else 0.0
-        mixed_THE = attention(rotated(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=drop)
+        mixed_THE = attention(rotate(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=drop)
         out_TD = project(mixed_THE.flatten(1), self.attention_out, compute=compute)
         states_TD = self.attention_norm(states_TD + dropout(out_TD, self.dropout, self.training))
         up_TF, gate_TF = project(states_TD, *self.units(), compute=compute).chunk(2, dim=-1)
-        inner_TF = self.activated(gate_TF) * up_TF
+        inner_TF = self.activate(gate_TF) * up_TF
         if self.inner_dropped:
             inner_TF = dropout(inner_TF, self.dropout, self.training)
         out_TD = project(inner_TF, self.down, compute=compute)
@@ -120,7 +119,6 @@ class GteEncoder(Encoder):
         yield states_TD
 
 
-HEADS: dict[str, type[Head]] = {"mlm": Prediction}
 NAMES = TensorNames(
     prefix="gte.",
     former="new.",
@@ -163,7 +161,7 @@ def rotary_json(config: EncoderConfig) -> dict[str, Any]:
 
 
 KEYS = ConfigKeys(
-    fields=bert.KEYS.fields,
+    fields=BERT.keys.fields,
     defaults={  # as in transformers.GteConfig
         "layers": 12, "hidden": 768, "heads": 12, "intermediate": 3072, "vocabulary": 250_048, "positions": 8192,
         "segment_types": 1, "dropout": 0.1, "attention_dropout": 0.0, "norm_eps": 1e-12, "init_range": 0.02,
@@ -183,14 +181,9 @@ class GteCosts(Costs):
     def __init__(self, block: type[GteBlock] = GteBlock) -> None:
         self._block = block
 
-    def matrices(self, config: EncoderConfig) -> tuple[tuple[int, int], ...]:
-        width, inner = config.hidden, config.intermediate
-        return (width, 3 * width), (width, width), (width, 2 * inner), (inner, width)
-
     def weight_count(self, config: EncoderConfig) -> int:
-        width = config.hidden
-        biases = width * (4 * self._block.attention_biased + self._block.down_biased)
-        own = sum(inputs * outputs for inputs, outputs in self.matrices(config)) + biases + 4 * width
+        width, attention, down = config.hidden, self._block.attention_biased, self._block.down_biased
+        own = self.linear_weights(config, (attention, attention, False, down)) + 4 * width
         return (config.vocabulary + config.segment_types + 2) * width + config.layers * own
 
     def saved_values(self, config: EncoderConfig) -> int:
@@ -205,7 +198,7 @@ class CpuBlock(nn.Module):
 
     def __init__(self, block: GteBlock, product: Product) -> None:
         super().__init__()
-        self.heads, self.activated = block.heads, block.activated
+        self.heads, self.activate = block.heads, block.activate
         self.attention_norm, self.norm = block.attention_norm, block.norm
         self.attention_in = product(block.attention_in.weight, block.attention_in.bias)
         self.attention_out = product(block.attention_out.weight, block.attention_out.bias, residual=True)
@@ -214,10 +207,10 @@ class CpuBlock(nn.Module):
 
     def forward(self, states_TD: Tensor, batch: Batch, angles_TE: Tensor) -> Tensor:
         qkv_T3HE = self.attention_in(states_TD).view(len(states_TD), 3, self.heads, -1)
-        mixed_THE = attention(rotated(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=0.0)
+        mixed_THE = attention(rotate(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=0.0)
         states_TD = self.attention_norm(self.attention_out(mixed_THE.flatten(1)).add_(states_TD))
         up_TF, gate_TF = self.up(states_TD).chunk(2, dim=-1)
-        out_TD: Tensor = self.norm(self.down(self.activated(gate_TF) * up_TF).add_(states_TD))
+        out_TD: Tensor = self.norm(self.down(self.activate(gate_TF) * up_TF).add_(states_TD))
         return out_TD
 
 
@@ -231,7 +224,7 @@ def for_cpu(encoder: Encoder, product: Product, native: str = "") -> nn.Module:
 GTE = Family(
     title="GTE",
     encoder=GteEncoder,
-    heads=HEADS,
+    heads={"mlm": roberta.HEADS["mlm"]},
     segments=False,
     defaults={"attention_dropout": 0.0},
     fresh=partial(replace, segment_types=1),

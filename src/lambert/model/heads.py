@@ -11,48 +11,20 @@ from lambert.core.batch import Batch
 from lambert.core.registry import Kind, lookup
 from lambert.model.config import EncoderConfig
 from lambert.model.families import build_encoder, family_of
-from lambert.model.objectives import (
-    Choice,
-    FirstVector,
-    Head,
-    HeadInputs,
-    Label,
-    MaskedLanguageModel,
-    MultiLabel,
-    NextSentence,
-    Span,
-    Tag,
-    Value,
-    Vector,
-)  # fmt: skip
-from lambert.model.pooling import modes_of, pooling_of
+from lambert.model.objectives import HEADS, Head, HeadInputs, Vector
+from lambert.model.pooling import find_pooling, split_modes
 
-__all__ = ["HEADS", "Head", "Model", "built"]
-
-HEADS: dict[str, type[Head]] = {
-    "mlm": MaskedLanguageModel,
-    "nsp": NextSentence,
-    "label": Label,
-    "multilabel": MultiLabel,
-    "value": Value,
-    "choice": Choice,
-    "tag": Tag,
-    "span": Span,
-    "vector": Vector,
-    "first_vector": FirstVector,
-}
-"""Heads of the BERT paper by objective. A family may replace some (`Family.heads`)."""
+__all__ = ["HEADS", "Head", "Model", "build_model"]
 
 KIND = Kind((EncoderConfig, int), base=Head)
 
 
-def head_kind(config: EncoderConfig, name: str) -> type[Head]:
-    """Returns the class of the head of an objective, a key of HEADS or "package.module:name", as the family of the
-    encoder has it. Raises UsageError for an objective that does not exist."""
-    if name not in HEADS and (pooling := pooling_of(name)):
-        return type("PooledVector", (Vector,), {"modes": modes_of(pooling)})
-    found: type[Head] = lookup({**HEADS, **family_of(config).heads}, name, "head", KIND)
-    return found
+def make_head(config: EncoderConfig, name: str, labels: int) -> Head:
+    """Returns a fresh head of an objective, a key of HEADS or "package.module:name", as the family of the encoder has
+    it. Raises UsageError for an objective that does not exist."""
+    if name not in HEADS and (pooling := find_pooling(name)):
+        return Vector(config, labels, modes=split_modes(pooling))
+    return lookup({**HEADS, **family_of(config).heads}, name, "head", KIND)(config, labels)
 
 
 class Model(nn.Module):
@@ -72,8 +44,7 @@ class Model(nn.Module):
         self.config = config
         self.labels = dict(heads)
         self.encoder = build_encoder(config)
-        kinds = {name: head_kind(config, name) for name in heads}
-        self.heads = nn.ModuleDict({_key(name): kinds[name](config, labels) for name, labels in heads.items()})
+        self.heads = nn.ModuleDict({_key(name): make_head(config, name, labels) for name, labels in heads.items()})
         self._pooled = any(head.reads == "pooled" for head in self.heads.values())
         self.pooler = family_of(config).pooler(config) if self._pooled or pooler else None
 
@@ -92,14 +63,14 @@ class Model(nn.Module):
         assert isinstance(head, Head)
         return head
 
-    def pooled(self, states_TD: Tensor, batch: Batch) -> Tensor:
+    def pool(self, states_TD: Tensor, batch: Batch) -> Tensor:
         """Returns one pooled row per sequence, [S, D]. The model must have a pooler."""
         assert self.pooler is not None
         pooled_SD: Tensor = self.pooler(states_TD, batch)
         return pooled_SD
 
     def _logits(self, states_TD: Tensor, batch: Batch, at: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        pooled_SD = self.pooled(states_TD, batch) if self._pooled else None
+        pooled_SD = self.pool(states_TD, batch) if self._pooled else None
         inputs = HeadInputs(states_TD, batch, self.encoder.words.weight, pooled_SD)
         return {name: self._head(name).predict(inputs, at_N) for name, at_N in at.items()}
 
@@ -136,10 +107,9 @@ class Model(nn.Module):
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """Returns logits for inference: [S, L] of the heads of sentences, [S, 1] of choice, [T, 2] of span, [T, L] of
         tag, and [N, V] of mlm at the mlm targets of the batch, if it has any."""
-        at: dict[str, Tensor | None] = dict.fromkeys(self.objectives)
-        if "mlm" in at:
-            target = batch.targets.get("mlm")
-            at = {n: a for n, a in at.items() if n != "mlm"} | ({"mlm": target.at_N} if target else {})
+        at: dict[str, Tensor | None] = {name: None for name in self.objectives if name != "mlm"}
+        if "mlm" in self.objectives and "mlm" in batch.targets:
+            at["mlm"] = batch.targets["mlm"].at_N
         return self._logits(self.encoder(batch), batch, at)
 
 
@@ -159,7 +129,7 @@ class _Unfilled(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def built(config: EncoderConfig, heads: Mapping[str, int], pooler: bool = False) -> Model:
+def build_model(config: EncoderConfig, heads: Mapping[str, int], pooler: bool = False) -> Model:
     """Returns a model with uninitialised parameters. The state of torch's random generator does not change."""
     random = torch.random.get_rng_state()
     try:

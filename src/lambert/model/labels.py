@@ -1,7 +1,9 @@
-"""The names of a head's labels in config.json, as transformers reads them, and the rows of a head by these names."""
+"""The names of a head's labels in config.json, as transformers reads them, and the rows of a head that a task keeps."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DataError, quote
@@ -12,6 +14,13 @@ _LISTED = 10
 """Labels that a message lists; ours."""
 _MOST_LABELS = 2**16
 """The largest number of labels of a head for which a folder has no weights."""
+_LABELS = ("label", "multilabel")
+"""Heads that differ in the loss only."""
+PREDICTED = {
+    "label": "classes of texts", "multilabel": "classes of texts", "value": "values", "choice": "choices",
+    "tag": "classes of words", "span": "answers",
+}  # fmt: skip
+"""What the heads predict, for messages."""
 
 
 def default_names(count: int) -> tuple[str, ...]:
@@ -20,7 +29,7 @@ def default_names(count: int) -> tuple[str, ...]:
 
 
 def has_names(labels: Sequence[str]) -> bool:
-    """Returns whether labels have other names than the default ones."""
+    """Returns whether labels have names other than the default ones."""
     return tuple(labels) != default_names(len(labels))
 
 
@@ -70,9 +79,8 @@ def label_keys(labels: Sequence[str]) -> dict[str, Any]:
     return {"id2label": {str(number): label for label, number in ids.items()}, "label2id": ids}
 
 
-def ids_left_aside(settings: Mapping[str, Any]) -> list[str]:
-    """Returns a line if label2id of a config.json contradicts the names of the labels, which transformers' outputs
-    have."""
+def list_ignored_ids(settings: Mapping[str, Any]) -> list[str]:
+    """Returns a line if label2id of a config.json contradicts the names of the labels. transformers uses the names."""
     ids = settings.get("label2id")
     if not isinstance(ids, dict) or not ids:
         return []
@@ -83,13 +91,13 @@ def ids_left_aside(settings: Mapping[str, Any]) -> list[str]:
     if {name: str(number) for name, number in ids.items()} == {name: str(n) for n, name in enumerate(names)}:
         return []
     return [
-        f"note: config.json has label2id = {quote(ids)}, which contradicts its labels and is left aside: they are "
-        f"{listed(names)}, as in transformers."
+        f"note: config.json has label2id = {quote(ids)}, which contradicts its labels and is ignored: they are "
+        f"{format_labels(names)}, as in transformers."
     ]
 
 
-def listed(labels: Sequence[str]) -> str:
-    """Returns the first labels, for messages."""
+def format_labels(labels: Sequence[str]) -> str:
+    """Returns the first labels and the number of the others, for messages."""
     more = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
     return ", ".join(labels[:_LISTED]) + more
 
@@ -111,15 +119,15 @@ def check_rows(count: int, rows: int, source: object) -> None:
 
 
 def equal_but_for_case(label: str, names: Sequence[str]) -> list[str]:
-    """Returns the names that differ from a label in case only, or not at all."""
+    """Returns the names that equal a label when case is ignored."""
     return [name for name in names if name.casefold() == label.casefold()]
 
 
 def rows_of(labels: Sequence[str], names: Sequence[str]) -> tuple[int | None, ...]:
-    """Returns for each label of a task the row of a head that has learnt it, None if there is none.
+    """Returns for each label of a task the row of a head with its name, or None.
 
-    A row has learnt the label of its name; if no other label and no other name has the same letters, case is ignored.
-    Rows with default names have learnt the labels 0, 1, ..., if these are all labels of the task.
+    Case is ignored where the name stays unique without it. Rows with default names match a task whose labels are
+    exactly 0, 1, ...
     """
     if not has_names(names) and tuple(labels) == tuple(str(number) for number in range(len(names))):
         return tuple(range(len(names)))
@@ -132,3 +140,73 @@ def rows_of(labels: Sequence[str], names: Sequence[str]) -> tuple[int | None, ..
         return numbers.get(label, folded[label.casefold()] if unique else None)
 
     return tuple(map(row_of, labels))
+
+
+@dataclass(frozen=True, slots=True)
+class InitialHead:
+    """The part of a folder's head that is kept."""
+
+    kept: bool = False
+    """False: the head is fresh."""
+    rows: tuple[int | None, ...] = ()
+    """For each label of the task, the row of the folder's head that initialises its row; None: fresh weights. Empty:
+    the head has no labels."""
+    note: str = ""
+    """A line for the user."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether no row is fresh."""
+        return None not in self.rows
+
+
+def fits(head: str, own: str) -> bool:
+    """Returns whether a task with `head` can use a folder's head `own`: they are equal, or differ in the loss only."""
+    return head == own or (head in _LABELS and own in _LABELS)
+
+
+def initial_head(
+    head: str, labels: Sequence[str], own: str, settings: Mapping[str, Any], rows: int, folder: Path
+) -> InitialHead:
+    """Returns the part of a folder's head that a task keeps.
+
+    Args:
+        head: The head of the task.
+        labels: Labels of the task in the order of its outputs; empty for heads without labels.
+        own: The head of the folder; empty: config.json names none.
+        settings: Contents of config.json.
+        rows: Number of rows of the folder's head.
+        folder: The folder, for the note.
+    """
+    fresh = "the head starts with random weights"
+    if not fits(head, own):
+        what = (
+            f"predicts {PREDICTED[own]}, not {PREDICTED[head]}"
+            if own in PREDICTED
+            else "is not named by its config.json"
+        )
+        return InitialHead(note=f"note: the head of {folder} {what}: {fresh}.")
+    if not labels:
+        note = f"note: the head of {folder} is kept: it predicts {PREDICTED[head]} too." if head == "value" else ""
+        return InitialHead(kept=True, note=note)
+    try:
+        names = label_names(settings, "its config.json")
+        check_rows(len(names), rows, "its config.json")
+    except DataError as error:
+        return InitialHead(note=f"note: the labels of the head of {folder} are not known ({str(error)[:-1]}): {fresh}.")
+    found = rows_of(labels, names)
+    kept = [label for label, row in zip(labels, found, strict=True) if row is not None]
+    if not kept:
+        other = f"other labels ({format_labels(names)})" if has_names(names) else "labels without names (LABEL_0, ...)"
+        return InitialHead(note=f"note: the head of {folder} has {other}: {fresh}.")
+    note = f"note: the head of {folder} is kept for the labels {format_labels(kept)}"
+    if found == tuple(range(len(names))):
+        return InitialHead(kept=True, rows=found, note=f"{note}.")
+    if new := [label for label, row in zip(labels, found, strict=True) if row is None]:
+        note += f"; it starts with random weights for {format_labels(new)}"
+    if unused := [name for number, name in enumerate(names) if number not in found]:
+        note += f"; its labels {format_labels(unused)} are left out"
+    order = [row for row in found if row is not None]
+    if order != sorted(order):
+        note += "; its rows are in another order"
+    return InitialHead(kept=True, rows=found, note=f"{note}.")

@@ -62,13 +62,11 @@ def in_product_dtype(states_TD: Tensor) -> Tensor:
 
 
 class _Weight:
-    """The weights [F, D] of layers in bfloat16, concatenated along F, as of `version`."""
+    """The weights [F, D] of layers in bfloat16, concatenated along F."""
 
-    def __init__(
-        self, version: tuple[int, ...], weights: Sequence[Tensor], biases: Sequence[Tensor], one_layout: bool
-    ) -> None:
-        self.version, self._one_layout = version, one_layout
-        self.weight_FD, self.bias_F = _rounded(weights), _rounded(biases) if biases else None
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor], one_layout: bool) -> None:
+        self._one_layout = one_layout
+        self.weight_FD, self.bias_F = _round(weights), _round(biases) if biases else None
         self._rows = {"forward": 0, "backward": 0}
         self._laid_out: dict[str, Tensor] = {}
 
@@ -89,7 +87,7 @@ class _Weight:
         return self._laid_out.get(use, weight)
 
 
-def _rounded(parts: Sequence[Tensor]) -> Tensor:
+def _round(parts: Sequence[Tensor]) -> Tensor:
     rounded = [part.detach().bfloat16() for part in parts]
     return torch.cat(rounded) if len(rounded) > 1 else rounded[0]
 
@@ -100,23 +98,12 @@ def _product(left_TD: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tenso
     return product_TF
 
 
-def _converted(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> _Weight:
-    """Returns the bfloat16 copy of these weights, and renews it if a weight or bias has changed."""
-    parts = (*weights, *biases)
-    if compute.rounded is None or any(part.is_inference() for part in parts):  # inference tensors have no version
-        return _Weight((), weights, biases, compute.one_layout)
-    version = tuple(number for part in parts for number in (part._version, part.data_ptr()))
-    found: _Weight | None = compute.rounded.get(weights[0])
-    if found is None or found.version != version:
-        found = compute.rounded[weights[0]] = _Weight(version, weights, biases, compute.one_layout)
-    return found
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states_TD: Tensor, compute: Compute, count: int, *parts: Tensor) -> Tensor:
         ctx.save_for_backward(states_TD)
-        ctx.weight = _converted(parts[:count], parts[count:], compute)
+        weights, biases = parts[:count], parts[count:]
+        ctx.weight = packed.convert(weights, biases, compute, lambda: _Weight(weights, biases, compute.one_layout))
         ctx.parts, ctx.count, ctx.gradients = parts, count, compute.gradients
         product_TF: Tensor = ctx.weight.forward(states_TD)
         return product_TF

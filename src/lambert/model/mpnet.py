@@ -3,10 +3,10 @@
 The biases, one for each head and distance of two tokens, are one table for all layers. Distances are in buckets: 8 of
 one distance each on both sides, and 8 whose width grows with the logarithm, up to a distance of 128. torch's operators
 compute this attention: no kernel of `model/attention.py` has such biases and their gradient. On a GPU sequences are
-padded to the longest one, since flash attention has no biases. Two others for flat batches have not been tried: the
-memory-efficient kernel with bounds and biases at once, and FlexAttention, which must be compiled.
+padded to the longest one, because flash attention has no biases. Two kernels for flat batches have not been tried: the
+memory-efficient kernel with bounds and biases, and FlexAttention, which must be compiled.
 
-MPNet's permuted objective is not trained here: it is pre-trained as BERT, and fine-tuned.
+Lambert does not have MPNet's permuted objective: the family is pre-trained with BERT's, and fine-tuned.
 
 Source of the biases: Raffel et al., "Exploring the limits of transfer learning", 2020, section 2.1 and their code
 (mesh_tensorflow, `_relative_position_bucket`); in an encoder: transformers, MPNetEncoder.
@@ -23,11 +23,9 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch
 from lambert.core.errors import UsageError
 from lambert.model import roberta
-from lambert.model.attention import equal_lengths, padded_rows
-from lambert.model.bert import BERT
-from lambert.model.bert import folder as bert
+from lambert.model.attention import equal_lengths, pad_rows
+from lambert.model.bert import BERT, BertCosts
 from lambert.model.bert.block import BertBlock
-from lambert.model.bert.costs import BertCosts
 from lambert.model.bert.encoder import BertEncoder
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import architectures
@@ -55,7 +53,7 @@ def buckets(length: int, device: torch.device) -> Tensor:
 
 def biases(table: nn.Embedding, batch: Batch) -> Biases:
     """Returns the biases of the sequences from the table [buckets, H]: on a CPU those of every length, on other devices
-    those of the longest one, so that the host does not wait."""
+    those of the longest one, which needs no synchronization."""
     device = batch.bounds_S1.device
     lengths = {*batch.bounds_S1.diff().tolist()} if device.type == "cpu" else {batch.longest}
     found: Biases = {}
@@ -65,7 +63,7 @@ def biases(table: nn.Embedding, batch: Batch) -> Biases:
     return found
 
 
-def biased_attention(qkv_T3HE: Tensor, batch: Batch, of_length: Biases, dropout: float) -> Tensor:
+def attend_with_biases(qkv_T3HE: Tensor, batch: Batch, of_length: Biases, dropout: float) -> Tensor:
     """Returns softmax(q k' / sqrt(E) + bias) v for each sequence, [T, H, E].
 
     Args:
@@ -75,7 +73,7 @@ def biased_attention(qkv_T3HE: Tensor, batch: Batch, of_length: Biases, dropout:
         dropout: Probability of dropping an attention weight.
     """
     if qkv_T3HE.device.type != "cpu":
-        return _padded(qkv_T3HE, batch, of_length[batch.longest], dropout)
+        return _attend_padded(qkv_T3HE, batch, of_length[batch.longest], dropout)
     T, _, H, E = qkv_T3HE.shape
     mixed_THE = qkv_T3HE.new_empty(T, H, E)
     for rows, G, M in equal_lengths(batch.bounds_S1.tolist()):
@@ -86,9 +84,9 @@ def biased_attention(qkv_T3HE: Tensor, batch: Batch, of_length: Biases, dropout:
     return mixed_THE
 
 
-def _padded(qkv_T3HE: Tensor, batch: Batch, bias_HMM: Tensor, dropout: float) -> Tensor:
+def _attend_padded(qkv_T3HE: Tensor, batch: Batch, bias_HMM: Tensor, dropout: float) -> Tensor:
     """Computes the same on padded rows, without waiting for the device."""
-    rows_SM, inside_SM, back_T = padded_rows(batch.bounds_S1, batch.longest, len(qkv_T3HE))
+    rows_SM, inside_SM, back_T = pad_rows(batch.bounds_S1, batch.longest, len(qkv_T3HE))
     q_SHME, k_SHME, v_SHME = qkv_T3HE[rows_SM].permute(2, 0, 3, 1, 4)
     outside_S1MM = torch.zeros(inside_SM.shape, dtype=q_SHME.dtype, device=inside_SM.device)
     outside_S1MM = outside_S1MM.masked_fill(~inside_SM, -torch.inf)[:, None, None, :]
@@ -106,7 +104,7 @@ class MpnetBlock(BertBlock):
         """Returns the states after the block. `biases` are those of the lengths of the sequences."""
         qkv_T3HE = self.qkv(states_TD, batch).view(len(states_TD), 3, self.heads, -1)
         drop = self.attention_dropout if self.training else 0.0
-        return self.after(states_TD, biased_attention(qkv_T3HE, batch, biases, drop), batch)
+        return self.after(states_TD, attend_with_biases(qkv_T3HE, batch, biases, drop), batch)
 
 
 class MpnetEncoder(BertEncoder):
@@ -139,7 +137,7 @@ NAMES = replace(
         "relative": "encoder.relative_attention_bias",
     },
     block={
-        **bert.NAMES.block,
+        **BERT.names.block,
         "query": "attention.attn.q",
         "key": "attention.attn.k",
         "value": "attention.attn.v",
@@ -152,7 +150,7 @@ KEYS = replace(
     roberta.KEYS,
     fields={name: key for name, key in roberta.KEYS.fields.items() if name != "segment_types"},
     constants={"segment_types": 0},
-    fixed={**bert.KEYS.fixed, "relative_attention_num_buckets": BUCKETS, "pad_token_id": PAD},
+    fixed={**BERT.keys.fixed, "relative_attention_num_buckets": BUCKETS, "pad_token_id": PAD},
     written={"tie_word_embeddings": True, "relative_attention_num_buckets": BUCKETS},
 )
 
@@ -196,7 +194,7 @@ class CpuBlock(nn.Module):
 
     def forward(self, states_TD: Tensor, batch: Batch, biases: Biases) -> Tensor:
         qkv_T3HE = self.qkv(states_TD).view(len(states_TD), 3, self.heads, -1)
-        mixed_TD = biased_attention(qkv_T3HE, batch, biases, 0.0).flatten(1)
+        mixed_TD = attend_with_biases(qkv_T3HE, batch, biases, 0.0).flatten(1)
         states_TD = self.attention_norm(self.attention_out(mixed_TD).add_(states_TD))
         out_TD: Tensor = self.norm(self.down(self.up(states_TD)).add_(states_TD))
         return out_TD

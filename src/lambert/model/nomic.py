@@ -1,7 +1,7 @@
 """The NomicBERT family (Nussbaum et al., "Nomic Embed", 2024): gte's blocks without biases, gated with silu.
 
-The names of tensors are those of the models' first releases, which transformers 5 reads and writes too. Of config.json,
-the keys of these releases are read as well as those of transformers, which are written.
+The names of tensors are those of the models' first releases, which transformers 5 reads and writes too. The keys of
+config.json are read in the form of these releases and of transformers, and written in the form of transformers.
 
 Source: Nussbaum et al., 2024, section 3.1; transformers, NomicBertLayer.
 """
@@ -11,13 +11,11 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from lambert.core.compute import PLAIN, Compute
 from lambert.model import gte
 from lambert.model.config import ModernConfig
 from lambert.model.config_keys import architectures
 from lambert.model.gte import GTE, GteBlock, GteCosts, GteEncoder
-from lambert.model.linear import linear
-from lambert.model.objectives import Head, MaskedLanguageModel, decoded
+from lambert.model.objectives import MaskedLanguageModel
 from lambert.model.tensor_names import TensorNames
 
 
@@ -32,7 +30,7 @@ class NomicBlock(GteBlock):
     def units(self) -> list[nn.Linear]:
         return [self.up, self.gate]
 
-    def activated(self, gate_TF: Tensor) -> Tensor:
+    def activate(self, gate_TF: Tensor) -> Tensor:
         return nn.functional.silu(gate_TF)
 
 
@@ -42,19 +40,6 @@ class NomicEncoder(GteEncoder):
     block_type = NomicBlock
 
 
-class SiluPrediction(MaskedLanguageModel):
-    """Predicts the original ids of the masked tokens, with silu before the norm."""
-
-    def forward(
-        self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None, compute: Compute = PLAIN
-    ) -> Tensor:
-        assert words_VD is not None
-        rows_ND = linear(self.rows(states_TD, at_N), [self.dense.weight], [self.dense.bias], compute)
-        rows_ND = self.norm(nn.functional.silu(rows_ND))
-        return decoded(rows_ND, words_VD, self.bias, 64 if rows_ND.is_cuda else 1, compute)
-
-
-HEADS: dict[str, type[Head]] = {"mlm": SiluPrediction}
 NAMES = TensorNames(
     prefix="nomic_bert.",
     former="bert.",
@@ -112,7 +97,7 @@ NOMIC_BERT = replace(
     GTE,
     title="NomicBERT",
     encoder=NomicEncoder,
-    heads=HEADS,
+    heads={"mlm": partial(MaskedLanguageModel, activation=nn.functional.silu)},
     segments=True,
     defaults={"dropout": 0.0, "attention_dropout": 0.0, "modern": ModernConfig(theta=THETA)},
     fresh=lambda config: config,

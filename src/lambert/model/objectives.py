@@ -4,6 +4,8 @@ A loss is a float32 sum over the targets of a batch. The loop divides it by the 
 or by the sum of their weights.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,28 +17,34 @@ from lambert.model.config import EncoderConfig
 from lambert.model.crossentropy import cross_entropy
 from lambert.model.dropout import dropout
 from lambert.model.linear import linear
-from lambert.model.pooling import pooled
+from lambert.model.pooling import pool
+
+Activation = Callable[[Tensor], Tensor]
+MakeHead = Callable[[EncoderConfig, int], "Head"]
+"""Makes the head of an objective from the encoder's settings and the number of labels."""
 
 
 class Pooler(nn.Linear):
-    """Maps states [T, D] to one row per sequence [S, D]: the state of the first token, through a layer with tanh.
+    """Maps states [T, D] to one row per sequence [S, D]: the state of the first token, through a layer with an
+    activation, tanh in BERT.
 
     Source: google-research/bert, modeling.py.
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, activation: Activation = torch.tanh) -> None:
         super().__init__(config.hidden, config.hidden)
+        self.activation = activation
 
     def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
-        return self.transformed(states_TD[batch.bounds_S1[:-1].long()], batch.compute)
+        return self.transform(states_TD[batch.bounds_S1[:-1].long()], batch.compute)
 
-    def transformed(self, first_SD: Tensor, compute: Compute = PLAIN) -> Tensor:
+    def transform(self, rows_SD: Tensor, compute: Compute = PLAIN) -> Tensor:
         """Returns the pooled rows [S, D] from the states of the first tokens."""
-        return torch.tanh(linear(first_SD, [self.weight], [self.bias], compute))
+        return self.activation(linear(rows_SD, [self.weight], [self.bias], compute))
 
 
 class HeadInputs(NamedTuple):
-    """What the heads of a model may read of a batch."""
+    """The tensors of a batch that the heads of a model may read."""
 
     states_TD: Tensor
     """States of all tokens, which the encoder returned."""
@@ -47,7 +55,7 @@ class HeadInputs(NamedTuple):
     """Output of the pooler, one row per sequence, if a head reads it."""
 
     def rows(self, reads: str) -> Tensor:
-        """Returns the rows that a head with this `reads` reads, [T, D] or [S, D]."""
+        """Returns the rows that `Head.reads` names, [T, D] or [S, D]."""
         if reads == "first":
             return self.states_TD[self.batch.bounds_S1[:-1].long()]
         if reads != "pooled":
@@ -58,21 +66,35 @@ class HeadInputs(NamedTuple):
 
 class Head(nn.Module):
     """One objective: `predict` returns logits, `loss` their summed loss, and `hits` the number of correct predictions.
-    `predict` calls the head with what it reads; a head that reads something else than `reads` can say overrides it.
+    `predict` calls the head with the rows that `reads` names; a head with other inputs overrides it.
 
     `reads`: the states of all tokens [T, D] ("tokens"), one row per sequence: the state of its first token ("first") or
     the output of the pooler ("pooled"), [S, D]. `everywhere`: logits are computed for all of these rows, whichever
     targets there are. `joint`: the loss may depend on all examples of the global batch (engine/joint.py).
+
+    Args:
+        config: The encoder.
+        labels: Number of labels.
+        activation: Activation of a layer between the state of the first token, which the head then reads, and the
+            logits, with dropout before it (transformers, RobertaClassificationHead). None: no such layer.
+        dropout: Dropout before the logits if the encoder has any; None: that of the encoder.
     """
 
     reads = "tokens"
     everywhere = False
     joint = False
+    activation: Activation | None = None
 
-    def __init__(self, config: EncoderConfig, labels: int) -> None:
+    def __init__(
+        self, config: EncoderConfig, labels: int, *, activation: Activation | None = None, dropout: float | None = None
+    ) -> None:
         super().__init__()
         self.classifier = nn.Linear(config.hidden, labels)
-        self.dropout = config.dropout
+        self.dropout = config.dropout if dropout is None or not config.dropout else dropout
+        self.activation = activation
+        if activation is not None:
+            self.reads = "first"
+            self.dense = nn.Linear(config.hidden, config.hidden)
 
     def predict(self, inputs: HeadInputs, at_N: Tensor | None) -> Tensor:
         """Returns the logits [N, L] at the targets `at_N`, or for all rows."""
@@ -81,7 +103,10 @@ class Head(nn.Module):
 
     def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
         """Returns the logits [N, L] of the rows `at_N`, or of all rows."""
-        logits_NL: Tensor = self.classifier(dropout(self.rows(states_TD, at_N), self.dropout, self.training))
+        rows_ND = self.rows(states_TD, at_N)
+        if self.activation is not None:
+            rows_ND = self.activation(self.dense(dropout(rows_ND, self.dropout, self.training)))
+        logits_NL: Tensor = self.classifier(dropout(rows_ND, self.dropout, self.training))
         return logits_NL
 
     def rows(self, states_TD: Tensor, at_N: Tensor | None) -> Tensor:
@@ -115,16 +140,20 @@ class MaskedLanguageModel(Head):
     """Predicts the original ids of the masked tokens, and computes logits only at these tokens.
 
     The decoder is the table of word embeddings. The model passes the table as `words_VD`; the head does not hold it.
+    `activation` is that of the layer before it; None: the gelu of the blocks.
 
     Source: Devlin et al., 2018, section 3.1.
     """
 
-    def __init__(self, config: EncoderConfig, labels: int) -> None:
+    activation: Activation
+
+    def __init__(self, config: EncoderConfig, labels: int, *, activation: Activation | None = None) -> None:
         nn.Module.__init__(self)
-        self.dense = nn.Linear(config.hidden, config.hidden)
-        self.norm = nn.LayerNorm(config.hidden, eps=config.norm_eps)
+        self.dense = nn.Linear(config.hidden, config.table_width)
+        self.norm = nn.LayerNorm(config.table_width, eps=config.norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))
-        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+        approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+        self.activation = activation or partial(nn.functional.gelu, approximate=approximate)
 
     def predict(self, inputs: HeadInputs, at_N: Tensor | None) -> Tensor:
         logits_NV: Tensor = self(inputs.states_TD, at_N, inputs.words_VD, inputs.batch.compute)
@@ -134,14 +163,16 @@ class MaskedLanguageModel(Head):
         self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None, compute: Compute = PLAIN
     ) -> Tensor:
         assert words_VD is not None
-        rows_ND = linear(self.rows(states_TD, at_N), [self.dense.weight], [self.dense.bias], compute)
-        rows_ND = self.norm(nn.functional.gelu(rows_ND, approximate=self.approximate))
-        return decoded(rows_ND, words_VD, self.bias, 64 if rows_ND.is_cuda else 1, compute)
+        rows_ND = self.prepare_rows(self.rows(states_TD, at_N), compute)
+        return decode(rows_ND, words_VD, self.bias, 64 if rows_ND.is_cuda else 1, compute)
+
+    def prepare_rows(self, rows_ND: Tensor, compute: Compute) -> Tensor:
+        """Returns the rows that the decoder reads, [N, D]."""
+        out_ND: Tensor = self.norm(self.activation(linear(rows_ND, [self.dense.weight], [self.dense.bias], compute)))
+        return out_ND
 
 
-def decoded(
-    rows_ND: Tensor, words_VD: Tensor, bias_V: Tensor | None, multiple: int, compute: Compute = PLAIN
-) -> Tensor:
+def decode(rows_ND: Tensor, words_VD: Tensor, bias_V: Tensor | None, multiple: int, compute: Compute = PLAIN) -> Tensor:
     """Returns rows_ND times the transposed table, plus the bias if there is one, [N, V], computed with V rounded up to
     a `multiple`.
 
@@ -164,8 +195,7 @@ class NextSentence(Head):
     reads = "pooled"
 
     def __init__(self, config: EncoderConfig, labels: int) -> None:
-        super().__init__(config, 2)
-        self.dropout = 0.0
+        super().__init__(config, 2, dropout=0.0)
 
 
 class Label(Head):
@@ -179,8 +209,8 @@ class Value(Head):
 
     reads = "pooled"
 
-    def __init__(self, config: EncoderConfig, labels: int) -> None:
-        super().__init__(config, 1)
+    def __init__(self, config: EncoderConfig, labels: int, **options: Any) -> None:
+        super().__init__(config, 1, **options)
 
     def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
         """Returns the summed squared error."""
@@ -221,8 +251,8 @@ class Choice(Head):
     reads = "pooled"
     everywhere = True
 
-    def __init__(self, config: EncoderConfig, labels: int) -> None:
-        super().__init__(config, 1)
+    def __init__(self, config: EncoderConfig, labels: int, **options: Any) -> None:
+        super().__init__(config, 1, **options)
 
     def _rows(self, logits_S1: Tensor, target: Target) -> Tensor:
         """Returns the logits of the choices of each example in rows [N, C], padded with -inf."""
@@ -262,8 +292,7 @@ class Span(Head):
     everywhere = True
 
     def __init__(self, config: EncoderConfig, labels: int) -> None:
-        super().__init__(config, 2)
-        self.dropout = 0.0
+        super().__init__(config, 2, dropout=0.0)
 
     def _rows(self, logits_T2: Tensor, target: Target, batch: Batch, padding: float = -torch.inf) -> Tensor:
         """Returns the logits of the listed sequences in padded rows [N, 2, M]."""
@@ -296,17 +325,17 @@ class Span(Head):
 class Vector(Head):
     """A vector for each text, pooled from the last states of its tokens, special ones included. It has no weights.
 
-    The loss is that of the target, a `JointTarget`, since vectors are trained against each other.
+    The loss is that of the target, a `JointTarget`, since vectors are trained against each other. `modes` are the
+    poolings whose vectors stand side by side, keys of `pooling.POOLINGS`.
 
     Source: Reimers and Gurevych, "Sentence-BERT", 2019, section 3.
     """
 
     joint = True
-    modes: tuple[str, ...] = ("mean",)
-    """The poolings whose vectors stand side by side, keys of `pooling.POOLINGS`."""
 
-    def __init__(self, config: EncoderConfig, labels: int) -> None:
+    def __init__(self, config: EncoderConfig, labels: int, *, modes: tuple[str, ...] = ("mean",)) -> None:
         nn.Module.__init__(self)
+        self.modes = modes
 
     def predict(self, inputs: HeadInputs, at_N: Tensor | None) -> Tensor:
         vectors_SD: Tensor = self(inputs.states_TD, at_N, inputs.batch)
@@ -315,7 +344,7 @@ class Vector(Head):
     def forward(self, states_TD: Tensor, at_N: Tensor | None = None, batch: Batch | None = None) -> Tensor:
         """Returns the vectors of all sequences, float32 [S, D x number of modes]."""
         assert batch is not None
-        return pooled(states_TD, batch, self.modes)
+        return pool(states_TD, batch, self.modes)
 
     def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
         """Returns the summed loss of the examples of this batch."""
@@ -331,12 +360,6 @@ class Vector(Head):
         return torch.zeros((), dtype=torch.int64, device=logits_NL.device)
 
 
-class FirstVector(Vector):
-    """A vector for each text: the last state of its first token."""
-
-    modes = ("cls",)
-
-
 class _Known(torch.autograd.Function):
     """A loss whose value and gradient were computed before."""
 
@@ -349,3 +372,18 @@ class _Known(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (grad_SD,) = ctx.saved_tensors
         return grad * grad_SD, None, None
+
+
+HEADS: dict[str, MakeHead] = {
+    "mlm": MaskedLanguageModel,
+    "nsp": NextSentence,
+    "label": Label,
+    "multilabel": MultiLabel,
+    "value": Value,
+    "choice": Choice,
+    "tag": Tag,
+    "span": Span,
+    "vector": Vector,
+    "first_vector": partial(Vector, modes=("cls",)),
+}
+"""Heads of the BERT paper by objective. A family may replace some (`Family.heads`)."""

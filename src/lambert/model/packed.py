@@ -8,7 +8,7 @@ For inference, weights are packed once, for products in bfloat16 or int8.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from torch.autograd.function import once_differentiable
 from lambert.core.compute import Compute, GradientSink
 from lambert.model.config import EncoderConfig
 from lambert.native import library, ops
+
+Copy = TypeVar("Copy")
 
 
 def usable(states_TD: Tensor, weights: Sequence[Tensor]) -> bool:
@@ -32,8 +34,8 @@ def usable(states_TD: Tensor, weights: Sequence[Tensor]) -> bool:
 
 
 def uneven_size(config: EncoderConfig, head: int, inner: int) -> str:
-    """Returns which size of a block is no multiple of what its kernels need, in words; empty if each is: the width of
-    the states of 64, that of a head of `head`, that of the feed-forward layer of `inner`."""
+    """Returns a size of a block that the kernels do not support, in words; empty if they support all. The width of the
+    states must be a multiple of 64, that of a head of `head`, and that of the feed-forward layer of `inner`."""
     for name, size, divisor in (
         ("hidden", config.hidden, 64), ("hidden / heads", config.hidden // config.heads, head),
         ("intermediate", config.intermediate, inner),
@@ -47,7 +49,7 @@ _PRODUCTS: Mapping[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
     "bfloat16": (partial(ops.PackedWeight, gradient=False), ops.linear),
     "int8": (ops.PackedBytes, ops.linear_bytes),
 }
-"""By kind of products for inference: what packs weights, and the product."""
+"""Kind of products for inference -> (function that packs weights, function that multiplies with them)."""
 
 
 def has_products(kind: str, layers: Sequence[nn.Linear]) -> bool:
@@ -67,17 +69,21 @@ class InferenceLinear:
         return self._product(x_TD, self._weight, gelu)
 
 
-def packed(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> ops.PackedWeight:
-    """Returns these weights and biases packed for the kernels, and packs them again if one has changed."""
+def convert(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute, make: Callable[[], Copy]) -> Copy:
+    """Returns the copy of these weights and biases that `make` makes, and keeps it until one of them changes."""
     parts = (*weights, *biases)
     if compute.rounded is None or any(part.is_inference() for part in parts):  # inference tensors have no version
-        return ops.PackedWeight(weights, biases)
+        return make()
     version = tuple(number for part in parts for number in (part._version, part.data_ptr()))
-    before, found = compute.rounded.get(weights[0], ((), None))
-    if found is None or before != version:
-        found = ops.PackedWeight(weights, biases)
-        compute.rounded[weights[0]] = version, found
-    return cast("ops.PackedWeight", found)
+    if compute.rounded.get(weights[0], ((), None))[0] != version:
+        compute.rounded[weights[0]] = version, make()
+    copy: Copy = compute.rounded[weights[0]][1]
+    return copy
+
+
+def pack(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> ops.PackedWeight:
+    """Returns these weights and biases packed for the kernels."""
+    return convert(weights, biases, compute, lambda: ops.PackedWeight(weights, biases))
 
 
 def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> Tensor:
@@ -91,7 +97,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, states_TD: Tensor, compute: Compute, count: int, *parts: Tensor) -> Tensor:
         states_TD = states_TD.contiguous()
         ctx.save_for_backward(states_TD)
-        ctx.weight, ctx.sink = packed(parts[:count], parts[count:], compute), compute.gradients
+        ctx.weight, ctx.sink = pack(parts[:count], parts[count:], compute), compute.gradients
         ctx.parts, ctx.count = parts, count
         return ops.linear(states_TD, ctx.weight)
 
@@ -106,7 +112,7 @@ class _Linear(torch.autograd.Function):
 
 
 class Gradients:
-    """Gives the gradients of one backward pass to a sink, and keeps in `returned` those that torch is to add."""
+    """Writes the gradients of one backward pass to a sink, and keeps in `returned` those that torch must accumulate."""
 
     def __init__(self, sink: GradientSink) -> None:
         self._sink = sink
@@ -135,7 +141,7 @@ class Gradients:
             self._sink.mark_written(parameter)
 
     def _place(self, parameter: Tensor) -> tuple[Tensor, bool]:
-        """Returns where to write the gradient of `parameter`, and whether to add it to what is there."""
+        """Returns where to write the gradient of `parameter`, and whether to add it to the values there."""
         found = self._sink.place(parameter)
         if found is None:
             found = torch.empty_like(parameter), False

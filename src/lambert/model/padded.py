@@ -15,7 +15,7 @@ where all tokens are masked, and unlike the smallest float32 it is a number in f
 google-research/bert, modeling.py."""
 
 
-def joined(*layers: nn.Linear, scale: Sequence[float] = ()) -> nn.Linear:
+def join_layers(*layers: nn.Linear, scale: Sequence[float] = ()) -> nn.Linear:
     """Returns one layer with the outputs of several, concatenated, each times its `scale` (default 1)."""
     scales = [*scale, *[1.0] * (len(layers) - len(scale))]
     weights = [layer.weight.detach() * by for layer, by in zip(layers, scales, strict=True)]
@@ -38,13 +38,13 @@ def mask_scores(mask_BM: Tensor, window: int = 0) -> Tensor:
     return torch.where(seen, 0.0, _MASKED)
 
 
-def mixed(q_BHME: Tensor, k_BHME: Tensor, v_BHME: Tensor, scores_B11M: Tensor) -> Tensor:
+def attend(q_BHME: Tensor, k_BHME: Tensor, v_BHME: Tensor, scores_B11M: Tensor) -> Tensor:
     """Returns attention [B, M, H E] for queries that are already scaled."""
     weights_BHMM = torch.softmax(q_BHME @ k_BHME.transpose(2, 3) + scores_B11M, -1)
     return (weights_BHMM @ v_BHME).transpose(1, 2).flatten(2)
 
 
-def divided(qkv_BMF: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(qkv_BMF: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns queries, keys and values [B, H, M, E] of a layer that computes all three."""
     parts = (part.reshape(*part.shape[:2], heads, -1).transpose(1, 2) for part in qkv_BMF.chunk(3, -1))
     q_BHME, k_BHME, v_BHME = parts

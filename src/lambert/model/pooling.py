@@ -12,17 +12,17 @@ from lambert.core.batch import Batch
 
 _HEADS = {"mean": "vector", "cls": "first_vector"}
 _OTHERS = "vector/"
-"""Begins the names of the heads of other poolings."""
+"""Prefix of the names of heads with other poolings."""
 
 
 def first_tokens(batch: Batch) -> Tensor:
-    """Returns the number of the first token of each sequence that is pooled, int64 [S]."""
+    """Returns the index of the first pooled token of each sequence, int64 [S]."""
     return batch.bounds_S1[:-1].long() if batch.pooled_from_S is None else batch.pooled_from_S
 
 
 def mean_vectors(states_TD: Tensor, batch: Batch) -> Tensor:
     """Returns the mean state of each sequence, float32 [S, D]."""
-    return _reduced(states_TD.float(), batch, "mean")
+    return _reduce(states_TD.float(), batch, "mean")
 
 
 def first_vectors(states_TD: Tensor, batch: Batch) -> Tensor:
@@ -37,20 +37,20 @@ def _last_vectors(states_TD: Tensor, batch: Batch) -> Tensor:
 
 def _largest(states_TD: Tensor, batch: Batch) -> Tensor:
     """Returns the largest value of each component in each sequence, float32 [S, D]."""
-    return _reduced(states_TD.float(), batch, "max")
+    return _reduce(states_TD.float(), batch, "max")
 
 
 def _sum_by_root(states_TD: Tensor, batch: Batch) -> Tensor:
     """Returns the sum of the states of each sequence over the square root of their number, float32 [S, D]."""
     counts_S = batch.bounds_S1[1:].long() - first_tokens(batch)
-    return _reduced(states_TD.float(), batch, "sum") / counts_S[:, None].sqrt()
+    return _reduce(states_TD.float(), batch, "sum") / counts_S[:, None].sqrt()
 
 
 def _mean_by_position(states_TD: Tensor, batch: Batch) -> Tensor:
     """Returns the mean of the states, weighted by the position of the token in its sequence, from 1, float32
     [S, D]."""
     weights_T1 = (batch.positions_T + 1)[:, None].float()
-    return _reduced(states_TD.float() * weights_T1, batch, "sum") / _reduced(weights_T1, batch, "sum")
+    return _reduce(states_TD.float() * weights_T1, batch, "sum") / _reduce(weights_T1, batch, "sum")
 
 
 POOLINGS: Mapping[str, Callable[[Tensor, Batch], Tensor]] = {
@@ -64,30 +64,30 @@ POOLINGS: Mapping[str, Callable[[Tensor, Batch], Tensor]] = {
 """Function from (states [T, D], batch) to vectors, float32 [S, D], by its name in sentence-transformers."""
 
 
-def pooled(states_TD: Tensor, batch: Batch, modes: tuple[str, ...]) -> Tensor:
+def pool(states_TD: Tensor, batch: Batch, modes: tuple[str, ...]) -> Tensor:
     """Returns the vectors of the sequences, float32 [S, D x number of modes]: those of each mode, side by side."""
     found = [POOLINGS[mode](states_TD, batch) for mode in modes]
     return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 
-def modes_of(pooling: str) -> tuple[str, ...]:
+def split_modes(pooling: str) -> tuple[str, ...]:
     """Returns the modes of a pooling, such as mean+lasttoken; empty: mean."""
     return tuple(pooling.split("+")) if pooling else ("mean",)
 
 
-def head_of(pooling: str) -> str:
+def name_head(pooling: str) -> str:
     """Returns the name of the head with this pooling."""
-    name = "+".join(modes_of(pooling))
+    name = "+".join(split_modes(pooling))
     return _HEADS.get(name, _OTHERS + name)
 
 
-def pooling_of(head: str) -> str | None:
-    """Returns the pooling of the head of this name, the inverse of `head_of`; None for a head without a pooling."""
+def find_pooling(head: str) -> str | None:
+    """Returns the pooling of the head of this name, the inverse of `name_head`; None for a head without a pooling."""
     names = {name: pooling for pooling, name in _HEADS.items()}
     return head.removeprefix(_OTHERS) if head.startswith(_OTHERS) else names.get(head)
 
 
-def _reduced(values_TD: Tensor, batch: Batch, how: str) -> Tensor:
+def _reduce(values_TD: Tensor, batch: Batch, how: str) -> Tensor:
     """Returns the sum, mean or maximum of the rows of each sequence's pooled tokens, [S, D]."""
     lengths_S = batch.bounds_S1.long().diff()
     if batch.pooled_from_S is not None:

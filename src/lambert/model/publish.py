@@ -24,12 +24,13 @@ from lambert.model.heads import Model
 TOLERANCE = 2e-5
 """Maximum of `scaled` for outputs in float32: four times the rounding noise of float32 for BERT-Base (ours)."""
 NOISE = 4
-"""Maximum difference from another program as a multiple of its own rounding error, its difference from itself in
-float64: either program may be off by as much, and the largest of a few thousand errors varies by about 2 (ours)."""
+"""Maximum difference from another program, as a multiple of that program's rounding error, which is its difference from
+itself in float64. Both programs have such errors, and the largest of a few thousand varies by a factor of about 2
+(ours)."""
 
 
 class NotFinite(DataError):
-    """An output of the model that was to be written is not finite."""
+    """An output of the model is not finite, so the model is not written."""
 
 
 def publish(
@@ -56,7 +57,7 @@ def publish(
         check: Called with the complete folder before it is renamed; raises an error to refuse it.
 
     Returns:
-        A line that says what was verified.
+        A line about what was verified.
 
     Raises:
         NotFinite: An output is not finite.
@@ -70,14 +71,14 @@ def publish(
         write_files(aside, {**({"README.md": card} if card else {}), **(files or {})})
         write_sums(aside)
         try:
-            said = _verified(model.eval(), aside, compare)
+            said = _verify(model.eval(), aside, compare)
             check(aside)
             return said
         finally:
             model.train(training)
 
 
-def _verified(model: Model, folder: Path, compare: bool) -> str:
+def _verify(model: Model, folder: Path, compare: bool) -> str:
     device = next(model.parameters()).device
     batch = _sample(model).to(device)
     with torch.inference_mode():
@@ -103,17 +104,19 @@ def _verified(model: Model, folder: Path, compare: bool) -> str:
     return f"verified: reads back bit for bit; largest difference from transformers {difference:.1e}"
 
 
-def scaled(difference: float, largest: float) -> float:
-    """Returns a difference of outputs, divided by the largest magnitude of the outputs if it is above 1: float32 rounds
-    every number in proportion to its size, so two right programs differ more where outputs are large."""
+def scale_difference(difference: float, largest: float) -> float:
+    """Returns a difference of outputs, divided by the largest magnitude of the outputs if it is above 1. The rounding
+    error of float32 is proportional to the number, so two correct programs differ more where outputs are large."""
     return difference / max(1.0, largest)
 
 
 def _compare(model: Model, folder: Path, batch: Batch, expected: Mapping[str, Tensor]) -> float:
-    """Returns the largest difference of the outputs from those of transformers. Raises DataError if an output differs
-    by more than TOLERANCE allows, and by more than the rounding error of transformers explains, its difference from
-    transformers in float64: two right programs differ by more in a model that amplifies rounding errors; and if
-    transformers cannot read the folder."""
+    """Returns the largest difference of the outputs from those of transformers.
+
+    Raises DataError if transformers cannot read the folder, or if an output differs by more than TOLERANCE and by more
+    than NOISE times the rounding error of transformers, its difference from its own result in float64. The second
+    bound is for models that amplify rounding errors.
+    """
     try:
         found = _by_transformers(model, folder, batch, expected)
     except (MemoryError, RuntimeError):
@@ -126,7 +129,7 @@ def _compare(model: Model, folder: Path, batch: Batch, expected: Mapping[str, Te
         ) from error
     differences = {name: _difference(expected[name], logits) for name, logits in found.items()}
     largest = {name: float(expected[name].abs().max()) for name in found}
-    large = [name for name, one in differences.items() if not scaled(one, largest[name]) <= TOLERANCE]
+    large = [name for name, one in differences.items() if not scale_difference(one, largest[name]) <= TOLERANCE]
     exact = _by_transformers(model, folder, batch, large, torch.float64) if large else {}
     for name in large:
         if not differences[name] <= NOISE * _difference(found[name].double(), exact[name]):
@@ -150,7 +153,7 @@ def _sample(model: Model) -> Batch:
 def _outputs(model: Model, batch: Batch) -> dict[str, Tensor]:
     """Returns the states, the pooled states if the model has a pooler, and the outputs of every head."""
     states_TD = model.encoder(batch)
-    pooled = {} if model.pooler is None else {"pooled": model.pooled(states_TD, batch)}
+    pooled = {} if model.pooler is None else {"pooled": model.pool(states_TD, batch)}
     return {"states": states_TD, **pooled, **model.outputs(batch)}
 
 

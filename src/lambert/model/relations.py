@@ -1,4 +1,4 @@
-"""Self-attention relations of a teacher, which a student of any width and depth learns.
+"""Distils the self-attention relations of a teacher into a student of any width and depth.
 
 The relations of a layer are softmax(x x' / sqrt(E)) within each sequence, where x are its queries, its keys or its
 values, divided into a common number of relation heads of width E. Teacher and student may have different widths,
@@ -98,7 +98,7 @@ def _divergence(own_BME: Tensor, theirs_BME: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class RelationTeacher:
-    """The layer of a teacher whose relations are learnt."""
+    """The layer of a teacher whose relations a student learns."""
 
     encoder: Encoder
     layer: int
@@ -114,18 +114,13 @@ class RelationTeacher:
         """Returns the queries, keys and values of the layer, [T, 3 D], without dropout."""
         batch = batch.with_compute(replace(batch.compute, rounded=self._rounded))
         states_TD = next(islice(self.encoder.states(batch), self.layer, None))
-        return projected(self.encoder.blocks[self.layer], states_TD, batch)
-
-
-def projected(block: nn.Module, states_TD: Tensor, batch: Batch) -> Tensor:
-    """Returns the queries, keys and values of a block, [T, 3 D], for the states that it reads."""
-    project: Any = block.qkv
-    qkv_TF: Tensor = project(states_TD, batch)
-    return qkv_TF
+        block: Any = self.encoder.blocks[self.layer]
+        qkv_TF: Tensor = block.qkv(states_TD, batch)
+        return qkv_TF
 
 
 def check_blocks(encoder: Encoder) -> None:
-    """Raises UsageError if the blocks are from outside Lambert and do not give their queries, keys and values."""
+    """Raises UsageError if the blocks are from outside Lambert and have no method `qkv`."""
     if not hasattr(encoder.blocks[0], "qkv"):
         raise UsageError(
             f"distil.relations needs the queries, keys and values of the blocks, and {encoder.config.block} has no "
@@ -158,6 +153,6 @@ class RelationStudent(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         *inputs, states_TD = self.model.encoder.states(batch)
-        own_TF = projected(self.model.encoder.blocks[-1], inputs[-1], batch)
-        loss = relation_loss(own_TF, self.teacher.qkv(batch), batch.bounds_S1, self.teacher.heads)
+        block: Any = self.model.encoder.blocks[-1]
+        loss = relation_loss(block.qkv(inputs[-1], batch), self.teacher.qkv(batch), batch.bounds_S1, self.teacher.heads)
         return torch.cat([self.model.losses(states_TD, batch), self.teacher.weight * loss[None]])

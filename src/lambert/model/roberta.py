@@ -6,74 +6,28 @@ the state of its first token, by two layers of the head.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch.nn.functional import gelu
 
 from lambert.core.errors import DataError
 from lambert.model.bert import BERT
-from lambert.model.bert import folder as bert
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import architectures
-from lambert.model.dropout import dropout
 from lambert.model.family import Family
-from lambert.model.objectives import Head, Label, MaskedLanguageModel, MultiLabel, Value
+from lambert.model.objectives import Label, MakeHead, MaskedLanguageModel, MultiLabel, Value
 
-
-class Prediction(MaskedLanguageModel):
-    """BERT's head with the exact gelu, independent of the activation of the blocks."""
-
-    def __init__(self, config: EncoderConfig, labels: int) -> None:
-        super().__init__(config, labels)
-        self.approximate = "none"
-
-
-class _FromFirst(Head):
-    """Reads the state of the first token: dropout, a layer with an activation, dropout, and the logits.
-
-    Source: transformers, RobertaClassificationHead.
-    """
-
-    reads = "first"
-
-    def __init__(self, config: EncoderConfig, labels: int) -> None:
-        super().__init__(config, labels)
-        self.dense = nn.Linear(config.hidden, config.hidden)
-
-    def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
-        rows_ND = self.rows(states_TD, at_N)
-        return super().forward(self.activated(self.dense(dropout(rows_ND, self.dropout, self.training))))
-
-    def activated(self, rows_ND: Tensor) -> Tensor:
-        """Returns the activation of the layer before the logits."""
-        return torch.tanh(rows_ND)
-
-
-class FirstLabel(_FromFirst, Label):
-    """Predicts the class of a text."""
-
-    reads = "first"
-
-
-class FirstMultiLabel(_FromFirst, MultiLabel):
-    """Predicts which labels a text has."""
-
-    reads = "first"
-
-
-class FirstValue(_FromFirst, Value):
-    """Predicts a number for a text."""
-
-    reads = "first"
-
-
-HEADS: dict[str, type[Head]] = {
-    "mlm": Prediction, "label": FirstLabel, "multilabel": FirstMultiLabel, "value": FirstValue,
-}  # fmt: skip
+HEADS: dict[str, MakeHead] = {
+    "mlm": partial(MaskedLanguageModel, activation=gelu),  # the exact gelu, whichever the blocks have
+    "label": partial(Label, activation=torch.tanh),
+    "multilabel": partial(MultiLabel, activation=torch.tanh),
+    "value": partial(Value, activation=torch.tanh),
+}
 NAMES = replace(
-    bert.NAMES,
+    BERT.names,
     prefix="roberta.",
     pooler="roberta.pooler.dense",
     heads={
@@ -101,8 +55,8 @@ def after_padding(found: Mapping[str, Any], settings: Mapping[str, Any], path: P
 
 
 KEYS = replace(
-    bert.KEYS,
-    defaults={**bert.KEYS.defaults, "pad": 1},
+    BERT.keys,
+    defaults={**BERT.keys.defaults, "pad": 1},
     read=after_padding,
     write=lambda config: {"max_position_embeddings": config.positions + config.position_offset},
 )

@@ -1,4 +1,4 @@
-"""What maps the pooled states of a text to its vector: layers of sentence-transformers, a length of 1, a smaller width.
+"""From pooled states to vectors: layers of sentence-transformers, normalisation to length 1, and truncation.
 
 Source: sentence-transformers 6.2, Dense, LayerNorm and Normalize, and `truncate_dim` of its models.
 """
@@ -31,8 +31,8 @@ def activation_named(name: str) -> nn.Module:
 
 
 class Dense(nn.Module):
-    """A linear layer and an activation, and with `residual` a second way past both: the rows themselves, or their
-    product with a matrix."""
+    """A linear layer and an activation; `residual`, the identity or a linear layer, is applied to the input and added
+    to the output."""
 
     def __init__(self, linear: nn.Linear, activation: nn.Module, residual: nn.Module | None = None) -> None:
         super().__init__()

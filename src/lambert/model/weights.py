@@ -28,37 +28,36 @@ from lambert.model import folder as layout
 from lambert.model.config import EncoderConfig
 from lambert.model.families import DEFAULT, family_of
 from lambert.model.family import Family
-from lambert.model.heads import Model, built
-from lambert.model.initial_head import InitialHead, fits, initial_head
-from lambert.model.labels import check_rows, check_values
+from lambert.model.heads import Model, build_model
+from lambert.model.labels import InitialHead, check_rows, check_values, fits, initial_head
 
 _WRAPPERS = re.compile(r"((module|model|net|network|_forward_module|auto_model|0)\.)+")
-"""What DistributedDataParallel, DeepSpeed, Lightning, sentence-transformers and loops of one's own put before the names
-of a model that they wrap."""
+"""Prefixes that DistributedDataParallel, DeepSpeed, Lightning, sentence-transformers and common training loops add to
+the names of a model that they wrap."""
 ANSWERING = re.compile(r"heads\.(label|multilabel|value|choice|tag|span)\.")
 """Parameters of the heads that answer tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Differences between a model and the file that it was read from, by the names in the file."""
+    """Differences between a model and the file from which it was read, by the names in the file."""
 
     missing: tuple[str, ...]
-    """In the model and not in the file: these stay fresh."""
+    """In the model but not in the file: these stay fresh."""
     unexpected: tuple[str, ...]
-    """In the file and not in the model: these were ignored."""
+    """In the file but not in the model: these are ignored."""
     untied: tuple[tuple[str, str], ...] = ()
-    """(copy, original) of tensors that should be equal and are not: the original is used."""
+    """(copy, original) of tied tensors that differ in the file: the original is used."""
     fresh_pooler: bool = False
     """Whether the pooler is missing."""
     notes: tuple[str, ...] = ()
     """Lines about settings of the file that are not used."""
     lost: str = ""
-    """A line about rows without a piece; empty if there are none, or if they pad the table."""
+    """A line about rows without a piece that do not pad the table; empty if there are none."""
 
     def check_tied(self, path: Path, heads: Collection[str]) -> None:
-        """Raises DataError if these heads of a model read a tensor that is not tied in the file: predictions would be
-        others than those of transformers, which takes both tensors as they are."""
+        """Raises DataError if one of these heads reads a tensor that is not tied in the file: its predictions would
+        differ from those of transformers, which uses both tensors."""
         if self.untied and "mlm" in heads:
             copy, original = self.untied[0]
             raise DataError(
@@ -68,7 +67,7 @@ class Report:
 
     def lines(self) -> list[str]:
         """Returns a line that names the tensors for each kind of difference."""
-        differences = {"fresh, not in the file": self.missing, "left aside": self.unexpected}
+        differences = {"fresh, not in the file": self.missing, "ignored": self.unexpected}
         return [
             f"{what}: {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}"
             for what, names in differences.items()
@@ -78,7 +77,7 @@ class Report:
     def warnings(self) -> list[str]:
         """Returns a line for each difference that changes the outputs that the file was trained for, or training."""
         untied = [
-            f"warning: {copy} differs from {original}, to which it is tied: it was left aside."
+            f"warning: {copy} differs from {original}, to which it is tied: it was ignored."
             for copy, original in self.untied
         ]
         pooler = ["note: the pooler starts with random weights: the encoder's folder has none."] * self.fresh_pooler
@@ -91,7 +90,7 @@ def state(model: Model) -> dict[str, Tensor]:
     family = family_of(model.config)
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        theirs = family.names.stored(name)
+        theirs = family.names.to_folder(name)
         if theirs in tensors:
             raise UsageError(
                 "One folder holds one of the heads label, multilabel, value, choice and tag; the model has "
@@ -117,7 +116,7 @@ def assign(model: Model, tensors: Mapping[str, Tensor], source: str = "the weigh
     found = current(family, tensors)
     missing, fresh_pooler = [], False
     for name, parameter in model.named_parameters():
-        theirs = family.names.stored(name)
+        theirs = family.names.to_folder(name)
         tensor = found.pop(theirs, None)
         if tensor is None:
             missing.append(theirs)
@@ -132,7 +131,7 @@ def assign(model: Model, tensors: Mapping[str, Tensor], source: str = "the weigh
 
 
 def current(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns tensors by current names, without copies of tied tensors and without tensors that are not weights."""
+    """Returns the weights among these tensors by their current names, without copies of tied tensors."""
     renamed = {name: tensor for old, tensor in tensors.items() if (name := family.names.current(old))}
     for copy, original in family.names.tied.items():
         if copy in renamed:
@@ -157,7 +156,7 @@ def fresh(config: EncoderConfig, heads: Mapping[str, int], seed: int = 0) -> Mod
         raise UsageError(
             "model.init_range = 0 makes all units of a layer equal, and training keeps them equal: set it above 0."
         )
-    model = built(config, heads)
+    model = build_model(config, heads)
     initialise(model, seed)
     return model
 
@@ -166,13 +165,13 @@ def fresh(config: EncoderConfig, heads: Mapping[str, int], seed: int = 0) -> Mod
 def initialise(model: Model, seed: int, names: Collection[str] | None = None) -> None:
     """Fills the model as `fresh` does, or only the tensors with these `names` in a model folder.
 
-    Matrices that fine-tuning adds, which are those of its heads and all that a given encoder lacks, are drawn as in
-    transformers: not truncated, except in families that are `truncated`. Truncated, they are 12% smaller and learn more
-    slowly (docs/log.md).
+    Matrices that fine-tuning adds, those of its heads and those that the given encoder lacks, are drawn as in
+    transformers: not truncated, except in families that are `truncated`. Truncated matrices are 12% smaller and learn
+    more slowly (docs/log.md).
     """
     constant, family = model.config.init_range == 0, family_of(model.config)
     for name, parameter in model.named_parameters():
-        theirs = family.names.stored(name)
+        theirs = family.names.to_folder(name)
         if names is not None and theirs not in names:
             continue
         if name.endswith("bias") or (constant and parameter.ndim > 1):
@@ -249,49 +248,40 @@ def load(
     """
     folder = Path(folder)
     with ThreadPoolExecutor(1, "lambert-sums") as pool:
-        checked = pool.submit(check_sums, folder)  # reads the files while this thread does
-        loaded = _loaded(folder, heads, vocabulary, seed, code, pooler, share, stored, labels)
-        checked.result()  # last, because the errors above say more
-    return loaded
-
-
-def _loaded(
-    folder: Path, heads: Mapping[str, int] | None, vocabulary: int | None, seed: int, code: Collection[str],
-    pooler: bool, share: bool, stored: tuple[files.Tensors, Path] | None, labels: Sequence[str] | None,
-) -> tuple[Model, Report]:  # fmt: skip
-    """Returns what `load` returns, without a comparison with SHA256SUMS."""
-    read, path = files.read(folder) if stored is None else stored
-    settings = layout.read_config(folder)
-    config = layout.encoder_config(settings, folder, code)
-    family = family_of(config)
-    read, wrapper = unwrapped(family, read, path)
-    tensors, untied = current(family, read), untied_copies(family, read)
-    lost = ""
-    if vocabulary is not None:
-        words = tensors.get(family.names.stored("encoder.words.weight"))
-        rows = config.vocabulary if words is None or not words.ndim else len(words)
-        layout.check_vocabulary(rows, vocabulary, path)
-        lost = layout.lost_pieces(rows, vocabulary)
-    own_heads = heads is None
-    heads = layout.heads_of(settings, tensors, folder) if heads is None else heads
-    pooler = pooler and family.names.stored("pooler.weight") in tensors
-    check_sizes(config, heads, tensors, path, pooler)
-    model = built(config, heads, pooler)
-    used = {family.names.stored(name) for name, _ in model.named_parameters()}
-    head = next((name for name in heads if ANSWERING.match(f"heads.{name}.")), "")
-    initial = _initial_head(head, heads.get(head, 0), labels, settings, tensors, folder)
-    found = _with_head(head, initial, tensors, family)
-    files.check_finite(((name, tensor) for name, tensor in found.items() if name in used), path)
-    notes = [line for line in (*layout.left_aside(settings, config), *wrapper, initial.note) if line]
-    report = assign(model, found, str(path), share=share)
-    report = dataclasses.replace(report, untied=untied, notes=tuple(notes), lost=lost)
-    check_lacking(family, dict(model.named_parameters()), tensors, path)
-    if own_heads:
-        check_promised(model, report.missing, path)
-        report.check_tied(path, heads)
-    initialise(model, seed, report.missing)  # after reading, because drawing all tensors would take most of the time
-    if initial.kept and not initial.whole:
-        _copy_rows(model, head, initial.rows, tensors)
+        sums = pool.submit(check_sums, folder)  # reads the files while this thread does
+        read, path = files.read(folder) if stored is None else stored
+        settings = layout.read_config(folder)
+        config = layout.encoder_config(settings, folder, code)
+        family = family_of(config)
+        read, wrapper = unwrap_names(family, read, path)
+        tensors, untied = current(family, read), find_untied_copies(family, read)
+        lost = ""
+        if vocabulary is not None:
+            words = tensors.get(family.names.to_folder("encoder.words.weight"))
+            rows = config.vocabulary if words is None or not words.ndim else len(words)
+            layout.check_vocabulary(rows, vocabulary, path)
+            lost = layout.describe_spare_rows(rows, vocabulary)
+        own_heads = heads is None
+        heads = layout.heads_of(settings, tensors, folder) if heads is None else heads
+        pooler = pooler and family.names.to_folder("pooler.weight") in tensors
+        check_sizes(config, heads, tensors, path, pooler)
+        model = build_model(config, heads, pooler)
+        used = {family.names.to_folder(name) for name, _ in model.named_parameters()}
+        head = next((name for name in heads if ANSWERING.match(f"heads.{name}.")), "")
+        initial = _initial_head(head, heads.get(head, 0), labels, settings, tensors, folder)
+        found = _with_head(head, initial, tensors, family)
+        files.check_finite(((name, tensor) for name, tensor in found.items() if name in used), path)
+        notes = [line for line in (*layout.list_ignored(settings, config), *wrapper, initial.note) if line]
+        report = assign(model, found, str(path), share=share)
+        report = dataclasses.replace(report, untied=untied, notes=tuple(notes), lost=lost)
+        check_lacking(family, dict(model.named_parameters()), tensors, path)
+        if own_heads:
+            check_promised(model, report.missing, path)
+            report.check_tied(path, heads)
+        initialise(model, seed, report.missing)  # last, because drawing all tensors would take most of the time
+        if initial.kept and not initial.whole:
+            _copy_rows(model, head, initial.rows, tensors)
+        sums.result()  # last, because the errors above say more
     return model, report
 
 
@@ -299,13 +289,13 @@ def _initial_head(
     head: str, count: int, labels: Sequence[str] | None, settings: Mapping[str, Any], tensors: Mapping[str, Tensor],
     folder: Path,
 ) -> InitialHead:  # fmt: skip
-    """Returns what is kept of the folder's head for the head of a model with this number of labels. Raises DataError
-    if the folder's head is to be used as it is and has another number."""
+    """Returns the part of the folder's head that initialises the model's head, which has `count` labels. Raises
+    DataError if the whole head is used and has another number of labels."""
     family = layout.check_family(settings, folder)
     rows = layout.head_rows(head, tensors, family) if head else 0
     if not rows:
-        return InitialHead(kept=True)  # nothing, or what config.json promises and the folder lacks
-    own = layout.answering_head(settings, family)
+        return InitialHead(kept=True)  # the folder has no such head; `check_promised` finds one that it should have
+    own = layout.find_task_head(settings, family)
     if labels is not None:
         return initial_head(head, labels, own, settings, rows, folder)
     usable = not own or fits(head, own)
@@ -316,15 +306,15 @@ def _initial_head(
     return InitialHead(kept=usable)
 
 
-def _rowed(head: str, family: Family) -> tuple[str, ...]:
+def _row_names(head: str, family: Family) -> tuple[str, ...]:
     """Returns the names in a model folder of the tensors of a head that have a row for each label."""
-    return tuple(family.names.stored(f"heads.{head}.classifier.{kind}") for kind in ("weight", "bias"))
+    return tuple(family.names.to_folder(f"heads.{head}.classifier.{kind}") for kind in ("weight", "bias"))
 
 
 def _with_head(head: str, initial: InitialHead, tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
-    """Returns the tensors of a folder with the rows that are kept of its head, or without rows if some are fresh. The
-    layers before the rows are kept, as poolers are."""
-    rowed = _rowed(head, family) if head else ()
+    """Returns the tensors of a folder with the kept rows of its head, in the order of the model's labels; without the
+    head's rows if some are fresh. Layers before the rows are kept."""
+    rowed = _row_names(head, family) if head else ()
     if not initial.kept or not initial.whole:
         return {name: tensor for name, tensor in tensors.items() if name not in rowed}
     order = torch.tensor(initial.rows)
@@ -333,18 +323,18 @@ def _with_head(head: str, initial: InitialHead, tensors: Mapping[str, Tensor], f
 
 @torch.no_grad()
 def _copy_rows(model: Model, head: str, rows: Sequence[int | None], tensors: Mapping[str, Tensor]) -> None:
-    """Copies rows of a folder's head into the model's; None: the row stays as it is."""
-    parameters = {family_of(model.config).names.stored(name): value for name, value in model.named_parameters()}
+    """Copies rows of a folder's head into the model's head. A row that is None keeps its fresh weights."""
+    parameters = {family_of(model.config).names.to_folder(name): value for name, value in model.named_parameters()}
     own = [number for number, row in enumerate(rows) if row is not None]
-    for name in _rowed(head, family_of(model.config)):
+    for name in _row_names(head, family_of(model.config)):
         if name in parameters and name in tensors:
             theirs = tensors[name][torch.tensor([row for row in rows if row is not None])]
             parameters[name][torch.tensor(own)] = theirs.to(parameters[name].dtype)
 
 
 @torch.no_grad()
-def extended(model: Model, pieces: int, rows: Mapping[int, Sequence[int]]) -> Model:
-    """Returns a copy of a model with more pieces. Its outputs for the pieces that stay are the same.
+def extend_vocabulary(model: Model, pieces: int, rows: Mapping[int, Sequence[int]]) -> Model:
+    """Returns a copy of a model with a larger vocabulary, whose outputs for the old pieces are unchanged.
 
     The embedding of a new piece is the mean of the embeddings of old pieces, and its bias in the masked-LM head the
     mean of theirs, so its masked-LM logit is the mean of theirs.
@@ -359,14 +349,14 @@ def extended(model: Model, pieces: int, rows: Mapping[int, Sequence[int]]) -> Mo
     """
     tensors, family = state(model), family_of(model.config)
     size = max(pieces, *(number + 1 for number in rows))
-    for name in map(family.names.stored, layout.BY_PIECE):
+    for name in map(family.names.to_folder, layout.BY_PIECE):
         if name in tensors:
             old = tensors[name]
             new = torch.cat([old[:pieces], old.new_empty(size - pieces, *old.shape[1:])])
             new[[*rows]] = torch.stack([old[[*ids]].mean(0) for ids in rows.values()])
             tensors[name] = new
     config = dataclasses.replace(model.config, vocabulary=size)
-    larger = built(config, model.labels, model.pooler is not None)
+    larger = build_model(config, model.labels, model.pooler is not None)
     assign(larger, tensors)
     return larger
 
@@ -374,15 +364,15 @@ def extended(model: Model, pieces: int, rows: Mapping[int, Sequence[int]]) -> Mo
 def check_sizes(
     config: EncoderConfig, heads: Mapping[str, int], tensors: Mapping[str, Tensor], path: Path, pooler: bool
 ) -> None:
-    """Raises DataError if the tensors are not those of such a model. No memory is allocated, and the sizes in
-    config.json do not change the time that this takes."""
+    """Raises DataError if the shapes of the tensors are not those of such a model. Allocates no memory, and takes a
+    time that does not depend on the sizes in config.json."""
     family = family_of(config)
-    prefixes = (family.names.layer, family.names.stored("encoder.blocks."))
+    prefixes = (family.names.layer, family.names.to_folder("encoder.blocks."))
     numbers = re.compile(f"(?:{'|'.join(map(re.escape, prefixes))})(\\d+)\\.")
-    words = family.names.stored("encoder.words.weight")
+    words = family.names.to_folder("encoder.words.weight")
     if words not in tensors:
         raise DataError(f"{path} lacks {words}.")
-    # First, because a matrix may be too large for the meta device, too, if its width is that of no tensor.
+    # First, because a size that no tensor has may be too large even for the meta device.
     check_shape(words, tensors[words], (config.vocabulary, config.table_width), str(path))
     layers = len({found[1] for name in tensors if (found := numbers.match(name))})
     if config.layers > layers:
@@ -392,18 +382,18 @@ def check_sizes(
     if custom:
         config, heads = dataclasses.replace(config, block=DEFAULT, layers=1), {}
     with torch.device("meta"):
-        model = built(config, heads, pooler)
+        model = build_model(config, heads, pooler)
     own = {name: p for name, p in model.named_parameters() if not (custom and name.startswith("encoder.blocks."))}
     check_lacking(family, own, tensors, path)
     for name, parameter in own.items():
-        theirs = family.names.stored(name)
+        theirs = family.names.to_folder(name)
         if theirs in tensors and not ANSWERING.match(name):
             check_shape(theirs, tensors[theirs], tuple(parameter.shape), str(path))
 
 
 def check_lacking(family: Family, names: Iterable[str], tensors: Mapping[str, Tensor], path: Path) -> None:
     """Raises DataError if tensors of the encoder are missing among these parameters of a model."""
-    stored = [family.names.stored(name) for name in names if name.startswith("encoder.")]
+    stored = [family.names.to_folder(name) for name in names if name.startswith("encoder.")]
     lacking = [name for name in stored if name not in tensors]
     if lacking:
         known = {*stored, *family.names.tied}
@@ -414,14 +404,14 @@ def check_lacking(family: Family, names: Iterable[str], tensors: Mapping[str, Te
         raise DataError(f"{path} lacks {lacking[0]}{more}.{instead}")
 
 
-def unwrapped(family: Family, tensors: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """Returns tensors by names without what programs that wrap a model put before them, such as `module.`
-    (DistributedDataParallel) and `_orig_mod.` (torch.compile), and a line about it. Only a prefix that the table of
-    words has too is left out.
+def unwrap_names(family: Family, tensors: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """Removes prefixes that wrappers of a model add to names, such as `module.` (DistributedDataParallel) and
+    `_orig_mod.` (torch.compile). Returns the tensors and a line about the wrapper. Only a prefix that the name of the
+    table of words has is removed.
 
     Raises DataError if two tensors would have the same name.
     """
-    words = family.names.stored("encoder.words.weight")
+    words = family.names.to_folder("encoder.words.weight")
     names = {name: name.replace("_orig_mod.", "") for name in tensors}
     ends = (words, words.removeprefix(family.names.prefix))
     prefixes = {name[: -len(end)] for name in names.values() for end in ends if name.endswith(end)}
@@ -440,12 +430,13 @@ def unwrapped(family: Family, tensors: Mapping[str, Tensor], path: Path) -> tupl
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], source: str) -> None:
+    """Raises DataError if a tensor of the file `source` has another shape than in the model."""
     if tuple(tensor.shape) != shape:
         shapes = f"{list(tensor.shape)} in {source}, {list(shape)} in the model"
         raise DataError(f"The shape of {name} is {shapes}. Check config.json and the recipe's model.")
 
 
-def untied_copies(family: Family, tensors: Mapping[str, Tensor]) -> tuple[tuple[str, str], ...]:
+def find_untied_copies(family: Family, tensors: Mapping[str, Tensor]) -> tuple[tuple[str, str], ...]:
     """Returns (copy, original) of the tied tensors that differ in a file."""
     renamed = {family.names.current(name): tensor for name, tensor in tensors.items()}
     return tuple(
@@ -456,12 +447,12 @@ def untied_copies(family: Family, tensors: Mapping[str, Tensor]) -> tuple[tuple[
 
 
 def check_promised(model: Model, missing: Collection[str], path: Path) -> None:
-    """Raises DataError if tensors are missing of a head that answers a task, which config.json names: with fresh ones
-    its answers would be random."""
+    """Raises DataError if the folder lacks tensors of a task's head that its config.json names: with fresh tensors the
+    predictions would be random."""
     family = family_of(model.config)
     for name, _ in model.named_parameters():
-        if ANSWERING.match(name) and family.names.stored(name) in missing:
+        if ANSWERING.match(name) and family.names.to_folder(name) in missing:
             raise DataError(
-                f"{path} lacks {family.names.stored(name)}, a head that architectures in config.json promise. Correct "
-                "architectures, or fetch the fine-tuned weights."
+                f"{path} lacks {family.names.to_folder(name)}, a head that architectures in config.json promise. "
+                "Correct architectures, or fetch the fine-tuned weights."
             )

@@ -1,10 +1,9 @@
-"""Finds the compiled kernels for CPUs: C++ of this folder, which setup.py builds and ctypes loads.
+"""Loads the compiled kernels for CPUs, the C++ code of this folder, which setup.py builds, with ctypes.
 
-The kernels need AVX512-BF16, so the processor is examined before the library is loaded. Their matrix products use AMX
-where the processor has it. On all other machines, and if the library was not built, torch's own functions do the same
-work.
+The kernels need AVX512-BF16, so the processor is checked before the library is loaded. Their matrix products use AMX
+if the processor has it. On other machines, or without the library, torch's functions compute the same.
 
-The kernels have threads of their own (pool.cpp) and need nothing of torch: one library serves every version of Python
+The kernels have their own threads (pool.cpp) and do not depend on torch: one library works with every version of Python
 and torch. They are called with the addresses of contiguous tensors (`Tensor.data_ptr`), and ctypes releases the
 interpreter lock during a call.
 """
@@ -17,7 +16,7 @@ import sys
 from pathlib import Path
 
 _VERSION = 4
-"""The interface that this file declares; `lambert_version` of a library with the same interface returns it."""
+"""Version of the interface that this file declares. `lambert_version` of the library must return it."""
 _FILE = Path(__file__).with_name("kernels.so")
 _NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma"}
 _REINSTALL = "Install a C++ compiler (apt-get install g++), then install Lambert again."
@@ -55,22 +54,22 @@ v: no result."""
 
 
 def library() -> ctypes.CDLL | None:
-    """Returns the kernels, or None if this machine has to use torch's functions. `reason` says why.
+    """Returns the kernels, or None if torch's functions are used instead (`reason`).
 
-    The environment variable LAMBERT_NATIVE=0 switches the kernels off, and LAMBERT_NATIVE=avx512 lets them not use AMX,
-    for comparisons.
+    For comparisons, the environment variable LAMBERT_NATIVE=0 switches the kernels off, and LAMBERT_NATIVE=avx512
+    switches AMX off.
     """
-    return None if _switched_off() else _find()[0]
+    return None if _is_off() else _find()[0]
 
 
 def reason() -> str:
     """Returns why `library` returns None; empty if the kernels are used."""
-    return "LAMBERT_NATIVE=0 is set" if _switched_off() else _find()[1]
+    return "LAMBERT_NATIVE=0 is set" if _is_off() else _find()[1]
 
 
 def advice() -> str:
-    """Returns what to do in order to use the kernels; empty if they are used, or if nothing can be done."""
-    return "" if _switched_off() else _find()[2]
+    """Returns how to enable the kernels; empty if they are used, or if the machine does not support them."""
+    return "" if _is_off() else _find()[2]
 
 
 def instructions() -> str:
@@ -81,13 +80,13 @@ def instructions() -> str:
     return "AMX" if kernels.lambert_uses_amx() else "AVX512-BF16"
 
 
-def _switched_off() -> bool:
+def _is_off() -> bool:
     return os.environ.get("LAMBERT_NATIVE") == "0"
 
 
 @functools.cache
 def _find() -> tuple[ctypes.CDLL | None, str, str]:
-    """Returns the library, why there is none, and what to do about it."""
+    """Returns the library or None, the reason if it is None, and advice."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return None, "the compiled ones are for Linux on x86-64", ""
     found = _processor()

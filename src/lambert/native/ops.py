@@ -56,13 +56,13 @@ class PackedWeight:
         backward = _panels(self.D) * PANEL * _pairs(self.F) if gradient else 0
         self.backward = torch.empty(backward, dtype=torch.int32)
         packed = self.forward, self.backward if gradient else None
-        for offset, weight in _stacked(weights):
+        for offset, weight in _stack(weights):
             _call("pack_weight", weight, len(weight), self.D, offset, self.F, *packed, _threads())
         kept = [bias.detach() for bias in biases if bias is not None]
         self.bias_F = torch.cat(kept) if len(kept) > 1 else kept[0] if kept else None
 
 
-def _stacked(weights: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+def _stack(weights: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
     """Yields the weights, each with the number of rows before it, which is a multiple of PANEL."""
     offset = 0
     for weight in weights:
@@ -108,7 +108,7 @@ class PackedBytes:
         assert has_bytes(self.D), self.D
         self.scale_F, self.shift_F = torch.empty(self.F), torch.empty(self.F, dtype=torch.int32)
         self.forward = torch.empty(_panels(self.F) * PANEL * _pairs(self.D // 2), dtype=torch.int32)
-        for offset, weight in _stacked(weights):
+        for offset, weight in _stack(weights):
             packed = self.forward, self.scale_F, self.shift_F
             _call("pack_bytes", weight, len(weight), self.D, offset, *packed, _threads())
         kept = [bias.detach().float() for bias in biases if bias is not None]
@@ -254,12 +254,12 @@ def attention_backward(
 
 
 Saved = tuple[Tensor, Tensor, Tensor]
-"""What a layer norm keeps for its backward pass: the rounded sum [T, D], and its mean and inverse deviation [T]."""
+"""Saved tensors of a layer norm for its backward pass: the rounded sum [T, D], its mean and inverse deviation [T]."""
 
 
 def add_norm(y_TD: Tensor, x_TD: Tensor, norm: nn.LayerNorm, drop: Drop) -> tuple[Tensor, Saved]:
     """Returns the layer norm of x plus the dropped y, and what the backward pass needs."""
-    out_TD, saved = torch.empty_like(x_TD), _saved(*x_TD.shape)
+    out_TD, saved = torch.empty_like(x_TD), _allocate_saved(*x_TD.shape)
     _call(
         "add_norm",
         y_TD,
@@ -315,7 +315,7 @@ def embed_norm(
     T, D = len(indices[0]), tables[0].shape[1]
     for index_T, table in zip(indices, tables, strict=True):
         _check_index(index_T, T, len(table))
-    out_TD, saved = torch.empty(T, D, dtype=torch.bfloat16), _saved(T, D)
+    out_TD, saved = torch.empty(T, D, dtype=torch.bfloat16), _allocate_saved(T, D)
     _call(
         "embed_norm",
         *indices,
@@ -357,15 +357,15 @@ def embed_norm_backward(
 
 
 def rotate_(qkv_T3HE: Tensor, positions_T: Tensor, turns: tuple[Tensor, Tensor], *, back: bool = False) -> Tensor:
-    """Turns queries and keys in place by the angles of their positions, or back, and returns all of `qkv_T3HE`. `turns`
-    are the cosines and sines of all positions, float32 [., E / 2] each."""
+    """Rotates queries and keys in place by the angles of their positions, or back, and returns `qkv_T3HE`. `turns` are
+    the cosines and sines of all positions, float32 [., E / 2] each."""
     T, _, H, E = qkv_T3HE.shape
     _check_index(positions_T, T, len(turns[0]))
     _call("rotate", qkv_T3HE, positions_T, *turns, back, T, H, E, _threads())
     return qkv_T3HE
 
 
-def gated(both_TF: Tensor, approximate: str) -> Tensor:
+def gate(both_TF: Tensor, approximate: str) -> Tensor:
     """Returns gelu(a) b [T, F] of the halves a and b of the columns of `both_TF` [T, 2 F]."""
     T, F = len(both_TF), both_TF.shape[1] // 2
     out_TF = both_TF.new_empty(T, F)
@@ -373,7 +373,7 @@ def gated(both_TF: Tensor, approximate: str) -> Tensor:
     return out_TF
 
 
-def gated_backward(both_TF: Tensor, grad_TF: Tensor, approximate: str) -> Tensor:
+def gate_backward(both_TF: Tensor, grad_TF: Tensor, approximate: str) -> Tensor:
     """Returns the gradient [T, 2 F] of `both_TF`."""
     T, F = grad_TF.shape
     found_TF = torch.empty_like(both_TF)
@@ -396,7 +396,7 @@ def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> tuple[Tensor, tuple[Te
 
 
 def cross_entropy_backward_(logits_NV: Tensor, labels_N: Tensor, *saved: Tensor, scale: float) -> Tensor:
-    """Replaces the logits by the gradient of the sum of the rows' cross entropy, times `scale`. Returns them."""
+    """Replaces the logits by the gradient of the summed cross entropy of the rows, times `scale`. Returns them."""
     _call("cross_entropy_backward", logits_NV, labels_N, *saved, scale, *logits_NV.shape, _threads())
     return logits_NV
 
@@ -419,7 +419,7 @@ def _check_bounds(bounds_S1: Tensor, T: int) -> None:
         raise IndexError(f"the bounds of the sequences do not divide the {T:,} tokens of the batch")
 
 
-def _saved(T: int, D: int) -> Saved:
+def _allocate_saved(T: int, D: int) -> Saved:
     return torch.empty(T, D, dtype=torch.bfloat16), torch.empty(T), torch.empty(T)
 
 

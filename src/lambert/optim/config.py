@@ -28,7 +28,7 @@ class OptimConfig:
     eps: float = 1e-6
     """Added to the root of the mean square, outside the root."""
     weight_decay: float = 0.01
-    """Decoupled decay, a share of the weight for a learning rate of 1; biases and LayerNorm are never decayed."""
+    """Decoupled decay, as a share of the weight at a learning rate of 1; biases and LayerNorm are never decayed."""
     layer_decay: float = 1.0
     """Factor from the learning rate of a layer to that of the layer below, in (0, 1]: the head has lr, the last block
     lr x layer_decay, and the embeddings the smallest rate (Howard and Ruder, 2018, section 3.2; ELECTRA uses 0.8 and

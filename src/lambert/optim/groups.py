@@ -1,18 +1,31 @@
-"""Groups of parameters, by weight decay and by depth, and what the optimizers do with a group."""
+"""Groups of parameters, by weight decay and by depth, and the base class of the optimizers over them."""
 
+import math
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lambert.core.errors import UsageError
+from lambert.core.optimizer import EagerOptimizer
+from lambert.optim.config import Adapt
 
-_T = TypeVar("_T")
-
+OPTIONS: Mapping[str, Callable[[Any], bool]] = {
+    "lr": lambda lr: 0 <= lr < math.inf,
+    "betas": lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+    "momentum": lambda momentum: 0 <= momentum < 1,
+    "eps": lambda eps: 0 <= eps < math.inf,
+    "weight_decay": lambda decay: 0 <= decay < math.inf,
+    "trust_coefficient": lambda coefficient: 0 < coefficient < math.inf,
+    "adapt": lambda adapt: adapt in get_args(Adapt),
+    "trust": lambda trust: len(trust) == 2 and 0 <= trust[0] <= trust[1],
+}
+"""Whether a value of an option of the optimizers is in its range."""
 _BLOCK = re.compile(r"(.*\.)?(?:blocks|layers?)\.(?=\d+\.)")
-"""How the names of parameters of numbered blocks begin: `encoder.blocks.3.`, or `bert.encoder.layer.3.` in
+"""Prefix of the names of parameters of numbered blocks, such as `encoder.blocks.3.`, or `bert.encoder.layer.3.` in
 transformers."""
 
 
@@ -63,35 +76,44 @@ def is_adapted(group: Mapping[str, Any]) -> bool:
     return group["adapt"] == "all" or (group["adapt"] == "decayed" and decayed)
 
 
-def check_options(ranges: Mapping[str, bool], group: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first option that is not in its range, in the words of torch's optimizers."""
-    for name, holds in ranges.items():
-        if not holds:
-            raise ValueError(f"Invalid {name}: {group[name]}.")
+class GroupOptimizer(EagerOptimizer):
+    """The base class of the optimizers: checks the options of each group, and updates one group after another."""
 
+    options: ClassVar[Mapping[str, Callable[[Any], bool]]] = OPTIONS
 
-def evaluate_closure(closure: Callable[[], _T] | None) -> _T | None:
-    """Returns what the closure of `Optimizer.step` returns; it computes gradients."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group. Raises ValueError for the first option out of its range, in the words of torch's optimizers."""
+        group = {**self.defaults, **param_group}
+        for name, holds in self.options.items():
+            if name in group and not holds(group[name]):
+                raise ValueError(f"Invalid {name}: {group[name]}.")
+        super().add_param_group(param_group)
 
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates every parameter that has a gradient. Returns what `closure`, if given, returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            if any(param.grad.is_sparse for param in params):
+                raise RuntimeError(
+                    f"{type(self).__name__} does not support sparse gradients: build the embedding with sparse=False."
+                )
+            if params:
+                self._update_group(params, group)
+        return loss
 
-def with_gradients(group: Mapping[str, Any], optimizer: str) -> list[Tensor]:
-    """Returns the parameters of a group that have a gradient.
-
-    Raises RuntimeError, which names the optimizer, if a gradient is sparse.
-    """
-    found = [param for param in group["params"] if param.grad is not None]
-    if any(param.grad.is_sparse for param in found):
-        raise RuntimeError(f"{optimizer} does not support sparse gradients: build the embedding with sparse=False.")
-    return found
+    @abstractmethod
+    def _update_group(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        """Updates these parameters of a group, which have gradients."""
 
 
 def _depths(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Returns each name with the depth of its layer: 0 for what precedes the first block, i + 1 for block i, and one
-    more than that of the last block for what follows."""
+    """Returns each name with the depth of its layer: 0 before the first block, i + 1 in block i, and the number of
+    blocks + 1 after the last block."""
     prefix = next((match[0] for match in map(_BLOCK.match, names) if match), None)
     if prefix is None:
         raise UsageError("optim.layer_decay needs a model with numbered blocks.")

@@ -10,16 +10,15 @@ per tensor, in L2 norms; the ratio is 1 where |w| or |u| is 0. The decay is insi
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lambert.core.errors import UsageError
-from lambert.core.optimizer import EagerOptimizer
 from lambert.optim.config import Adapt
-from lambert.optim.groups import check_options, evaluate_closure, is_adapted, with_gradients
+from lambert.optim.groups import GroupOptimizer, is_adapted
 
 FUSED_DEVICES = ("cpu", "cuda")
 """Types of devices on which torch's fused Adam kernel is used."""
@@ -29,7 +28,7 @@ _CHUNK = 1 << 20
 cache."""
 
 
-class Lamb(EagerOptimizer):
+class Lamb(GroupOptimizer):
     """LAMB, for any model and any training loop.
 
     `Lamb(model.parameters(), lr=lr)` is Algorithm 2 of the paper: every tensor has a trust ratio. The paper's users
@@ -95,7 +94,6 @@ class Lamb(EagerOptimizer):
         self._scratch = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        _check({**self.defaults, **param_group})
         super().add_param_group(param_group)
         for param in param_group["params"]:
             if param.dtype not in (torch.float32, torch.float64):
@@ -113,12 +111,13 @@ class Lamb(EagerOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Updates every parameter that has a gradient. Returns what `closure`, if given, returned."""
-        loss = evaluate_closure(closure)
         self._trust = {}
-        for group in self.param_groups:
-            for params in self._batches(group):
-                self._update(group, params)
+        loss: float | None = super().step(closure)
         return loss
+
+    def _update_group(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        for together in self._batches(params, group):
+            self._update(group, together)
 
     def trust_ratios(self, *, adapted: bool = False) -> dict[str, float]:
         """Returns the trust ratio of each parameter in the last step, by name, or by number where the parameters have
@@ -142,12 +141,12 @@ class Lamb(EagerOptimizer):
         values = iter(torch.stack([tensor.to(device) for tensor in tensors]).tolist() if tensors else ())
         return {name: next(values) if isinstance(ratio, Tensor) else ratio for name, ratio in ratios.items()}
 
-    def _batches(self, group: dict[str, Any]) -> Iterator[list[Tensor]]:
+    def _batches(self, params: list[Tensor], group: dict[str, Any]) -> Iterator[list[Tensor]]:
         """Yields lists of parameters that are updated together. On a CPU a tensor with a trust ratio is updated alone,
         so that its norms are computed while it is in the cache."""
         one_by_one = is_adapted(group) or not group["fused"]
         together: dict[Any, list[Tensor]] = {}
-        for number, param in enumerate(with_gradients(group, "Lamb")):
+        for number, param in enumerate(params):
             state = self.state[param]
             if not state:
                 state["step"] = torch.zeros((), device=param.device if group["fused"] else "cpu")
@@ -167,7 +166,6 @@ class Lamb(EagerOptimizer):
             [self.state[param]["exp_avg_sq"] for param in params],
             [self.state[param]["step"] for param in params],
         )
-        decay = group["weight_decay"]
         scaling = _Scaling()
         if group["fused"]:
             scaling = _Scaling(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
@@ -175,12 +173,12 @@ class Lamb(EagerOptimizer):
         # A list, because torch would fetch the value of a single tensor from the device.
         torch._foreach_add_(batch.steps, [taken] * len(params) if isinstance(taken, Tensor) else taken)
         if group["fused"] and not is_adapted(group):
-            _fused_adam(params, batch, group, group["lr"], decay, scaling)
+            _update_fused(params, batch, group, group["lr"], group["weight_decay"], scaling)
             self._trust.update(dict.fromkeys(params, taken))
         elif group["fused"] and params[0].device.type == "cpu" and len(params) == 1:
-            self._trust[params[0]] = _one(batch, self._buffers(params), group, decay, scaling)
+            self._trust[params[0]] = _update_one(batch, self._buffers(params), group, scaling)
         else:
-            ratios = _many(batch, self._buffers(params), group, decay, scaling)
+            ratios = _update_many(batch, self._buffers(params), group, scaling)
             self._trust.update(zip(params, ratios.unbind(), strict=True))
 
     def _buffers(self, params: list[Tensor]) -> list[Tensor]:
@@ -212,28 +210,14 @@ class _Scaling(NamedTuple):
     found_inf: Tensor | None = None
 
 
-def _check(group: dict[str, Any]) -> None:
-    """Raises ValueError for an option out of range, as torch's optimizers do."""
-    low, high = group["trust"]
-    ranges = {
-        "lr": 0 <= group["lr"] < math.inf,
-        "betas": len(group["betas"]) == 2 and all(0 <= beta < 1 for beta in group["betas"]),
-        "eps": 0 <= group["eps"] < math.inf,
-        "weight_decay": 0 <= group["weight_decay"] < math.inf,
-        "adapt": group["adapt"] in get_args(Adapt),
-        "trust": 0 <= low <= high,
-    }
-    check_options(ranges, group)
-
-
-def _many(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: float, scaling: _Scaling) -> Tensor:
+def _update_many(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], scaling: _Scaling) -> Tensor:
     """Updates all tensors by multi-tensor operations, without waiting for the device. Returns the ratios [P]."""
     if group["fused"]:
         torch._foreach_copy_(steps_u, batch.params)
-        _fused_adam(steps_u, batch, group, -1.0, decay - 1, scaling)
+        _update_fused(steps_u, batch, group, -1.0, group["weight_decay"] - 1, scaling)
     else:
-        _foreach_adam(steps_u, batch, group)
-        torch._foreach_add_(steps_u, batch.params, alpha=decay)
+        _update_foreach(steps_u, batch, group)
+        torch._foreach_add_(steps_u, batch.params, alpha=group["weight_decay"])
     ratios = torch.ones(len(steps_u), device=steps_u[0].device)
     if is_adapted(group):
         weight_norms = torch.stack(torch._foreach_norm(batch.params))
@@ -246,7 +230,7 @@ def _many(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: fl
     return ratios
 
 
-def _one(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: float, scaling: _Scaling) -> float:
+def _update_one(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], scaling: _Scaling) -> float:
     """Updates one tensor on a CPU, in chunks that stay in the cache between the kernels. Returns the ratio. The kernels
     evict the interpreter's code from the cache, so the number of calls matters."""
     out, param, grad, mean, square = (
@@ -259,7 +243,7 @@ def _one(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: flo
         norms.append(torch.linalg.vector_norm(param[i]))
         step_u.copy_(param[i])
         chunk = _Batch([param[i]], [grad[i]], [mean[i]], [square[i]], batch.steps)
-        _fused_adam([step_u], chunk, group, -1.0, decay - 1, scaling)
+        _update_fused([step_u], chunk, group, -1.0, group["weight_decay"] - 1, scaling)
         norms.append(torch.linalg.vector_norm(step_u))
     lengths = [float(norm) for norm in norms]
     weight_norm, step_norm = math.hypot(*lengths[::2]), math.hypot(*lengths[1::2])
@@ -272,7 +256,7 @@ def _one(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: flo
     return ratio
 
 
-def _fused_adam(
+def _update_fused(
     out: list[Tensor], batch: _Batch, group: dict[str, Any], lr: float, decay: float, scaling: _Scaling
 ) -> None:
     """Updates both running means and  out <- out * (1 - lr * decay) - lr * m / (sqrt(v) + eps),  in one pass over
@@ -301,7 +285,7 @@ def _fused_adam(
     )
 
 
-def _foreach_adam(out: list[Tensor], batch: _Batch, group: dict[str, Any]) -> None:
+def _update_foreach(out: list[Tensor], batch: _Batch, group: dict[str, Any]) -> None:
     """Updates both running means and  out <- m / (sqrt(v) + eps),  by multi-tensor operations, which every device has.
     All step counters must be equal."""
     beta1, beta2 = group["betas"]

@@ -11,20 +11,17 @@ in L2 norms; the ratio is 1 where |w| or |g| is 0, as in timm and optax. The lea
 that a change of it takes effect gradually. optax.lars has |g + decay * w| as the denominator.
 """
 
-import math
-from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lambert.core.optimizer import EagerOptimizer
 from lambert.optim.config import Adapt
-from lambert.optim.groups import check_options, evaluate_closure, is_adapted, with_gradients
+from lambert.optim.groups import GroupOptimizer, is_adapted
 
 
-class Lars(EagerOptimizer):
+class Lars(GroupOptimizer):
     """LARS, for any model and any training loop.
 
     Args:
@@ -61,28 +58,7 @@ class Lars(EagerOptimizer):
         }  # fmt: skip
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        group = {**self.defaults, **param_group}
-        ranges = {
-            "lr": 0 <= group["lr"] < math.inf,
-            "momentum": 0 <= group["momentum"] < 1,
-            "weight_decay": 0 <= group["weight_decay"] < math.inf,
-            "trust_coefficient": 0 < group["trust_coefficient"] < math.inf,
-            "adapt": group["adapt"] in get_args(Adapt),
-        }
-        check_options(ranges, group)
-        super().add_param_group(param_group)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates the parameters that have a gradient. Returns what `closure` returns."""
-        loss = evaluate_closure(closure)
-        for group in self.param_groups:
-            if params := with_gradients(group, "Lars"):
-                self._update(params, group)
-        return loss
-
-    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+    def _update_group(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Updates the parameters of a group by multi-tensor operations, without waiting for the device."""
         for param in params:
             if not self.state[param]:

@@ -21,9 +21,9 @@ from lambert.optim.stable_adamw import StableAdamW
 Groups = list[dict[str, Any]]
 
 
-def _without_compiler(kind: Any) -> Any:
-    """Returns the same optimizer with a `step` that does not import torch's compiler, which takes 2 to 4 seconds at the
-    first update of each training process. torch does that only to break a compiled graph, and here none is compiled."""
+def _without_compiler(kind: Any) -> Callable[..., torch.optim.Optimizer]:
+    """Returns the optimizer with a `step` that does not import torch's compiler. torch imports it to break compiled
+    graphs, of which there are none here; it takes 2 to 4 seconds at the first update of each process."""
     step = torch.no_grad()(inspect.unwrap(kind.step))
     return type(kind.__name__, (EagerOptimizer, kind), {"__doc__": kind.__doc__, "__module__": __name__, "step": step})
 
@@ -33,8 +33,7 @@ RAdam = _without_compiler(torch.optim.RAdam)
 
 
 def _with_adapt(groups: Groups, config: OptimConfig) -> Groups:
-    """Returns the groups with the setting `adapt`; "decayed" means matrices and not vectors, with weight_decay = 0
-    too."""
+    """Returns the groups with the setting `adapt`; "decayed" means the matrices, also if weight_decay is 0."""
     if config.adapt != "decayed":
         return [group | {"adapt": config.adapt} for group in groups]
     return [group | {"adapt": "all" if group["params"][0][1].ndim > 1 else "none"} for group in groups]
@@ -52,21 +51,14 @@ def _lamb(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
 
 
 def _adamw(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
-    on = {param.device.type for group in groups for _, param in group["params"]}
-    fused = on <= set(FUSED_DEVICES)
+    fused = all(param.device.type in FUSED_DEVICES for group in groups for _, param in group["params"])
     foreach = None if fused else True
-    made: torch.optim.Optimizer = AdamW(
-        groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused, foreach=foreach
-    )
-    return made
+    return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused, foreach=foreach)
 
 
 def _radam(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
     """RAdam (Liu et al., 2020) with decoupled decay. Its first five steps are plain momentum: clip the gradient."""
-    made: torch.optim.Optimizer = RAdam(
-        groups, lr=config.lr, betas=config.betas, eps=config.eps, decoupled_weight_decay=True, foreach=True
-    )
-    return made
+    return RAdam(groups, lr=config.lr, betas=config.betas, eps=config.eps, decoupled_weight_decay=True, foreach=True)
 
 
 def _lars(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the update number, without state that a checkpoint would have to contain."""
+"""The learning rate as a pure function of the number of the update, so a checkpoint needs no state of it."""
 
 import math
 from collections.abc import Callable

@@ -10,25 +10,23 @@ Adafactor's clipping of updates (Shazeer and Stern, 2018, section 6) in AdamW; i
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lambert.core.optimizer import EagerOptimizer
-from lambert.optim.groups import check_options, evaluate_closure, with_gradients
+from lambert.optim.groups import OPTIONS, GroupOptimizer
 
 
-class StableAdamW(EagerOptimizer):
+class StableAdamW(GroupOptimizer):
     """StableAdamW, for any model and any training loop.
 
     Args:
         params: Tensors, (name, tensor) pairs or groups, as torch's optimizers take them.
         lr: Learning rate of the next step.
         betas: Decay rates of the running means of the gradient and of its square, each in [0, 1).
-        eps: Added to the root of the mean square, and the least root under the gradient.
+        eps: Added to the root of the mean square, and the lower bound of the root by which the gradient is divided.
         weight_decay: Decoupled decay, times the learning rate as in AdamW. ModernBERT's "decoupled" decay of 1e-5 at a
             learning rate of 8e-4 is 0.0125 here.
 
@@ -38,6 +36,8 @@ class StableAdamW(EagerOptimizer):
         ValueError: An option is out of range.
         RuntimeError: At a step, a gradient is sparse.
     """
+
+    options: ClassVar = {**OPTIONS, "eps": lambda eps: 0 < eps < math.inf}
 
     def __init__(
         self,
@@ -49,34 +49,18 @@ class StableAdamW(EagerOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        group = {**self.defaults, **param_group}
-        ranges = {
-            "lr": 0 <= group["lr"] < math.inf,
-            "betas": len(group["betas"]) == 2 and all(0 <= beta < 1 for beta in group["betas"]),
-            "eps": 0 < group["eps"] < math.inf,
-            "weight_decay": 0 <= group["weight_decay"] < math.inf,
-        }
-        check_options(ranges, group)
-        super().add_param_group(param_group)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates the parameters that have a gradient. Returns what `closure` returns."""
-        loss = evaluate_closure(closure)
-        for group in self.param_groups:
-            by_step: dict[float, list[Tensor]] = {}
-            for parameter in with_gradients(group, "StableAdamW"):
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = torch.zeros((), dtype=torch.float32)
-                    state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                state["step"] += 1
-                by_step.setdefault(float(state["step"]), []).append(parameter)
-            for number, parameters in by_step.items():
-                self._update(parameters, group, number)
-        return loss
+    def _update_group(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        by_step: dict[float, list[Tensor]] = {}
+        for parameter in params:
+            state = self.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32)
+                state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["step"] += 1
+            by_step.setdefault(float(state["step"]), []).append(parameter)
+        for number, parameters in by_step.items():
+            self._update(parameters, group, number)
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any], number: float) -> None:
         """Updates parameters whose step is the `number`-th."""

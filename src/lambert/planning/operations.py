@@ -13,8 +13,8 @@ from torch import nn
 
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
-from lambert.model.heads import head_kind
-from lambert.model.objectives import MaskedLanguageModel
+from lambert.model.heads import make_head
+from lambert.model.objectives import Head, MaskedLanguageModel
 
 
 def encoder_forward(config: EncoderConfig, lengths: Iterable[int]) -> int:
@@ -33,24 +33,22 @@ def heads_forward(
         targets: Number of targets of each objective.
         labels: Number of classes of each label and tag head.
     """
-    products, kinds = 0, {name: head_kind(config, name) for name in targets}
-    for name, kind in kinds.items():
-        everywhere = sum(lengths) if kind.reads == "tokens" else len(lengths)
-        rows = everywhere if kind.everywhere else targets[name]
-        products += rows * _head_products(config, name, labels.get(name, 0))
-    if any(kind.reads == "pooled" for kind in kinds.values()):
+    products, heads = 0, {name: _meta_head(config, name, labels.get(name, 0)) for name in targets}
+    for name, head in heads.items():
+        everywhere = sum(lengths) if head.reads == "tokens" else len(lengths)
+        decoder = config.table_width * config.vocabulary if isinstance(head, MaskedLanguageModel) else 0
+        products += (everywhere if head.everywhere else targets[name]) * (_products(head) + decoder)
+    if any(head.reads == "pooled" for head in heads.values()):
         reads, own = _pooler_products(config)
         products += own * (sum(lengths) if reads == "tokens" else len(lengths))
     return 2 * products
 
 
 @cache
-def _head_products(config: EncoderConfig, name: str, labels: int) -> int:
-    """Returns the multiply-adds of a head for one row."""
+def _meta_head(config: EncoderConfig, name: str, labels: int) -> Head:
+    """Returns a head without memory."""
     with torch.device("meta"):
-        head = head_kind(config, name)(config, labels)
-    decoder = config.table_width * config.vocabulary if isinstance(head, MaskedLanguageModel) else 0
-    return _products(head) + decoder
+        return make_head(config, name, labels)
 
 
 @cache

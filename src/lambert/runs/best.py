@@ -124,7 +124,7 @@ class Best:
         )
 
     def take(self, scores: Mapping[str, float], model: nn.Module) -> tuple[dict[str, float], str]:
-        """Restores the best weights in `model`, whose own `scores` are those after the last update.
+        """Restores the best weights in `model`; `scores` are those after the last update.
 
         Returns the scores of the best weights with two more, `best_update` and `final_NAME`, and a line for the user.
         Returns `scores` and an empty line if nothing was kept.

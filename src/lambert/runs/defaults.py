@@ -28,7 +28,7 @@ Freeze = int | Literal["embeddings", "encoder"]
 
 @dataclass(frozen=True, slots=True)
 class FreshModernConfig(ModernConfig):
-    """What blocks with rotary positions have: ModernBERT all of these settings, NomicBERT and GTE `theta` alone, and
+    """Settings of blocks with rotary positions: ModernBERT has all of them, NomicBERT and GTE only `theta`, and
     EuroBERT `theta`, `kv_heads`, `attention_bias`, `mlp_bias` and `pooling`. Defaults: Warner et al., "Smarter,
     Better, Faster, Longer", 2024, table 3."""
 
@@ -89,7 +89,7 @@ class FreshEncoderConfig(EncoderConfig):
         family = family_of(usual)
         defaults: dict[str, Any] = {**family.defaults}
         given = self._fill(dataclasses.replace(usual, **defaults))
-        shape = family.completed(dataclasses.replace(given, vocabulary=vocabulary, pad=pad))
+        shape = family.complete(dataclasses.replace(given, vocabulary=vocabulary, pad=pad))
         for name in (one.name for one in dataclasses.fields(given)):
             value, found = getattr(given, name), getattr(shape, name)
             if value not in (found, getattr(usual, name)):
@@ -99,7 +99,7 @@ class FreshEncoderConfig(EncoderConfig):
         return shape
 
     def resolve(self, shape: EncoderConfig) -> Self:
-        """Returns these settings with those of `shape` where nothing was given."""
+        """Returns these settings with those of `shape` in place of unset ones and of defaults."""
         usual, found = EncoderConfig(), self._fill(shape)
         kept = {one.name: getattr(found, one.name) for one in dataclasses.fields(found)}
         kept |= {name: getattr(shape, name) for name in _OF_THE_FAMILY if kept[name] == getattr(usual, name)}
@@ -151,8 +151,8 @@ class FinetuneTrainConfig(TrainConfig):
     steps: int | None = None
     """Updates of the run; with epochs too, whichever ends first. Neither set: three epochs, at least 300 updates."""
     freeze: Freeze = 0
-    """What is not trained: "embeddings", a number n for the embeddings and the n lowest blocks, or "encoder", of which
-    the pooler is no part. 0: everything is trained."""
+    """Parts that are not trained: "embeddings"; a number n for the embeddings and the n lowest blocks; or "encoder",
+    without the pooler. 0: all parts are trained."""
 
     def resolve(self, sequences: int) -> Self:
         """Returns these settings with the length of a run on this many sequences."""

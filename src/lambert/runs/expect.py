@@ -14,10 +14,10 @@ Band = TypeVar("Band")
 
 @dataclass(frozen=True, slots=True)
 class LossBand:
-    """The training loss that a right run has at one place of its curve."""
+    """The range of the training loss in one part of its curve."""
 
     update: int
-    """The band holds for the mean of the losses logged after the update of the band before it, up to this update."""
+    """The range is that of the mean of the losses logged after the previous band's update, up to this update."""
     low: float
     """Lowest mean loss on the curve, in nats."""
     high: float
@@ -42,7 +42,7 @@ class ScoreBand:
     deviation: float
     """Standard deviation over the seeds, from the sum of squares divided by n - 1."""
     seeds: int
-    """Number of runs, each with its own seed and run to its end."""
+    """Number of complete runs, each with its own seed."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.mean) and 0 <= self.deviation < math.inf and self.seeds >= 1):
@@ -126,7 +126,7 @@ def expectation(table: object, where: str) -> ExpectConfig:
             environment={name: tuple(found) for name, found in _lists(table, "environment").items()},
         )
     except TypeError as error:
-        raise UsageError(f"{where}: [{TABLE}] is not as docs/verify.md describes it: {error}.") from error
+        raise UsageError(f"{where}: [{TABLE}] does not match docs/verify.md: {error}.") from error
 
 
 def _complete(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:

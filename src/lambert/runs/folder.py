@@ -13,7 +13,7 @@ from lambert.core.files import is_temporary, parse_json, read_file, write_atomic
 from lambert.core.lock import lock_folder
 from lambert.core.world import World
 from lambert.distributed import agreement
-from lambert.engine import checkpoint
+from lambert.engine import archive
 from lambert.engine.metrics_file import METRICS
 from lambert.model.heads import Model
 from lambert.runs.config import RunConfig
@@ -140,7 +140,7 @@ def lock_run(run: Path, world: World | None = None) -> Iterator[None]:
 
         def lock() -> None:
             held.enter_context(lock_folder(run))
-            checkpoint.clean(run)
+            archive.clean(run)
 
         (world or World()).run_on_first(lock)
         yield

@@ -15,7 +15,7 @@ from lambert.core.world import World
 from lambert.engine.device import free_memory
 from lambert.engine.loop import OutOfMemory
 from lambert.model.config import EncoderConfig
-from lambert.model.costs import compiled
+from lambert.model.costs import uses_kernels
 from lambert.model.heads import Model
 from lambert.optim.optimizers import OPTIMIZERS
 from lambert.planning.memory import bytes_per_token, room, training_state, weight_count
@@ -84,7 +84,7 @@ class MicrobatchSize:
         if self._setting or self._fixed:
             return ""
         sample = Sample.of(source)
-        native = compiled(dtype, world.device)
+        native = uses_kernels(dtype, world.device)
         each = bytes_per_token(
             model.config, dtype, world.device, longest=sample.longest, predicted=sample.predicted, native=native
         )

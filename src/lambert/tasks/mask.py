@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Never, Self
+from typing import Never
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.reading.segments import Cuts, Segments
+from lambert.tasks.reading.segments import Segments
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.metrics import softmax
 from lambert.tasks.sentences.sentences import tokenise
@@ -50,10 +50,6 @@ class Mask(Task[Masked, list[Candidates]]):
         self.piece = roles.piece(tokenizer, "mask")
         self.mask, self.pieces = roles.mask_id(tokenizer), roles.size(tokenizer)
 
-    @classmethod
-    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Masked]:
-        _refuse_labels()
-
     def read(self, path: Path, *, training: bool = False) -> Masked:
         _refuse_labels()
 
@@ -77,7 +73,9 @@ class Mask(Task[Masked, list[Candidates]]):
         plain = tokenise(self.tokenizer, self.config, texts)
         data = Masked(self.tokenizer, plain.first, None, plain.counts)
         data.unknown = plain.unknown
-        data.mask, data.masks = self.mask, [_places(plain.first, row, self.mask) for row in range(len(texts))]
+        bounds = zip(plain.first.starts_S.tolist(), plain.first.lengths_S.tolist(), strict=True)
+        ids = (plain.first.ids[start : start + length] for start, length in bounds)
+        data.mask, data.masks = self.mask, [(np.flatnonzero(ids_T == self.mask) + 1).tolist() for ids_T in ids]
         for places_found, place in zip(data.masks, places, strict=True):
             if not places_found:
                 raise DataError(
@@ -116,13 +114,6 @@ class Mask(Task[Masked, list[Candidates]]):
             return str(self.tokenizer.id_to_token(token))
         with library_errors("The tokenizer cannot decode a piece"):
             return str(self.tokenizer.decode([token], skip_special_tokens=False)).strip()
-
-
-def _places(cuts: Cuts, sequence: int, mask: int) -> list[int]:
-    start = int(cuts.starts_S[sequence])
-    ids = cuts.ids[start : start + int(cuts.lengths_S[sequence])]
-    places: list[int] = (np.flatnonzero(ids == mask) + 1).tolist()
-    return places
 
 
 def _refuse_labels() -> Never:

@@ -79,7 +79,7 @@ def read_extras(folder: Path, encoder: EncoderConfig) -> tuple[dict[str, Any], d
     extra = {name: found[name] for name in KEPT if found.get(name) is not None}
     _check_extras(extra, path)
     extra = {n: value for n, value in extra.items() if n not in _IDS or layout.names_pieces(value, encoder.vocabulary)}
-    if layout.answering_head(found, layout.check_family(found, folder)) in layout.LABELLED_HEADS:
+    if layout.find_task_head(found, layout.check_family(found, folder)) in layout.LABELLED_HEADS:
         extra |= label_keys(label_names(found, path))
     if activation := task_of(folder, found).activation:
         extra |= sentence_transformers.config_keys(activation)

@@ -42,7 +42,7 @@ class Task(ABC, Generic[D, P]):
     """
 
     head: str
-    """Name of the objective: a key of `model.heads.HEADS`, or "package.module:name"."""
+    """Name of the objective: a key of `model.objectives.HEADS`, or "package.module:name"."""
     labels: int
     """Number of outputs of the head."""
     ranks = False

@@ -136,15 +136,7 @@ VERBS = (
 )
 
 NAMES = {
-    "verbs.library": (
-        "pretrain",
-        "finetune",
-        "sweep",
-        "evaluate",
-        "compare",
-        "updates",
-        "verify",
-    ),
+    "verbs.library": ("pretrain", "finetune", "sweep", "evaluate", "compare", "updates", "verify"),
     "verbs.verify.comparison": ("Verified",),
     "verbs.settings.pretrain": ("PretrainConfig",),
     "verbs.settings.finetune": ("FinetuneConfig",),

@@ -28,7 +28,7 @@ from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of, predicts_next, takes_pairs
 from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
-from lambert.model.heads import Model, built
+from lambert.model.heads import Model, build_model
 from lambert.runs.config import TrainConfig
 from lambert.runs.defaults import FreshEncoderConfig
 from lambert.runs.distillation import keep_layers, relation_teacher
@@ -251,7 +251,7 @@ def _adjust(model: Model, given: FreshEncoderConfig, folder: Path, say: Say) -> 
         say(f"{name} is {value} from now on; {folder} has {stored}")
     if shape == own:
         return model
-    adjusted = built(shape, model.labels, model.pooler is not None)
+    adjusted = build_model(shape, model.labels, model.pooler is not None)
     weights.assign(adjusted, weights.state(model), share=True)
     return adjusted
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from lambert.core.errors import DataError, UsageError
 from lambert.model.config import EncoderConfig
-from lambert.model.labels import listed
+from lambert.model.labels import format_labels
 from lambert.tasks import TaskConfig
 from lambert.tasks.reading.segments import count_shared
 from lambert.tasks.sentences.sentences import Sentences
@@ -43,8 +43,8 @@ def check_label_order(config: FinetuneConfig, dev: Any, labels: tuple[str, ...])
     nobody has stated."""
     if dev is not None and dev.by_order:
         raise DataError(
-            f"{config.dev}: the labels are numbers, and those of {config.data} are names: {listed(labels)}. Set "
-            "task.labels to these names in the order of the numbers from 0."
+            f"{config.dev}: the labels are numbers, and those of {config.data} are names: {format_labels(labels)}. "
+            "Set task.labels to these names in the order of the numbers from 0."
         )
 
 

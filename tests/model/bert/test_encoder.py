@@ -80,7 +80,7 @@ def test_parity(layers: int, hidden: int, heads: int, dtype: torch.dtype, tolera
     wanted = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     largest = max(float(grad.abs().max()) for grad in wanted.values())
     for name, parameter in ours.named_parameters():
-        theirs_name = FAMILIES["bert"].names.stored(name)
+        theirs_name = FAMILIES["bert"].names.to_folder(name)
         if theirs_name.endswith("self.key.bias"):  # moves every score of a query alike: its gradient is exactly zero
             assert float(parameter.grad.abs().max()) < 1e-6 * largest
         else:

@@ -27,7 +27,7 @@ def test_initial_deviations(head: str, labels: int) -> None:
     given = EncoderConfig(
         block="modernbert", vocabulary=400, hidden=HIDDEN, layers=LAYERS, heads=2, intermediate=96, init_range=RANGE
     )
-    config = family_of(given).completed(given)
+    config = family_of(given).complete(given)
     model = weights.fresh(config, {head: labels}, seed=1)
     torch.manual_seed(1)
     settings = transformers.AutoConfig.for_model(**layout.config_of(model))
@@ -43,7 +43,7 @@ def test_initial_deviations(head: str, labels: int) -> None:
         assert float(parameter.detach().abs().max()) <= 2 * DEVIATIONS[kind]
         if kind == "encoder.words.weight" and head == "mlm":
             continue  # in transformers the decoder, which is tied to it, may be initialized last
-        assert float(peer[family_of(config).names.stored(name)].std()) == pytest.approx(
+        assert float(peer[family_of(config).names.to_folder(name)].std()) == pytest.approx(
             float(parameter.detach().std()), rel=0.07
         ), name
     expected = {*DEVIATIONS} - ({"classifier.weight"} if head == "mlm" else set())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError
-from lambert.data.pairs import truncated
+from lambert.data.pairs import truncate
 from lambert.tasks import TaskConfig, create
 from lambert.tasks.reading.segments import Cuts, Segments
 from lambert.tasks.reading.texts import encode
@@ -20,7 +20,7 @@ TEXTS = st.lists(st.text("ab ,é1", max_size=12), min_size=1, max_size=6)
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 40))
 def test_truncation_is_that_of_the_loop(first: int, second: int, room: int) -> None:
-    kept_A, kept_B = truncated(np.array([first]), np.array([second]), room)
+    kept_A, kept_B = truncate(np.array([first]), np.array([second]), room)
     while first + second > room:
         if first > second:
             first -= 1

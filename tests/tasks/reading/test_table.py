@@ -8,6 +8,7 @@ import pytest
 
 from lambert.core.errors import DataError
 from lambert.tasks import Columns
+from lambert.tasks.reading.mismatch import Mismatch, advise_model_user
 from lambert.tasks.reading.table import column, label_cell, read_rows, sort_labels, text_cell, value_cell
 
 NAMED = Columns()
@@ -211,3 +212,13 @@ def test_formats_that_are_not_read_are_named(name: str, message: str, tmp_path: 
 def test_labels_are_ordered() -> None:
     assert sort_labels(["10", "9", "-1", "9"]) == ("-1", "9", "10")
     assert sort_labels(["b", "10", "9"]) == ("10", "9", "b")
+
+
+def test_the_user_of_a_model_is_told_its_flags() -> None:
+    error = Mismatch("f:1: task.columns.label_names, set --task.name tag, or fine-tune with task.labels that list it.")
+    assert error.for_model() == (
+        "f:1: --columns.label-names, use a model that was fine-tuned for the task tag, or use a model that was "
+        "fine-tuned with it."
+    )
+    with pytest.raises(DataError, match="--columns"), advise_model_user():
+        raise error

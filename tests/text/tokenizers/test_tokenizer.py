@@ -39,7 +39,7 @@ def trained(lowercase: bool, pieces: int = 700, strip_accents: bool | None = Non
     characters = vocabulary.Characters()
     for text in corpus():
         characters.add(text)
-    return vocabulary.train(
+    return vocabulary.train_wordpiece(
         corpus(), characters, vocabulary=pieces, lowercase=lowercase, strip_accents=strip_accents, min_frequency=1
     )
 

@@ -85,7 +85,7 @@ def test_legacy_files_are_read(pretrained: Path, tmp_path: Path, lambert: Lamber
     (legacy / "SHA256SUMS").unlink()  # of files that are others now
     done = lambert("import", "--from", legacy, out=tmp_path / "model")
     assert done.code == 0, done.err
-    assert "left aside: unheard.of" in done.out
+    assert "ignored: unheard.of" in done.out
     found = load_file(tmp_path / "model" / "model.safetensors")
     assert set(found) == set(tensors)
     assert all(found[name].equal(tensors[name]) for name in tensors)
@@ -260,7 +260,7 @@ def test_an_encoder_keeps_its_pooler_until_a_task_is_learnt(
     first = load_file(saved_by_transformers(tmp_path / "theirs", pretrained / "model") / "model.safetensors")
     done = lambert("import", "--from", tmp_path / "theirs", out=tmp_path / "ours")
     assert done.code == 0, done.err
-    assert "left aside" not in done.out
+    assert "ignored" not in done.out
     assert "pooler" not in done.out
     assert lambert("export", model=tmp_path / "ours", out=tmp_path / "again").code == 0
     net = BertModel.from_pretrained(tmp_path / "again")

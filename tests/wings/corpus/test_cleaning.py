@@ -3,14 +3,9 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.wings.corpus.cleaning import cleaner, normalise, prose
-from lambert.wings.corpus.filtering import Ledger, by_document, filtered
+from lambert.wings.corpus.cleaning import find_cleaner, prose
+from lambert.wings.corpus.filtering import Ledger, apply_filters, wrap_cleaner
 from lambert.wings.corpus.reading.readers import Piece
-
-
-def test_normalise_composes_and_removes_what_cannot_be_seen() -> None:
-    assert normalise("Cafe\u0301 \u00ad\t so\u200bft\u00a0 end \n\n\n\n next") == "Café soft end\n\nnext"
-    assert normalise("क्\u200dष") == "क्\u200dष"  # a joiner that shapes a letter
 
 
 @pytest.mark.parametrize(
@@ -28,14 +23,14 @@ def test_prose_drops_a_document_without_one(text: str) -> None:
 
 
 def test_the_first_piece_decides_and_unreadable_documents_pass() -> None:
-    steps = [("short", by_document("short", lambda text: text.upper() if len(text) > 2 else None))]
+    steps = [("short", wrap_cleaner("short", lambda text: text.upper() if len(text) > 2 else None))]
     pieces = [
         Piece("abc", "1", last=False), Piece("d", "2"),  # the second piece is short: it is kept as it is
         Piece("e", "3", last=False), Piece("fghi", "4"),  # dropped with its long second piece
         Piece("", "5", error="is damaged"), Piece("klm", "6"),
     ]  # fmt: skip
     ledger = Ledger()
-    found = list(filtered(pieces, steps, ledger))
+    found = list(apply_filters(pieces, steps, ledger))
     assert [(piece.text, piece.place) for piece in found] == [("ABC", "1"), ("d", "2"), ("", "5"), ("KLM", "6")]
     assert found[2].error
     assert ledger.dropped == {"short": 1}
@@ -53,12 +48,12 @@ def test_the_first_piece_decides_and_unreadable_documents_pass() -> None:
 )
 def test_a_function_that_fails_is_named(function: Any, words: str) -> None:
     with pytest.raises(UsageError, match=f"clean = 'mine:tidy' {words}"):
-        list(filtered([Piece("abc", "line 7")], [("mine:tidy", by_document("mine:tidy", function))], Ledger()))
+        list(apply_filters([Piece("abc", "line 7")], [("mine:tidy", wrap_cleaner("mine:tidy", function))], Ledger()))
 
 
 def test_a_step_from_outside_must_be_a_function_of_a_text() -> None:
-    assert cleaner("prose") is prose
+    assert find_cleaner("prose") is prose
     with pytest.raises(UsageError, match="cannot be imported"):
-        cleaner("no_such_module:clean")
+        find_cleaner("no_such_module:clean")
     with pytest.raises(UsageError, match="standard library"):
-        cleaner("os:system")
+        find_cleaner("os:system")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lambert.core.errors import LambertError, MachineError, UsageError
-from lambert.wings.corpus.disk import disk_errors, size_text
+from lambert.wings.corpus.disk import disk_errors, format_size
 
 
 @pytest.mark.parametrize(
@@ -31,4 +31,5 @@ def test_other_errors_pass() -> None:
 
 
 def test_sizes_as_text() -> None:
-    assert [size_text(10.0**power) for power in (0, 3, 6, 9, 12)] == ["0.0 kB", "1.0 kB", "1.0 MB", "1.0 GB", "1.0 TB"]
+    sizes = [format_size(10.0**power) for power in (0, 3, 6, 9, 12)]
+    assert sizes == ["0.0 kB", "1.0 kB", "1.0 MB", "1.0 GB", "1.0 TB"]

@@ -11,7 +11,7 @@ from lambert.core.shards import Split
 from lambert.wings.corpus import documents
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.pipeline import prepare
-from lambert.wings.corpus.reading.files import text_bytes
+from lambert.wings.corpus.reading.files import estimate_text
 
 pytest.importorskip("pyarrow")
 
@@ -109,8 +109,8 @@ def test_a_corpus_of_other_weights_is_another_corpus(inputs: Path) -> None:
 def test_the_expected_size_of_the_text_follows_from_the_weights(inputs: Path) -> None:
     chosen = {inputs / f"{name}.jsonl": number for number, name in enumerate("abc")}
     (size,) = {path.stat().st_size for path in chosen}
-    assert text_bytes(chosen) == 3 * size
-    assert text_bytes(chosen, (1.0, 0.25, 2.5)) == int(3.75 * size)
+    assert estimate_text(chosen) == 3 * size
+    assert estimate_text(chosen, (1.0, 0.25, 2.5)) == int(3.75 * size)
 
 
 def test_wrong_weights_are_refused(inputs: Path) -> None:

@@ -55,13 +55,13 @@ class Sum:
         assert all(total < start + sum(items) + 1 for _, total in found)
         return {process for process, _ in found}
 
-    with workers.shared_processes():
+    with workers.share_processes():
         first = processes([1] * 20, 0)
         assert processes([1] * 20, 1000) == first
         with pytest.raises(DataError, match="negative"):
             list(workers.run([1, -1, 1], 2, target, (0,)))
         assert len(processes([1] * 20, 0) & first) < 2  # a failure may leave an answer in a pipe
     assert not processes([1] * 20, 0) & first
-    with workers.shared_processes():
+    with workers.share_processes():
         last = processes([1] * 20, 0)
     assert not any(psutil.pid_exists(process) for process in last)

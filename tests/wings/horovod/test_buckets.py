@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from lambert.wings.horovod.buckets import BUCKET_BYTES, Buckets
 from lambert.wings.horovod.fusion import lie_together
+from lambert.wings.horovod.gradients import BUCKET_BYTES, Buckets
 
 
 def gradients(*shapes: tuple[int, ...]) -> list[Tensor]:

@@ -12,13 +12,12 @@ from torch import nn
 
 import lambert.horovod as hvd
 from lambert.wings.horovod import elastic
-from lambert.wings.horovod.elastic import sampler as sampling
 from lambert.wings.horovod.run import main
 
 
 def in_world(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
-    monkeypatch.setattr(sampling, "rank", lambda: rank)
-    monkeypatch.setattr(sampling, "size", lambda: size)
+    monkeypatch.setattr(elastic, "rank", lambda: rank)
+    monkeypatch.setattr(elastic, "size", lambda: size)
 
 
 @pytest.mark.usefixtures("alone")
@@ -194,8 +193,8 @@ def test_a_rank_that_fails_is_replaced_by_one_that_takes_over_the_state(
     code, found = job(tmp_path, *options, fail_at=3, steps=8)
     told = capfd.readouterr().err
     assert code == 0, told
-    assert "rank 1 on localhost left with exit code 9" in told
-    assert "generation 1: 2 ranks, 1 of them new" in told
+    assert "rank 1 on localhost failed with exit code 9" in told
+    assert "generation 1: 2 ranks, 1 new" in told
     # The change of the step that failed is undone, and the new rank has the weight of the old ones.
     assert found == [{"sizes": [2] * 8, "weight": 8.0, "first": first} for first in (True, False)]
 
@@ -216,7 +215,7 @@ def test_a_job_grows_when_hosts_appear(tmp_path: Path, capfd: pytest.CaptureFixt
     [
         ("-np 2 --min-np 2", "exit 0", 0, "generation 0: 2 ranks"),
         ("-np 2 --min-np 1", "exit 3", 3, "exit code 3"),
-        ("-np 2 --min-np 2", "[ $RANK = 0 ] || exit 4; sleep 60", 4, "of the 2 ranks that are needed, 1 are possible"),
+        ("-np 2 --min-np 2", "[ $RANK = 0 ] || exit 4; sleep 60", 4, "2 ranks are needed, and only 1 are possible"),
         ("-np 2 --min-np 1 --elastic-timeout 1", "[ $RANK = 0 ] || exit 5; sleep 1; exit 6", 6, "exit code 6"),
     ],
 )

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lambert.wings.horovod.fusion import neutral, scale
-from lambert.wings.horovod.matching import Matching, bit_positions, decode, encode
-from lambert.wings.horovod.requests import ReduceOp, Request, TensorKind, disagreement
+from lambert.wings.horovod.matching import Match, Matching, find_set_bits
+from lambert.wings.horovod.requests import ReduceOp, Request, TensorKind, find_disagreement
 
 
 def request(name: str, shape: tuple[int, ...] = (2,), kind: str = "allreduce", **changes: Any) -> Request:
@@ -49,7 +49,7 @@ def test_every_request_runs_once_when_the_last_rank_has_made_it(seed: int) -> No
             for each in some:
                 asked[each] += 1
             ready, matches = matching.take_ready([])
-            ran += [by_number[number] for number in bit_positions(ready)]
+            ran += [by_number[number] for number in find_set_bits(ready)]
             for match in matches:
                 assert match.error is None
                 ran += match.requests
@@ -59,7 +59,7 @@ def test_every_request_runs_once_when_the_last_rank_has_made_it(seed: int) -> No
                     for each_rank in ranks:
                         each_rank.numbers[match.requests[0]] = match.number
             assert sorted(ran) == sorted(each for each, times in asked.items() if times == size)
-    assert matching.waiting_since(1.0, []) == {}
+    assert matching.find_stalled(1.0, []) == {}
     assert len(by_number) <= 3
 
 
@@ -98,9 +98,9 @@ def test_who_is_waited_for() -> None:
         matching.take_ready([])
     matching.add(0, 1, [], now=5.0)
     matching.add(1, 0, [request("b")], now=6.0)
-    assert matching.waiting_since(4.0, []) == {}
-    assert matching.waiting_since(5.0, []) == {"allreduce.a": [1, 2]}
-    assert matching.waiting_since(6.0, [2]) == {"allreduce.a": [1], "allreduce.b": [0]}
+    assert matching.find_stalled(4.0, []) == {}
+    assert matching.find_stalled(5.0, []) == {"allreduce.a": [1, 2]}
+    assert matching.find_stalled(6.0, [2]) == {"allreduce.a": [1], "allreduce.b": [0]}
 
 
 def test_a_match_survives_the_wire() -> None:
@@ -109,7 +109,7 @@ def test_a_match_survives_the_wire() -> None:
         matching.add(rank, 0, [request("x", (rows, 4), "allgather", prescale=0.1)], now=0.0)
     (match,) = matching.take_ready([])[1]
     assert [each.tensors[0].shape for each in match.requests] == [(2, 4), (3, 4)]
-    assert decode(json.loads(json.dumps(encode(match)))) == match
+    assert Match.parse(json.loads(json.dumps(match))) == match
     for nonsense in (["allreduce"], [1, 2, 3, [4], 5, 6, 7, 8, 9]):
         with pytest.raises(ValueError, match=r"not a request|unpack"):
             Request.parse(nonsense)
@@ -124,12 +124,12 @@ def test_a_match_survives_the_wire() -> None:
     ],
 )
 def test_what_ranks_do_not_agree_on(second: Request, message: str) -> None:
-    assert disagreement({0: request("x"), 1: request("x")}, []) is None
-    assert message in (disagreement({0: request("x"), 1: second}, []) or "")
+    assert find_disagreement({0: request("x"), 1: request("x")}, []) is None
+    assert message in (find_disagreement({0: request("x"), 1: second}, []) or "")
 
 
 def test_ranks_that_agree_are_named_together() -> None:
-    text = disagreement({0: request("x"), 1: request("x", (3,)), 2: request("x"), 3: request("x")}, [])
+    text = find_disagreement({0: request("x"), 1: request("x", (3,)), 2: request("x"), 3: request("x")}, [])
     assert text is not None
     assert text.endswith("ranks 0, 2, 3 sent [2]; rank 1 sent [3]")
 

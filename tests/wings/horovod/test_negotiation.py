@@ -6,8 +6,8 @@ from typing import Any
 
 from patience import HANGS
 
-from lambert.wings.horovod.negotiation import Entry, Negotiator
-from lambert.wings.horovod.requests import Request
+from lambert.wings.horovod.negotiation import Negotiator
+from lambert.wings.horovod.requests import Entry, Request
 
 
 class Slow:
@@ -34,7 +34,7 @@ class Slow:
 def test_a_join_comes_behind_what_another_thread_is_sending() -> None:
     channel: Any = Slow()
     runner: Any = SimpleNamespace(drain=lambda: None)
-    negotiator = Negotiator(channel, runner, 0.0, lambda request, number: number)
+    negotiator = Negotiator(channel, runner, 0.0)
     negotiator.submit(Entry(Request("allreduce", "allreduce.a", 0)))
     assert channel.hangs.wait(HANGS)  # in the thread that sends
     joining = threading.Thread(target=negotiator.join)

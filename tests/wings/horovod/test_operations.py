@@ -231,7 +231,7 @@ def disagreement_is_an_error_on_every_rank() -> None:
 def a_name_in_use_is_a_value_error() -> None:
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(torch.ones(1), name="twice")
-        with pytest.raises(ValueError, match=r"allreduce.twice was requested again"):
+        with pytest.raises(ValueError, match=r"allreduce.twice is already pending"):
             hvd.allreduce_async(torch.ones(1), name="twice")
         hvd.barrier()
     else:
@@ -289,7 +289,7 @@ def what_waits_for_a_rank_that_left_fails() -> None:
     if hvd.rank() == 0:
         with pytest.raises(hvd.HorovodInternalError, match=r"rank 1 has called shutdown\(\)"):
             hvd.allreduce(torch.ones(1), name="alone")
-        with pytest.raises(hvd.HorovodInternalError, match="cannot run any more"):
+        with pytest.raises(hvd.HorovodInternalError, match="cannot run"):
             hvd.allreduce(torch.ones(1), name="alone")
     hvd.shutdown()
     hvd.init()

@@ -72,7 +72,7 @@ def ranks_must_name_the_same_set() -> None:
     with pytest.raises(hvd.HorovodInternalError, match="do not agree on the process set"):
         hvd.add_process_set([[0, 1], [0, 1], [0, 2]][hvd.rank()])
     for wrong in ([], [0, 0], [3], [-1]):
-        with pytest.raises(ValueError, match="different ranks between 0 and 2"):
+        with pytest.raises(ValueError, match="distinct ranks between 0 and 2"):
             hvd.add_process_set(wrong)
 
 

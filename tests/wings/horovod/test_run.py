@@ -17,7 +17,7 @@ from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.wings.horovod import aliased
 from lambert.wings.horovod.run import main
 from lambert.wings.horovod.run.function import run as run_function
-from lambert.wings.horovod.run.hosts import Host, discover, fill, parse_hosts, read_hostfile, slots_of
+from lambert.wings.horovod.run.hosts import Host, assign_slots, discover, fill, parse_hosts, read_hostfile
 from lambert.wings.horovod.run.options import parse, variables
 
 FAR = "far-away.invalid"
@@ -36,7 +36,7 @@ def test_ranks_know_their_place(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_places_count_within_and_across_hosts() -> None:
     found = fill([Host("a", 2), Host("b", 1), Host("c", 4)], 5)
-    assert [(p.host, p.rank, p.local_rank, p.local_size, p.cross_rank, p.cross_size) for p in found] == [
+    assert [(p.hostname, p.rank, p.local_rank, p.local_size, p.cross_rank, p.cross_size) for p in found] == [
         ("a", 0, 0, 2, 0, 3),
         ("a", 1, 1, 2, 0, 2),
         ("b", 2, 0, 1, 1, 3),
@@ -44,7 +44,7 @@ def test_places_count_within_and_across_hosts() -> None:
         ("c", 4, 1, 2, 1, 2),
     ]
     # Ranks of an elastic job need not stand together.
-    assert [(p.local_rank, p.cross_rank) for p in slots_of(["a", "b", "a"])] == [(0, 0), (0, 1), (1, 0)]
+    assert [(p.local_rank, p.cross_rank) for p in assign_slots(["a", "b", "a"])] == [(0, 0), (0, 1), (1, 0)]
 
 
 def test_hosts_come_from_options_files_and_scripts(tmp_path: Path) -> None:
@@ -59,9 +59,9 @@ def test_hosts_come_from_options_files_and_scripts(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a slots=2\nb slots=many\n")
     with pytest.raises(DataError, match="hosts:2: 'b slots=many'"):
         read_hostfile(str(tmp_path / "hosts"))
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot read"):
         read_hostfile(str(tmp_path / "none"))
-    with pytest.raises(DataError, match="discovers hosts failed"):
+    with pytest.raises(DataError, match="discovery script failed"):
         discover("exit 3", None)
 
 
@@ -96,19 +96,19 @@ def test_options_become_variables() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("true", "how many ranks"),
-        ("-np 2", "what shall the ranks run"),
+        ("true", "-np N"),
+        ("-np 2", "the command is missing"),
         ("-np 0 true", "'0' is not a whole number of at least 1"),
         ("-np two true", "-np/--num-proc: 'two' is not a whole number of at least 1"),
         ("-np 2 --cycle-time-ms x true", "--cycle-time-ms: 'x' is not a number of at least 0"),
-        ("-np 3 -H localhost:2 true", "more than the 2 slots"),
-        ("-np 2 --mpi true", "no MPI"),
+        ("-np 3 -H localhost:2 true", "-np 3 exceeds the 2 slots"),
+        ("-np 2 --mpi true", "--mpi"),
         ("-np 2 --gloo --mpi true", "not allowed with"),
         ("-np 2 --nonsense true", "nonsense"),
         ("-np 2 --config-file c.yaml true", "--config-file"),
-        ("-np 2 --max-np 3 true", "belong to --min-np"),
-        ("-np 2 --min-np 3 true", "has to hold"),
-        ("-np 1 no-such-program", "cannot be started"),
+        ("-np 2 --max-np 3 true", "require --min-np"),
+        ("-np 2 --min-np 3 true", "--max-np 2 does not hold"),
+        ("-np 1 no-such-program", "no-such-program"),
     ],
 )
 def test_what_cannot_run_is_told(line: str, message: str) -> None:
@@ -122,7 +122,7 @@ def test_the_first_failure_ends_all_and_is_the_exit_code(tmp_path: Path, capfd: 
     assert run("-np", "3", "sh", "-c", script) == 7
     told = capfd.readouterr().err
     assert "[1]<stderr>:late" in told
-    assert "rank 1 on localhost left with exit code 7" in told
+    assert "rank 1 on localhost failed with exit code 7" in told
     assert all(gone(int((tmp_path / name).read_text())) for name in "012")
     assert run("-np", "1", "sh", "-c", "kill -KILL $$") == 137
 
@@ -231,9 +231,9 @@ def total(first: float, *, more: float) -> tuple[int, float]:
 
 def test_a_function_runs_on_every_rank(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_function(total, (3.0,), {"more": 0.5}, num_proc=2) == [(0, 7.5), (1, 7.5)]
-    with pytest.raises(UsageError, match="no MPI"):
+    with pytest.raises(UsageError, match="use_mpi"):
         run_function(total, use_mpi=True)
-    with pytest.raises(UsageError, match="this machine only"):
+    with pytest.raises(UsageError, match="this host only"):
         run_function(total, hosts=f"{FAR}:1")
 
 

@@ -10,7 +10,7 @@ import torch
 from lambert.core.world import World
 from lambert.model.config import EncoderConfig
 from lambert.wings.plan import calibration
-from lambert.wings.plan.calibration import this_device
+from lambert.wings.plan.calibration import measure_device
 from lambert.wings.plan.costs.devices import Device, cluster
 from lambert.wings.plan.costs.steps import predict
 from lambert.wings.plan.costs.work import Work
@@ -27,16 +27,16 @@ def updates(device: Device) -> float:
 @pytest.mark.slow
 def test_a_wrong_ceiling_is_corrected_by_the_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs disturb every measurement: by a factor of 3, not of 20."""
-    measured: Measure = calibration._measured
+    measured: Measure = calibration._measure
 
     def slow(world: World, work: Work, seconds: float) -> Device:
         found = measured(world, work, seconds)
         peak = {name: rate / 20 for name, rate in found.peak.items()}
         return replace(found, peak=MappingProxyType(peak), bandwidth=found.bandwidth / 20)
 
-    here = this_device(WORK, 20.0)
-    monkeypatch.setattr(calibration, "_measured", slow)
-    corrected = this_device(WORK, 120.0)  # for as long as the micro-batch seems to take
+    here = measure_device(WORK, 20.0)
+    monkeypatch.setattr(calibration, "_measure", slow)
+    corrected = measure_device(WORK, 120.0)  # for as long as the micro-batch seems to take
     assert corrected.fitted != 1.0
     assert 1 / 3 < updates(corrected) / updates(here) < 3
     assert updates(replace(corrected, fitted=1.0)) > 5 * updates(here)
@@ -55,11 +55,11 @@ def test_a_wrong_ceiling_is_corrected_by_the_micro_batch(monkeypatch: pytest.Mon
 def test_every_shape_is_fitted(shape: dict[str, int | str], head: str) -> None:
     state = torch.get_rng_state()
     work = replace(WORK, config=replace(SMALL, hidden=32, **shape), targets={head: 1.0}, labels={"vector": 0})
-    assert this_device(work, 100.0).fitted not in (0.0, 1.0)
+    assert measure_device(work, 100.0).fitted not in (0.0, 1.0)
     assert torch.equal(state, torch.get_rng_state())
 
 
 @pytest.mark.usefixtures("quick_ceilings")
 def test_what_takes_too_long_or_does_not_fit_is_not_computed() -> None:
-    assert this_device(replace(WORK, config=replace(SMALL, layers=200)), 0.01).fitted == 1.0
-    assert this_device(replace(WORK, config=replace(SMALL, vocabulary=2**31 - 1)), 1.0).fitted == 1.0
+    assert measure_device(replace(WORK, config=replace(SMALL, layers=200)), 0.01).fitted == 1.0
+    assert measure_device(replace(WORK, config=replace(SMALL, vocabulary=2**31 - 1)), 1.0).fitted == 1.0

@@ -7,7 +7,7 @@ import pytest
 import torch
 from plans import LAMB, ROOT, Lambert, found
 
-from lambert.wings.plan.scripts import _quoted
+from lambert.wings.plan.scripts import _quote
 
 
 def test_the_scripts_are_those_of_deploy(lambert: Lambert) -> None:
@@ -69,7 +69,7 @@ def test_the_manifest_for_kubernetes_has_the_recipe_the_image_and_the_claim(lamb
 )
 def test_words_of_the_manifest_are_text(word: str) -> None:
     yaml = pytest.importorskip("yaml")
-    assert yaml.safe_load(f"- {_quoted(word)}") == [word]
+    assert yaml.safe_load(f"- {_quote(word)}") == [word]
 
 
 def test_the_script_alone_is_on_standard_output(lambert: Lambert) -> None:

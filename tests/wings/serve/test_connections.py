@@ -8,20 +8,17 @@ from unittest.mock import MagicMock
 import uvicorn
 from uvicorn.server import ServerState
 
-from lambert.wings.serve.protocol import ConnectionLimits, protocol_class
+from lambert.wings.serve.config import ServeConfig
+from lambert.wings.serve.protocol import create_protocol_class
 
 
 def test_connections_beyond_the_limit_are_closed_with_one_warning() -> None:
-    limits = ConnectionLimits(
-        header_seconds=1, answer_seconds=1, stalled_seconds=1, unread_bytes=1, ending_seconds=1, connections=2,
-        body_bytes=1,
-    )  # fmt: skip
     refused, said = Counter[str](), list[str]()
     metrics: Any = MagicMock()
-    metrics.refused = lambda reason: refused.update([reason])
+    metrics.count_refusal = lambda reason: refused.update([reason])
 
     async def connect(count: int) -> list[bool]:
-        kind = protocol_class(limits, MagicMock(), metrics, said.append)
+        kind = create_protocol_class(ServeConfig(("model",)), 2, MagicMock(), metrics, said.append)
         config, state = uvicorn.Config(MagicMock(), http=kind), ServerState()
         transports = [MagicMock() for _ in range(count)]
         for transport in transports:

@@ -22,8 +22,7 @@ from tests.support.services import Service, changed, copied, post, received, ser
 
 pytest.importorskip("fastapi")
 from lambert.core.errors import UsageError
-from lambert.wings.serve.config import ServeConfig
-from lambert.wings.serve.server import api_key
+from lambert.wings.serve.config import ServeConfig, read_api_key
 
 pytestmark = pytest.mark.timeout(HANGS)
 Lambert = Callable[..., Any]
@@ -170,7 +169,7 @@ def test_a_port_in_use_is_one_line(folder: Path, lambert: Lambert) -> None:
 def test_a_key_is_not_read_from_a_pipe_or_a_device(make: Callable[[Path], Any], tmp_path: Path) -> None:
     make(tmp_path / "key")
     with pytest.raises(UsageError, match="key is not a file"):
-        api_key(ServeConfig(("model",), api_key_file=tmp_path / "key"))
+        read_api_key(ServeConfig(("model",), api_key_file=tmp_path / "key"))
 
 
 @pytest.mark.parametrize("key", [b"\xff\xfe", "schlüssel".encode(), b"two\nlines", b"k" * 5000])
@@ -179,9 +178,9 @@ def test_a_key_that_no_header_has_is_refused(key: bytes, tmp_path: Path, monkeyp
     monkeypatch.setenv("LAMBERT_API_KEY", os.fsdecode(key))
     for file in (tmp_path / "key", None):
         with pytest.raises(UsageError, match="has no API key"):
-            api_key(ServeConfig(("model",), api_key_file=file))
+            read_api_key(ServeConfig(("model",), api_key_file=file))
     monkeypatch.setenv("LAMBERT_API_KEY", " good \n")
-    assert api_key(ServeConfig(("model",))) == "good"
+    assert read_api_key(ServeConfig(("model",))) == "good"
 
 
 @pytest.mark.parametrize(("content", "gist"), [(None, "cannot be read: No such file"), ("", "has no API key")])

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from lambert.inference.scheduler import Scheduler
 from lambert.wings.serve.admission import _PLACES, Admission
 from lambert.wings.serve.answering import Answering
 from lambert.wings.serve.config import ServeConfig
-from lambert.wings.serve.gate import _DRAINS, Gate, Limits
+from lambert.wings.serve.gate import _DRAINS, Gate
 from lambert.wings.serve.metrics import Metrics
-from lambert.wings.serve.server import built
+from lambert.wings.serve.server import load
 
 LARGEST = 1000
-LIMITS = Limits(frozenset(["localhost"]), "", LARGEST, seconds=5.0)
+CONFIG = ServeConfig(("model",), seconds=5.0, max_body_megabytes=LARGEST / 1e6)
 Messages = list[dict[str, Any]]
 
 
@@ -31,9 +30,9 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"%d" % len(body)})
 
 
-def gate(app: Any = echo, limits: Limits = LIMITS, requests: int = 1024, turns: int = 2) -> Gate:
+def gate(app: Any = echo, key: str = "", requests: int = 1024, turns: int = 2) -> Gate:
     admission = Admission(Scheduler(World(), most_seconds=1.0), turns, requests, LARGEST)
-    return Gate(app, limits, admission, Metrics(), lambda error: None)
+    return Gate(app, CONFIG, key, admission, Metrics(), lambda error: None)
 
 
 class Client:
@@ -119,7 +118,7 @@ def test_bodies_of_open_paths_are_not_read(length: int | None) -> None:
 
 def test_slow_requests_without_a_key_take_no_place_of_those_with_one() -> None:
     async def run() -> None:
-        served = gate(limits=replace(LIMITS, key="secret"), requests=2)
+        served = gate(key="secret", requests=2)
         strangers = [Client(served) for _ in range(2 * _DRAINS)]
         for client in strangers:
             await client.send(b"x")
@@ -161,7 +160,7 @@ def test_a_bug_is_answered_counted_and_kept(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
-    service = built(ServeConfig((str(tuned("classify")),), precision="float32"), said.append)
+    service = load(ServeConfig((str(tuned("classify")),), precision="float32"), said.append)
 
     async def broken(*given: Any) -> None:
         raise ZeroDivisionError("what a client sent")

@@ -16,7 +16,7 @@ from lambert.inference.scheduler import Scheduler
 from lambert.wings.serve import building
 from lambert.wings.serve import models as module
 from lambert.wings.serve.config import ServeConfig
-from lambert.wings.serve.server import built
+from lambert.wings.serve.server import load
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_versions_are_not_mixed(model: Path, monkeypatch: pytest.MonkeyPatch) ->
     models = module.Models([("topics", model)], InferenceConfig(), (), World(), lambda model: None)
     assert len(loaded) == 2
     assert models.get(None).model is loaded[1]
-    assert models.get(None).version == module.version_of(model)
+    assert models.get(None).version == module.compute_version(model)
 
 
 @pytest.mark.parametrize("error", [ValueError("not a tensor"), OSError(5, "Input/output error"), KeyError("dtype")])
@@ -83,7 +83,7 @@ def test_a_request_may_wait_for_a_quarter_of_the_longest_time(model: Path, monke
             super().__init__(world, **settings)
 
     monkeypatch.setattr(building, "Scheduler", Seen)
-    built(ServeConfig((str(model),), precision="float32", seconds=8.0)).close(now=True)
+    load(ServeConfig((str(model),), precision="float32", seconds=8.0)).close(now=True)
     assert given["most_seconds"] == 2.0
 
 

@@ -88,9 +88,9 @@ def test_a_killed_replica_is_replaced_while_the_other_one_answers(folder: Path) 
 @pytest.mark.parametrize(
     ("given", "gist"),
     [
-        ({}, "requires a model"),
-        ({"model": "a", "seconds": "x"}, "seconds=x is not a number"),
-        ({"model": "a", "precison": "int8"}, "precision"),
+        ({}, "--model"),
+        ({"model": "a", "seconds": "x"}, "--seconds must be a number"),
+        ({"model": "a", "precison": "int8"}, "--precision"),
     ],
 )
 def test_wrong_arguments_are_refused(given: dict[str, str], gist: str) -> None:

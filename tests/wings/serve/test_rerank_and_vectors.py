@@ -13,7 +13,7 @@ from exported import saved
 from patience import HANGS
 
 import lambert as library
-from lambert.wings.serve.json_bodies import listed
+from lambert.wings.serve.json_bodies import encode_list
 from tests.support.services import Service, post, serving, texts
 
 pytest.importorskip("fastapi")
@@ -136,7 +136,9 @@ def test_cards(service: Service) -> None:
 
 
 def test_numbers_that_are_not_finite_are_null() -> None:
-    body = listed({"model": "a"}, "outputs", [{"value": float("nan")}, [float("inf"), 0.1], {"\u2028": "\x00"}]).body
+    body = encode_list(
+        {"model": "a"}, "outputs", [{"value": float("nan")}, [float("inf"), 0.1], {"\u2028": "\x00"}]
+    ).body
     assert json.loads(bytes(body)) == {"model": "a", "outputs": [{"value": None}, [None, 0.1], {"\u2028": "\x00"}]}
 
 

@@ -47,8 +47,8 @@ class PowerSGD(ErrorFeedback):
         if self._size == 1:
             return
         layout, flat, residual = self._layout(bucket), bucket.flat, self.residual(bucket)
-        left, right = self._left.floats(sum(layout.lefts), flat), self._right.floats(sum(layout.rights), flat)
-        share = self._share.floats(len(right), flat)
+        left = self._left.take(sum(layout.lefts), flat.device)
+        right, share = (buffer.take(sum(layout.rights), flat.device) for buffer in (self._right, self._share))
         lefts, _ = layout.split(left, layout.lefts)
         (rights, whole_sums), (shares, whole) = layout.split(right, layout.rights), layout.split(share, layout.rights)
         parts = list(zip(layout.matrices, lefts, rights, shares, strict=True))

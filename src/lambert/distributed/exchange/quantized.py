@@ -65,10 +65,10 @@ class Quantized(ErrorFeedback):
 
     def _swap(self, total_RB: Tensor, residual_RB: Tensor) -> bool:
         """Both ranks send their whole bucket quantized, and add both payloads. Returns whether both were finite."""
-        count, device = self._payload_bytes(len(total_RB)), total_RB.device
-        mine = self._sent.bytes(count, device)
+        count, device = payload_bytes(len(total_RB), self._width), total_RB.device
+        mine = self._sent.take(count, device, torch.uint8)
         self._run(_send, total_RB, residual_RB, *self._clear_parts(mine, len(total_RB)))
-        theirs = self._received.bytes(count, device)
+        theirs = self._received.take(count, device, torch.uint8)
         swap(self._group, 1 - self._rank, mine, theirs)
         both = (mine, theirs) if self._rank == 0 else (theirs, mine)
         mine_steps, their_steps = (self._steps(payload[None], len(total_RB)) for payload in both)
@@ -83,9 +83,9 @@ class Quantized(ErrorFeedback):
         """Every rank sums one chunk and sends the sum to all ranks. Returns whether all values were finite."""
         blocks = -(-len(total_RB) // self._size)
         totals, residuals = self._chunks(total_RB, blocks), self._chunks(residual_RB, blocks)
-        count = self._payload_bytes(blocks)
-        sent = self._sent.bytes(self._size * count, total_RB.device).view(self._size, count)
-        received = self._received.bytes(self._size * count, total_RB.device).view(self._size, count)
+        count, device = payload_bytes(blocks, self._width), total_RB.device
+        sent = self._sent.take(self._size * count, device, torch.uint8).view(self._size, count)
+        received = self._received.take(self._size * count, device, torch.uint8).view(self._size, count)
         others = [rank for rank in range(self._size) if rank != self._rank]
         for rank in others:
             self._run(_send, totals[rank], residuals[rank], *self._clear_parts(sent[rank], len(totals[rank])))
@@ -107,18 +107,15 @@ class Quantized(ErrorFeedback):
         held.sub_(own)
         return True
 
-    def _payload_bytes(self, blocks: int) -> int:
-        return payload_bytes(blocks, self._width)
-
     def _parts(self, payload: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Returns the steps [rows] and the codes [rows, bytes of a block] in a payload, which may have more blocks."""
-        blocks = len(payload) // self._payload_bytes(1)
+        blocks = len(payload) // payload_bytes(1, self._width)
         codes = payload[2 * blocks :].view(self._codes).view(blocks, self._width)
         return payload[: 2 * rows].view(torch.bfloat16), codes[:rows]
 
     def _clear_parts(self, payload: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Returns `_parts` of a payload that is to be written, and sets the steps of all further blocks to zero."""
-        blocks = len(payload) // self._payload_bytes(1)
+        blocks = len(payload) // payload_bytes(1, self._width)
         payload[2 * rows : 2 * blocks].zero_()
         return self._parts(payload, rows)
 
@@ -134,7 +131,7 @@ class Quantized(ErrorFeedback):
         return [rows_RB[rank * blocks : (rank + 1) * blocks] for rank in range(self._size)]
 
     def _pad(self, flat: Tensor, like_RB: Tensor) -> Tensor:
-        padded = self._padded.like(like_RB)
+        padded = self._padded.take(like_RB.numel(), like_RB.device)
         padded[: len(flat)].copy_(flat)
         padded[len(flat) :].zero_()
         return padded.view_as(like_RB)
@@ -153,7 +150,7 @@ class Quantized(ErrorFeedback):
     def _compile_kernels(self, device: torch.device) -> Compilation:
         rows = 8
         grads, held = torch.zeros(2, rows, self._block, device=device).unbind()
-        parts = self._parts(torch.zeros(self._payload_bytes(rows), dtype=torch.uint8, device=device), rows)
+        parts = self._parts(torch.zeros(payload_bytes(rows, self._width), dtype=torch.uint8, device=device), rows)
 
         def trial() -> None:
             _compile(_send)(grads, held, *parts)

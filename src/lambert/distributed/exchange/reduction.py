@@ -75,7 +75,7 @@ class AllReduce(Method):
         if self._dtype == torch.float16:
             self._reduce_scaled(bucket)
         elif self._dtype == torch.bfloat16:
-            narrow = self._scratch.like(bucket.flat, self._dtype)
+            narrow = self._scratch.take(len(bucket.flat), bucket.flat.device, self._dtype)
             narrow.copy_(bucket.flat)
             dist.all_reduce(narrow, group=self._group)
             bucket.flat.copy_(narrow)
@@ -94,7 +94,7 @@ class AllReduce(Method):
 
     def _reduce_scaled(self, bucket: Bucket) -> None:
         scale = self._scale(bucket)
-        narrow = self._scratch.like(bucket.flat, torch.float16)
+        narrow = self._scratch.take(len(bucket.flat), bucket.flat.device, torch.float16)
         limit, largest = self.LARGEST / self._size, []
         for wide, half in zip(pieces(bucket.flat), pieces(narrow), strict=True):
             largest.append(_largest(wide))
@@ -153,7 +153,7 @@ class Butterfly(Method):
         for distance in (1 << bit for bit in range(self._size.bit_length() - 1)):
             low, high = part[: len(part) // 2], part[len(part) // 2 :]
             mine, theirs = (high, low) if self._rank & distance else (low, high)
-            received = self._scratch.like(mine)
+            received = self._scratch.take(len(mine), mine.device)
             swap(self._group, self._rank ^ distance, theirs, received)
             part = mine.add_(received)
             swapped.append((distance, mine, theirs))
@@ -220,25 +220,17 @@ class ErrorFeedback(Method):
 
 
 class Scratch:
-    """A scratch buffer: returns uninitialised tensors, one at a time, in memory that is reused. Touching fresh pages
-    costs as much as a pass over them."""
+    """A scratch buffer, whose memory is reused, because touching fresh pages costs as much as a pass over them."""
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def like(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Returns a tensor [n] of `dtype`, as long as `tensor` and on its device. The next call reuses its memory."""
-        return self.bytes(tensor.numel() * dtype.itemsize, tensor.device).view(dtype)
-
-    def floats(self, count: int, like: Tensor) -> Tensor:
-        """Returns a tensor [count] in float32, on the device of `like`."""
-        return self.bytes(4 * count, like.device).view(torch.float32)
-
-    def bytes(self, count: int, device: torch.device) -> Tensor:
-        """Returns a tensor [count] in uint8."""
-        if len(self._bytes) < count or self._bytes.device != device:
-            self._bytes = torch.empty(count, dtype=torch.uint8, device=device)
-        return self._bytes[:count]
+    def take(self, count: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Returns an uninitialised tensor [count]. The next call reuses its memory."""
+        size = count * dtype.itemsize
+        if len(self._bytes) < size or self._bytes.device != device:
+            self._bytes = torch.empty(size, dtype=torch.uint8, device=device)
+        return self._bytes[:size].view(dtype)
 
 
 def swap(group: ProcessGroup | None, partner: int, sent: Tensor, received: Tensor) -> None:

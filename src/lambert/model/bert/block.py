@@ -17,7 +17,7 @@ class BertBlock(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         width = config.hidden
-        self.heads, self.fits = config.heads, not native.lacking(config)
+        self.heads, self.fits = config.heads, not native.find_unsupported(config)
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.attention_out = nn.Linear(width, width)

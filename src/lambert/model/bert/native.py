@@ -1,7 +1,7 @@
 """BERT's block by the compiled kernels of `lambert.native`: the function of `BertBlock`, with its own backward pass.
 
-One autograd function computes the whole block, so that a micro-batch takes a few calls a block, and so that what one
-product writes is read by the next while it is in the cache.
+One autograd function computes the whole block: a micro-batch takes a few calls per block, and each product reads the
+output of the previous one from the cache.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from lambert.core.batch import Batch
 from lambert.core.compute import Compute
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import fast
-from lambert.model.packed import Gradients, packed, uneven_size
+from lambert.model.packed import Gradients, pack, uneven_size
 from lambert.model.packed import usable as packed_usable
 from lambert.native import ops
 from lambert.native.ops import Drop
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from lambert.model.bert.encoder import BertEncoder
 
 
-def lacking(config: EncoderConfig) -> str:
-    """Returns the size of the blocks that the kernels do not have, in words; empty if they have all."""
+def find_unsupported(config: EncoderConfig) -> str:
+    """Returns a size of the blocks that the kernels do not support, in words; empty if they support all."""
     return uneven_size(config, head=16, inner=2)
 
 
@@ -90,7 +90,7 @@ class _Block(torch.autograd.Function):
     def forward(ctx: Any, x_TD: Tensor, block: "BertBlock", batch: Batch, *parameters: Tensor) -> Tensor:
         compute, training = batch.compute, block.training
         layers = [block.query, block.key, block.value], [block.attention_out], [block.up], [block.down]
-        qkv, out, up, down = (packed(*_parts(group), compute) for group in layers)
+        qkv, out, up, down = (pack(*_parts(group), compute) for group in layers)
         drops = [Drop.of(p, training) for p in (block.attention_dropout, block.dropout, block.dropout)]
 
         qkv_T3HE = ops.linear(x_TD, qkv).view(len(x_TD), 3, block.heads, -1)

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from lambert.model.bert.block import BertBlock
 from lambert.model.bert.encoder import BertEncoder
-from lambert.model.padded import divided, joined, mask_scores, mixed
+from lambert.model.padded import attend, join_layers, mask_scores, split_heads
 
 
 class PaddedBertBlock(nn.Module):
@@ -15,12 +15,12 @@ class PaddedBertBlock(nn.Module):
         super().__init__()
         self.heads, self.approximate = block.heads, block.approximate
         scale = (block.query.out_features // block.heads) ** -0.5
-        self.qkv = joined(block.query, block.key, block.value, scale=[scale])
+        self.qkv = join_layers(block.query, block.key, block.value, scale=[scale])
         self.attention_out, self.attention_norm = block.attention_out, block.attention_norm
         self.up, self.down, self.norm = block.up, block.down, block.norm
 
     def forward(self, states_BMD: Tensor, scores: Tensor) -> Tensor:
-        mixed_BMD = mixed(*divided(self.qkv(states_BMD), self.heads), scores)
+        mixed_BMD = attend(*split_heads(self.qkv(states_BMD), self.heads), scores)
         states_BMD = self.attention_norm(states_BMD + self.attention_out(mixed_BMD))
         inner_BMF = nn.functional.gelu(self.up(states_BMD), approximate=self.approximate)
         out_BMD: Tensor = self.norm(states_BMD + self.down(inner_BMF))

@@ -1,32 +1,255 @@
 """The ModernBERT family (Warner et al., "Smarter, Better, Faster, Longer", 2024), with Ettin and mmBERT.
 
 Rotary positions instead of a table, norms before attention and the feed-forward layer, which is gated, alternating
-local and global attention, and no biases. Read in this order: rotary, block, encoder, heads, folder.
+local and global attention, and no biases. Read in this order: rotary, block, encoder.
+
+transformers 4 and 5 name the rotary bases and the kinds of layers differently in config.json. Both are read, the newer
+ones first, and both are written, because a reader that does not find its own keys takes defaults without a warning.
 """
 
-from lambert.model.config_keys import architectures
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from lambert.core.batch import Batch
+from lambert.core.compute import PLAIN, Compute
+from lambert.core.errors import DataError, quote
+from lambert.model.config import EncoderConfig
+from lambert.model.config_keys import COMMON, ConfigKeys, architectures, rotary_base
+from lambert.model.costs import Costs
 from lambert.model.family import ADJUSTABLE, Family
-from lambert.model.modernbert import folder, heads, native
-from lambert.model.modernbert.costs import ModernBertCosts
+from lambert.model.linear import project
+from lambert.model.modernbert import native
 from lambert.model.modernbert.cpu import for_cpu
 from lambert.model.modernbert.encoder import ModernBertEncoder, initial_deviation
 from lambert.model.modernbert.padded import PaddedModernBertEncoder
+from lambert.model.objectives import Head, MaskedLanguageModel, Span, Tag
+from lambert.model.pooling import first_vectors, mean_vectors
+from lambert.model.tensor_names import TensorNames
+
+
+class _Transform(nn.Module):
+    """norm(gelu(dense(x))), before the logits of all heads. The heads of sentences apply it to the pooled state.
+
+    Source: transformers, ModernBertPredictionHead.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden, config.hidden, bias=config.modern.head_bias)
+        self.norm = nn.LayerNorm(config.hidden, config.norm_eps, bias=config.modern.norm_bias)
+
+    def forward(self, rows_ND: Tensor, compute: Compute = PLAIN) -> Tensor:
+        out_ND: Tensor = self.norm(nn.functional.gelu(project(rows_ND, self.dense, compute=compute)))
+        return out_ND
+
+
+class ModernPooler(_Transform):
+    """Maps states [T, D] to one row per sequence [S, D]: the mean state or that of the first token, transformed."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.pooling = config.modern.pooling
+
+    def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
+        pool = mean_vectors if self.pooling == "mean" else first_vectors
+        return self.transform(pool(states_TD, batch).to(states_TD.dtype), batch.compute)
+
+    def transform(self, rows_SD: Tensor, compute: Compute = PLAIN) -> Tensor:
+        """Returns the pooled rows [S, D] from the means of states or the states of the first tokens."""
+        return super().forward(rows_SD, compute)
+
+
+class ModernPrediction(MaskedLanguageModel):
+    """Predicts the original ids of the masked tokens."""
+
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        super().__init__(config, labels)
+        self.transform = _Transform(config)
+        del self.dense, self.norm
+        if not config.modern.decoder_bias:
+            del self.bias
+            self.bias = None  # type: ignore[assignment]
+
+    def prepare_rows(self, rows_ND: Tensor, compute: Compute) -> Tensor:
+        out_ND: Tensor = self.transform(rows_ND, compute)
+        return out_ND
+
+
+class _OfTokens(Head):
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        super().__init__(config, labels)
+        self.transform = _Transform(config)
+
+    def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
+        return super().forward(self.transform(self.rows(states_TD, at_N)))
+
+
+class ModernTag(_OfTokens, Tag):
+    """Predicts the class of each token."""
+
+
+class ModernSpan(_OfTokens, Span):
+    """Predicts where the answer starts and ends."""
+
+
+NAMES = TensorNames(
+    prefix="model.",
+    encoder={"words": "embeddings.tok_embeddings", "norm": "embeddings.norm", "final_norm": "final_norm"},
+    layers="layers.",
+    block={
+        "attention_norm": "attn_norm",
+        "attention_in": "attn.Wqkv",
+        "attention_out": "attn.Wo",
+        "norm": "mlp_norm",
+        "up": "mlp.Wi",
+        "down": "mlp.Wo",
+    },
+    pooler="head",
+    heads={
+        "mlm.transform": "head",
+        "tag.transform": "head",
+        "span.transform": "head",
+        "span.classifier": "classifier",
+        "mlm.bias": "decoder.bias",
+    },
+    decoder="decoder",
+)
+_FULL, _LOCAL = "full_attention", "sliding_attention"
+
+
+def _read(found: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Returns the rotary bases of both kinds of layers, the window, and which layers are global."""
+    newer = settings.get("rope_parameters") or {}
+    if newer and not (isinstance(newer, dict) and (_FULL in newer or _LOCAL in newer)):
+        raise DataError(f"{path} has rope_parameters = {quote(newer)}; they must be those of {_FULL} and {_LOCAL}.")
+    full, local = (table if isinstance(table := newer.get(kind), dict) else {} for kind in (_FULL, _LOCAL))
+    default = 10_000.0
+    if "local_rope_theta" in settings:  # null: that of global layers
+        default = settings.get("global_rope_theta", default)
+    return {
+        "modern.theta": rotary_base(settings, "global_rope_theta", full, 160_000.0, path),
+        "modern.local_theta": rotary_base(settings, "local_rope_theta", local, default, path),
+        "modern.window": found["modern.window"] // 2,
+        "modern.global_every": _global_every(found, settings.get("layer_types"), path),
+    }
+
+
+def _global_every(found: Mapping[str, Any], kinds: object, path: Path) -> int:
+    """Returns every how many layers one is global, from the first one. Raises DataError for another order."""
+    layers, declared = int(found["layers"]), int(found["modern.global_every"])
+    if kinds is None:
+        return declared
+    if isinstance(kinds, list) and len(kinds) == layers:
+        second = next((number for number, kind in enumerate(kinds) if number and kind == _FULL), layers)
+        for every in (declared, second):
+            if kinds == _kinds(layers, every):
+                return every
+    raise DataError(
+        f"{path} has layer_types = {quote(kinds)}; supported: {layers} times {_FULL} or {_LOCAL}, where every so many "
+        "layers, from the first one, are global."
+    )
+
+
+def _kinds(layers: int, every: int) -> list[str]:
+    return [_LOCAL if number % every else _FULL for number in range(layers)]
+
+
+def _to_json(config: EncoderConfig) -> dict[str, Any]:
+    modern = config.modern
+    return {
+        "embedding_dropout": config.dropout,
+        "classifier_dropout": config.dropout,
+        "local_attention": 2 * modern.window,
+        "global_rope_theta": modern.theta,
+        "local_rope_theta": modern.local_theta,
+        "layer_types": _kinds(config.layers, modern.global_every),
+        "rope_parameters": {
+            _FULL: {"rope_type": "default", "rope_theta": modern.theta},
+            _LOCAL: {"rope_type": "default", "rope_theta": modern.local_theta},
+        },
+    }
+
+
+KEYS = ConfigKeys(
+    fields=COMMON
+    | {
+        "dropout": "mlp_dropout",
+        "attention_dropout": "attention_dropout",
+        "norm_eps": "norm_eps",
+        "activation": "hidden_activation",
+        "modern.attention_bias": "attention_bias",
+        "modern.mlp_bias": "mlp_bias",
+        "modern.norm_bias": "norm_bias",
+        "modern.head_bias": "classifier_bias",
+        "modern.decoder_bias": "decoder_bias",
+        "modern.pooling": "classifier_pooling",
+        "modern.window": "local_attention",
+        "modern.global_every": "global_attn_every_n_layers",
+    },
+    defaults={  # as in transformers.ModernBertConfig
+        "layers": 22, "hidden": 768, "heads": 12, "intermediate": 1152, "vocabulary": 50368, "positions": 8192,
+        "dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5, "init_range": 0.02, "activation": "gelu",
+        "pad": 50283, "modern.attention_bias": False, "modern.mlp_bias": False, "modern.norm_bias": False,
+        "modern.head_bias": False, "modern.decoder_bias": True, "modern.pooling": "cls", "modern.window": 128,
+        "modern.global_every": 3,
+    },
+    values={"modern.pooling": {"mean": "mean", "cls": "cls"}},
+    constants={"segment_types": 0},
+    fixed={"tie_word_embeddings": True, "classifier_activation": "gelu"},
+    written={
+        "classifier_activation": "gelu", "initializer_cutoff_factor": 2.0, "tie_word_embeddings": True,
+        # transformers would take those of ModernBERT's own vocabulary.
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
+    },
+    read=_read,
+    write=_to_json,
+)  # fmt: skip
+
+
+class ModernBertCosts(Costs):
+    """The costs of ModernBERT's encoder."""
+
+    def weight_count(self, config: EncoderConfig) -> int:
+        modern, width = config.modern, config.hidden
+        biased = (modern.attention_bias, modern.attention_bias, modern.mlp_bias, modern.mlp_bias)
+        block = self.linear_weights(config, biased)
+        norms = 2 * config.layers + 1  # one in the first block, two in the others, and those around them
+        return config.vocabulary * width + config.layers * block + norms * width * (1 + modern.norm_bias)
+
+    def pairs(self, config: EncoderConfig, lengths: Collection[int]) -> int:
+        everywhere = -(-config.layers // config.modern.global_every)
+        wide = 2 * config.modern.window + 1
+        near = (config.layers - everywhere) * sum(length * min(length, wide) for length in lengths)
+        return everywhere * sum(length**2 for length in lengths) + near
+
+    def saved_values(self, config: EncoderConfig) -> int:
+        # Queries, keys and values before and after the rotation, the output of attention; both halves of the
+        # feed-forward layer, the activated one and the product.
+        return 7 * config.hidden + 4 * config.intermediate
+
+    def probabilities(self, config: EncoderConfig, longest: int) -> int:
+        everywhere, near = 1 / config.modern.global_every, min(longest, 3 * config.modern.window)
+        return round(config.heads * (everywhere * longest + (1 - everywhere) * near))
+
 
 MODERNBERT = Family(
     title="ModernBERT",
     encoder=ModernBertEncoder,
-    heads=heads.HEADS,
-    pooler=heads.ModernPooler,
+    heads={"mlm": ModernPrediction, "tag": ModernTag, "span": ModernSpan},
+    pooler=ModernPooler,
     segments=False,
     defaults={"dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5},
     adjustable=ADJUSTABLE | {"positions", "modern.theta", "modern.local_theta"},
     initial_deviation=initial_deviation,
     truncated=True,
-    names=folder.NAMES,
-    keys=folder.KEYS,
+    names=NAMES,
+    keys=KEYS,
     architectures=architectures("ModernBert"),
     costs=ModernBertCosts(),
-    kernels_lack=native.lacking,
+    kernels_lack=native.find_unsupported,
     for_cpu=for_cpu,
     padded=PaddedModernBertEncoder,
 )

@@ -11,7 +11,7 @@ from lambert.model.attention import attention
 from lambert.model.config import EncoderConfig
 from lambert.model.dropout import dropout
 from lambert.model.linear import project
-from lambert.model.modernbert.rotary import rotated
+from lambert.model.modernbert.rotary import rotate
 
 
 class ModernBertBlock(nn.Module):
@@ -44,7 +44,7 @@ class ModernBertBlock(nn.Module):
         qkv_T3HE = self.qkv(states_TD, batch).view(len(states_TD), 3, self.heads, -1)
         drop = self.attention_dropout if self.training else 0.0
         mixed_THE = attention(
-            rotated(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=drop, window=self.window
+            rotate(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=drop, window=self.window
         )
         out_TD = project(mixed_THE.flatten(1), self.attention_out, compute=compute)
         states_TD = states_TD + dropout(out_TD, self.dropout, self.training)

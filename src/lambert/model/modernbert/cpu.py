@@ -10,7 +10,7 @@ from lambert.model.family import Product
 from lambert.model.modernbert.block import ModernBertBlock
 from lambert.model.modernbert.encoder import ModernBertEncoder
 from lambert.model.modernbert.native import Turns, block_forward, fits, layers, turns_of
-from lambert.model.modernbert.rotary import rotated
+from lambert.model.modernbert.rotary import rotate
 from lambert.model.packed import InferenceLinear, has_products
 from lambert.native.ops import NOTHING, add_norm
 
@@ -30,7 +30,7 @@ class CpuBlock(nn.Module):
         normed_TD = states_TD if self.attention_norm is None else self.attention_norm(states_TD)
         qkv_T3HE = self.attention_in(normed_TD).view(len(states_TD), 3, self.heads, -1)
         mixed_THE = attention(
-            rotated(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=0.0, window=self.window
+            rotate(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=0.0, window=self.window
         )
         states_TD = self.attention_out(mixed_THE.flatten(1)).add_(states_TD)
         active_TF, gate_TF = self.up(self.norm(states_TD)).chunk(2, dim=-1)

@@ -18,7 +18,7 @@ from lambert.core.batch import Batch
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import fast
 from lambert.model.modernbert.rotary import angles
-from lambert.model.packed import Gradients, packed, uneven_size
+from lambert.model.packed import Gradients, pack, uneven_size
 from lambert.model.packed import usable as packed_usable
 from lambert.native import ops
 from lambert.native.ops import NOTHING, Drop
@@ -37,8 +37,8 @@ def fits(config: EncoderConfig) -> bool:
     return not uneven_size(config, head=32, inner=32)
 
 
-def lacking(config: EncoderConfig) -> str:
-    """Returns the setting for which the kernels cannot train the blocks, in words; empty if they can."""
+def find_unsupported(config: EncoderConfig) -> str:
+    """Returns the setting that prevents the kernels from training the blocks, in words; empty if there is none."""
     if found := uneven_size(config, head=32, inner=32):
         return found
     biases = [name for name in ("attention_bias", "mlp_bias") if getattr(config.modern, name)]
@@ -46,11 +46,11 @@ def lacking(config: EncoderConfig) -> str:
 
 
 def usable(encoder: "ModernBertEncoder", batch: Batch) -> bool:
-    """Returns whether the kernels can compute `encoder`: they lack nothing, but in evaluation dropout, and products are
-    in bfloat16."""
+    """Returns whether the kernels can compute `encoder`: they support its settings, in evaluation with any dropout, and
+    products are in bfloat16."""
     config = encoder.config if encoder.training else replace(encoder.config, dropout=0.0)
     return (
-        not lacking(config)
+        not find_unsupported(config)
         and not batch.compute.float8
         and fast(encoder.words.weight)
         and packed_usable(encoder.words.weight, [layer.weight for layer in layers(cast(Any, encoder.blocks[0]))])
@@ -118,7 +118,7 @@ def block_forward(
     mixed_THE, sums_TH = ops.attention(qkv_T3HE, batch.bounds_S1, drop, _window(block, batch))
     middle_TD, second = ops.add_norm(out(mixed_THE.flatten(1)), x_TD, block.norm, NOTHING)
     both_TF = up(middle_TD)
-    inner_TF = ops.gated(both_TF, block.approximate)
+    inner_TF = ops.gate(both_TF, block.approximate)
     saved = [normed_TD, qkv_T3HE, mixed_THE, sums_TH, middle_TD, both_TF, inner_TF, *second, *first]
     return second[0], down(inner_TF), saved
 
@@ -128,14 +128,14 @@ def _window(block: "ModernBertBlock | NativeBlock", batch: Batch) -> int:
 
 
 class _Block(torch.autograd.Function):
-    """From the residual states and what is to be added to them, of the layer before, to both of this layer."""
+    """Maps the residual states, and the states to be added to them, of the previous layer to those of this layer."""
 
     @staticmethod
     def forward(
         ctx: Any, x_TD: Tensor, y_TD: Tensor | None, block: "ModernBertBlock", batch: Batch, turns: Turns,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        weights = [packed([layer.weight], [], batch.compute) for layer in layers(block)]
+        weights = [pack([layer.weight], [], batch.compute) for layer in layers(block)]
         drop = Drop.of(block.attention_dropout, block.training)
         products = [partial(ops.linear, weight=weight) for weight in weights]
         x_TD, added_TD, saved = block_forward(block, products, x_TD, y_TD, batch, turns, drop)
@@ -152,7 +152,7 @@ class _Block(torch.autograd.Function):
         grad_y_TD = grad_y_TD.contiguous()
 
         grads.linear(grad_y_TD, inner_TF, [block.down.weight], [])
-        both_grad_TF = ops.gated_backward(both_TF, ops.linear_input(grad_y_TD, down), block.approximate)
+        both_grad_TF = ops.gate_backward(both_TF, ops.linear_input(grad_y_TD, down), block.approximate)
         grads.linear(both_grad_TF, middle_TD, [block.up.weight], [])
         grad_TD = _norm_backward(
             ops.linear_input(both_grad_TF, up), saved[:3], block.norm, grad_x_TD.contiguous(), grads

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from lambert.model.modernbert.block import ModernBertBlock
 from lambert.model.modernbert.encoder import ModernBertEncoder
 from lambert.model.modernbert.rotary import angles
-from lambert.model.padded import divided, mask_scores, mixed
+from lambert.model.padded import attend, mask_scores, split_heads
 
 
 class PaddedModernBertBlock(nn.Module):
@@ -22,9 +22,9 @@ class PaddedModernBertBlock(nn.Module):
 
     def forward(self, states_BMD: Tensor, scores: Tensor, cos_ME: Tensor, sin_ME: Tensor) -> Tensor:
         normed_BMD = states_BMD if self.attention_norm is None else self.attention_norm(states_BMD)
-        q_BHME, k_BHME, v_BHME = divided(self.attention_in(normed_BMD), self.heads)
-        q_BHME = _rotated(q_BHME, cos_ME * self.scale, sin_ME * self.scale)
-        mixed_BMD = mixed(q_BHME, _rotated(k_BHME, cos_ME, sin_ME), v_BHME, scores)
+        q_BHME, k_BHME, v_BHME = split_heads(self.attention_in(normed_BMD), self.heads)
+        q_BHME = _rotate(q_BHME, cos_ME * self.scale, sin_ME * self.scale)
+        mixed_BMD = attend(q_BHME, _rotate(k_BHME, cos_ME, sin_ME), v_BHME, scores)
         states_BMD = states_BMD + self.attention_out(mixed_BMD)
         active_BMF, gate_BMF = self.up(self.norm(states_BMD)).chunk(2, -1)
         out_BMD: Tensor = self.down(nn.functional.gelu(active_BMF, approximate=self.approximate) * gate_BMF)
@@ -53,6 +53,6 @@ class PaddedModernBertEncoder(nn.Module):
         return out_BMD
 
 
-def _rotated(x_BHME: Tensor, cos_ME: Tensor, sin_ME: Tensor) -> Tensor:
+def _rotate(x_BHME: Tensor, cos_ME: Tensor, sin_ME: Tensor) -> Tensor:
     first, second = x_BHME.chunk(2, -1)
     return torch.cat([first * cos_ME - second * sin_ME, second * cos_ME + first * sin_ME], -1)

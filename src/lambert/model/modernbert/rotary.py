@@ -17,7 +17,7 @@ def angles(positions_T: Tensor, width: int, theta: float) -> Tensor:
     return positions_T.float()[:, None] * (1.0 / theta**powers)
 
 
-def rotated(qkv_T3HE: Tensor, angles_TE: Tensor) -> Tensor:
+def rotate(qkv_T3HE: Tensor, angles_TE: Tensor) -> Tensor:
     """Returns queries, keys and values [T, 3, H, E] with rotated queries and keys, computed in float32 and rounded
     once."""
     out_T3HE: Tensor = _Rotate.apply(qkv_T3HE, angles_TE.cos(), angles_TE.sin())  # type: ignore[no-untyped-call]
@@ -28,16 +28,16 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv_T3HE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
         ctx.save_for_backward(cos_TE, sin_TE)
-        return _turned(qkv_T3HE, cos_TE, sin_TE)
+        return _turn(qkv_T3HE, cos_TE, sin_TE)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_T3HE: Tensor) -> tuple[Tensor, None, None]:
         cos_TE, sin_TE = ctx.saved_tensors
-        return _turned(grad_T3HE, cos_TE, -sin_TE), None, None  # the inverse of a rotation is its transpose
+        return _turn(grad_T3HE, cos_TE, -sin_TE), None, None  # the inverse of a rotation is its transpose
 
 
-def _turned(qkv_T3HE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+def _turn(qkv_T3HE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
     out_T3HE = qkv_T3HE.clone(memory_format=torch.contiguous_format)
     first, second = qkv_T3HE[:, :2].float().chunk(2, dim=-1)
     cos, sin = cos_TE[:, None, None], sin_TE[:, None, None]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lambert.core.errors import DataError, quote
-from lambert.model.labels import equal_but_for_case, has_names, listed
+from lambert.model.labels import equal_but_for_case, format_labels, has_names
 from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import plain_label
@@ -70,7 +70,7 @@ def match(places: Mapping[str, str], labels: Sequence[str], names: Sequence[str]
     numbers = {label: found for label, place in places.items() if (found := reader.number(label, place)) is not None}
     notes = []
     for what, pairs in reader.read_as.items():
-        names = listed([f"{label} = {labels[number]}" for label, number in pairs.items()])
+        names = format_labels([f"{label} = {labels[number]}" for label, number in pairs.items()])
         notes += [f"note: {path}: {what.format(names)}."] if pairs else []
     return Matched(numbers, tuple(notes), bool(reader.read_as[_ORDERED]))
 
@@ -145,7 +145,7 @@ class _Reader:
         if len(alike) > 1 or len(same) > 1:
             raise DataError(
                 f"{place}: label {quote(label)} differs in case only from several labels: the file has "
-                f"{listed(same)}, and the model has {listed(alike)}. Write it as one of them."
+                f"{format_labels(same)}, and the model has {format_labels(alike)}. Write it as one of them."
             )
         return self._note(_CASED, label if label == name else f"{name} ({label})", self._own[alike[0]])
 
@@ -167,6 +167,6 @@ class _Reader:
         if any(len(number) <= _DIGITS and int(number) <= len(self._own) for number in numbers):
             raise Mismatch(
                 f"{place}: label {quote(label)} is a number, and it may mean a name with a number or the order of "
-                f"the labels {listed(self._labels)}. Write the names, or list the names of the numbers 0, 1, ... "
-                "in task.columns.label_names."
+                f"the labels {format_labels(self._labels)}. Write the names, or list the names of the numbers "
+                "0, 1, ... in task.columns.label_names."
             )

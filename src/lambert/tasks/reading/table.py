@@ -199,21 +199,16 @@ def _chooses(row: Row) -> bool:
     return "choices" in kinds and "labels" not in kinds
 
 
-def text_cell(row: Row, name: str, setting: str, place: str) -> str:
+def text_cell(row: Row, name: str, setting: str, place: str, *, numbers: bool = False) -> str:
     """Returns the text of a column, or of a template, whose columns may also hold whole numbers. Raises DataError."""
     if is_template(name):
-        return fill(name, lambda part: _text_or_number(row, part, setting, place), place)
+        return fill(name, lambda part: text_cell(row, part, setting, place, numbers=True), place)
     value = column(row, name, setting, place)
+    if numbers and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
     if not isinstance(value, str):
         raise DataError(f"{place}: column {name!r} holds {quote(value)}, not text.")
     return whole_text(value, name, place)
-
-
-def _text_or_number(row: Row, name: str, setting: str, place: str) -> str:
-    value = column(row, name, setting, place)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    return text_cell({name: value}, name, setting, place)
 
 
 def label_cell(row: Row, name: str, place: str) -> str:
@@ -229,14 +224,12 @@ def label_cell(row: Row, name: str, place: str) -> str:
             f"{place}: the label (column {name!r}) is a list, {quote(value)}. For several labels for one "
             "text, set --task.name multilabel; otherwise give each row one label."
         )
-    if value is None or (isinstance(value, float) and not math.isfinite(value)) or value == "":
-        raise DataError(f"{place}: the label (column {name!r}) is empty.")
-    if not isinstance(value, str | int | float):
+    if not isinstance(value, str | int | float | None):
         raise DataError(
             f"{place}: the label (column {name!r}) is {quote(value)}. A label must be text, a number, true or false."
         )
     label = str(value).lower() if isinstance(value, bool) else plain_label(str(value))
-    if not label:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)) or not label:
         raise DataError(f"{place}: the label (column {name!r}) is empty.")
     return label
 

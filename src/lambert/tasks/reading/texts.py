@@ -64,15 +64,12 @@ class TextEncoder:
         """Returns the ids of the texts. With a `limit`, a long text may be encoded only as far as it has more than
         `limit` ids, unless texts are cut on the left."""
         limit = limit if get_declared(self._tokenizer).truncation_side == "right" else 0
-        parts = list(self._parts(texts, limit))
-        return _concatenate([ids for ids, _, _ in parts], [lengths for _, lengths, _ in parts])
+        return _concatenate([*self._parts(texts, limit)])[0]
 
     @library_errors()
     def with_words(self, texts: Sequence[str]) -> tuple[Texts, Numbers]:
         """Returns the ids of the texts, and for each id the number of its word, as divided by SPACES, in its text."""
-        parts = list(self._parts(texts, words=True))
-        found = _concatenate([ids for ids, _, _ in parts], [lengths for _, lengths, _ in parts])
-        return found, np.concatenate([_NONE, *(words for _, _, words in parts)])
+        return _concatenate([*self._parts(texts, words=True)])
 
     def _parts(self, texts: Sequence[str], limit: int = 0, *, words: bool = False) -> Iterator[_Part]:
         encoder = self._encoder(texts)
@@ -165,9 +162,10 @@ def _lines(texts: Sequence[str], encoder: WordEncoder) -> bytes:
     return lines if encoder.takes(lines) else b""
 
 
-def _concatenate(ids: Sequence[Numbers], lengths: Sequence[Ints]) -> Texts:
-    bounds = np.concatenate([np.zeros(1, dtype=np.int64), *lengths])
-    return Texts(np.concatenate([_NONE, *ids]), np.cumsum(bounds))
+def _concatenate(parts: Sequence[_Part]) -> tuple[Texts, Numbers]:
+    bounds = np.concatenate([np.zeros(1, dtype=np.int64), *(lengths for _, lengths, _ in parts)])
+    ids, words = (np.concatenate([_NONE, *(part[side] for part in parts)]) for side in (0, 2))
+    return Texts(ids, np.cumsum(bounds)), words
 
 
 def _truncate(tokenizer: Tokenizer, text: str, limit: int) -> str:

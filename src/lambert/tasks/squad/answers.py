@@ -1,7 +1,7 @@
 """Converts span logits to answers: the texts of the best spans of all windows (run_squad.py, write_predictions)."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -50,9 +50,6 @@ class Answer:
         if self.null_odds is None or self.null_odds <= null_threshold:
             return self.best
         return next(candidate for candidate in self.candidates if not candidate.text)
-
-
-_EMPTY = ("empty", 0.0, 0.0, (0, 0))  # the original's answer if no window has a valid span
 
 
 def answers(
@@ -191,36 +188,27 @@ class _Texts:
         return places[first], places[first + len(text) - text.count(" ") - 1] + 1
 
 
-def _unique(
-    spans: Iterable[Span], text_of: Callable[[int, int], tuple[str, tuple[int, int]]]
-) -> Iterator[tuple[str, float, float, tuple[int, int]]]:
-    seen = set()
-    for first, last, start, end in spans:
-        text, at = text_of(first, last) if first >= 0 else ("", (0, 0))
-        if first < 0 or (text and text not in seen):
-            seen.add(text)
-            yield text, start, end, at
-
-
 def _answer(
     spans: Iterable[Span], null_logits: npt.ArrayLike, text_of: _Texts, config: SquadConfig, *, null: bool
 ) -> Answer:
     """Returns the answer, with the best candidates of different texts. If there is no candidate but "no answer", the
     candidate "empty" is added, as in transformers; the original fails then."""
-    kept = []
-    for entry in _unique(spans, text_of):
-        kept.append(entry)
+    kept: dict[str, tuple[float, float, tuple[int, int]]] = {}
+    for first, last, start, end in spans:
+        text, at = text_of(first, last) if first >= 0 else ("", (0, 0))
+        if text or first < 0:
+            kept.setdefault(text, (start, end, at))
         if len(kept) == config.best:
             break
     start, end = (float(logit) for logit in np.asarray(null_logits))
-    if null and all(text for text, *_ in kept):
-        kept.append(("", start, end, (0, 0)))
-    if not any(text for text, *_ in kept):
-        kept.insert(0, _EMPTY)
-    chances = softmax(np.array([start_logit + end_logit for _, start_logit, end_logit, _ in kept])).tolist()
+    if null:
+        kept.setdefault("", (start, end, (0, 0)))
+    if not any(kept):
+        kept = {"empty": (0.0, 0.0, (0, 0)), **kept}
+    chances = softmax(np.array([start_logit + end_logit for start_logit, end_logit, _ in kept.values()])).tolist()
     candidates = [
         Candidate(text, chance, start_logit, end_logit, at)
-        for (text, start_logit, end_logit, at), chance in zip(kept, chances, strict=True)
+        for (text, (start_logit, end_logit, at)), chance in zip(kept.items(), chances, strict=True)
     ]
     best = next(candidate for candidate in candidates if candidate.text)
     odds = (start + end) - best.start_logit - best.end_logit if null else None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Ints, JointTarget
 from lambert.core.errors import DataError, quote
-from lambert.model.pooling import head_of, modes_of
+from lambert.model.pooling import name_head, split_modes
 from lambert.model.vector_layers import VectorLayers
 from lambert.tasks.config import EmbedConfig, TaskConfig
 from lambert.tasks.labels import check_different
@@ -88,7 +88,7 @@ class Examples(TextVectors):
 class Embed(Task[TextVectors, Floats]):
     """A vector for each text. Scores: pearson and spearman of scored pairs; else those of `retrieval.scores`."""
 
-    head = head_of("mean")
+    head = name_head("mean")
     labels = 0
     layers: Sequence[nn.Module] = ()
     """Layers between the pooling and the division by length, those of a folder of sentence-transformers."""
@@ -96,7 +96,7 @@ class Embed(Task[TextVectors, Floats]):
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self.embed = config.embed
-        self.head = head_of(config.embed.pooling)
+        self.head = name_head(config.embed.pooling)
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Examples]:
@@ -222,7 +222,7 @@ class Embed(Task[TextVectors, Floats]):
 
     def width(self, hidden: int) -> int:
         """Returns the number of components of vectors from states of `hidden` components."""
-        return self.finish().width_of(hidden * len(modes_of(self.embed.pooling)))
+        return self.finish().width_of(hidden * len(split_modes(self.embed.pooling)))
 
     def _vectors(self, outputs: Outputs) -> Floats:
         """Returns the vectors of all texts. Computed in float64, so that they do not depend on the number of texts."""

@@ -7,6 +7,7 @@
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,29 +43,24 @@ def find_layout(path: Path, config: TaskConfig) -> Layout:
     place, row = next(read_rows(path, config.columns))
     columns, embed = config.columns, config.embed
     advice = f"Columns found: {keys_found(row)}. Name those of the texts by task.columns.text and task.columns.text_b."
-    if columns.text_b or columns.text not in row:
-        given = [(columns.text, columns.text_b)] if columns.text_b else []
-        known = [*given, *_PAIRS]
-        pair = next((pair for pair in known if set(pair) <= set(row)), None)
-        if pair is None or (given and pair != given[0]):
-            missing = next((name for name in (given[0] if given else (columns.text,)) if name not in row), "")
-            near = nearest(missing, [*row])
-            raise Mismatch(f"{place}: no column {missing!r}.{near} {advice}")
-        texts: tuple[str, ...] = pair
-    else:
-        pair = next((pair for pair in _PAIRS if pair[0] == columns.text and pair[1] in row), None)
-        texts = pair or (columns.text, columns.text)
+    known: Sequence[tuple[str, ...]] = _PAIRS
+    if columns.text_b:
+        known = [(columns.text, columns.text_b)]
+    elif columns.text in row:
+        known = [*(pair for pair in _PAIRS if pair[0] == columns.text), (columns.text, columns.text)]
+    texts = next((pair for pair in known if {*pair} <= {*row}), None)
+    if texts is None:
+        missing = next(name for name in (known[0] if columns.text_b else (columns.text,)) if name not in row)
+        raise Mismatch(f"{place}: no column {missing!r}.{nearest(missing, [*row])} {advice}")
     if lacking := [name for name in embed.negatives if name not in row]:
         raise DataError(f"{place}: no column {lacking[0]!r} (task.embed.negatives).{nearest(lacking[0], [*row])}")
     negatives = embed.negatives or tuple(name for name in map(str, row) if _NEGATIVE.fullmatch(name))
     if embed.loss in ("cosent", "cosine"):
         negatives = ()
-    score = next((name for name in (columns.label, *_SCORES) if name in row and not negatives), "")
-    if embed.loss == "margin":
-        score = next((name for name in (columns.label, *_SCORES) if name in row), "")
-        if not negatives:
-            raise Mismatch(f"{place}: task.embed.loss = 'margin' needs a column of negatives. {advice}")
-    if embed.loss == "ranking":
+    if embed.loss == "margin" and not negatives:
+        raise Mismatch(f"{place}: task.embed.loss = 'margin' needs a column of negatives. {advice}")
+    score = next((name for name in (columns.label, *_SCORES) if name in row), "")
+    if embed.loss == "ranking" or (negatives and embed.loss != "margin"):
         score = ""
     if embed.loss in SCORED and not score:
         raise Mismatch(

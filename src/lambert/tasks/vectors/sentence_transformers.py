@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lambert.core.errors import DataError, UsageError, quote
 from lambert.core.files import json_object, json_text, read_file
 from lambert.model import files as tensor_files
-from lambert.model.pooling import modes_of
+from lambert.model.pooling import split_modes
 from lambert.model.vector_layers import ACTIVATIONS, Dense, Unit, activation_named
 from lambert.tasks.config import POOLINGS, EmbedConfig, TaskConfig
 from lambert.tasks.vectors.similarity import SIMILARITIES
@@ -102,7 +102,7 @@ def _text(value: Any) -> str:
 
 def _pooling(embed: EmbedConfig, width: int) -> dict[str, Any]:
     """Returns the settings of the module Pooling, in the form of version 2 if it can express them."""
-    modes = modes_of(embed.pooling)
+    modes = split_modes(embed.pooling)
     if [mode for mode in POOLINGS if mode in modes] != [*modes]:  # in another order than flags have
         return {"embedding_dimension": width, "pooling_mode": [*modes], "include_prompt": embed.include_prompt}
     named = _FLAGS if set(modes) - set(_OLDEST) else {mode: _FLAGS[mode] for mode in _OLDEST}

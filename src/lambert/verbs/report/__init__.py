@@ -74,11 +74,7 @@ def _is_corpus(folder: Path) -> bool:
 
 
 def render(
-    runs: Sequence[Run],
-    corpora: Sequence[Any] = (),
-    sweeps: Sequence[sweep.SweepPage] = (),
-    *,
-    chain: bool = False,
+    runs: Sequence[Run], corpora: Sequence[Any] = (), sweeps: Sequence[sweep.SweepPage] = (), *, chain: bool = False
 ) -> str:
     """Returns the page as HTML. `corpora` are the values of corpus.html."""
     import jinja2

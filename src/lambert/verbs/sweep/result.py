@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import stdev
 from typing import TYPE_CHECKING, Any
 
@@ -122,31 +122,25 @@ class Table:
         return [f"trial {best.number} is ahead of trial {others[0].number} by {gap:.4g}{ratio}.{close} {chance}"]
 
 
-def table_of(study: "Study") -> Table:
-    """Returns the table of a study."""
-    plan = study.plan
-    rows = [_row(trial, plan.values(trial.params)) for trial in study.trials]
-    return Table(plan.config.metric, plan.minimized, plan.seeds, rows)
-
-
 def write_results(study: "Study", *, final: bool = False) -> Table:
     """Writes sweep.json, and if it is `final` also best.toml and the importances. Returns the table."""
-    out = study.plan.config.out
-    with lock_sweep(out):
-        table = table_of(study)
+    plan, config = study.plan, study.plan.config
+    with lock_sweep(config.out):
+        rows = [_row(trial, plan.values(trial.params)) for trial in study.trials]
+        table = Table(config.metric, plan.minimized, plan.seeds, rows)
         content = {
             "metric": table.metric, "direction": "minimize" if table.minimized else "maximize",
-            "study": study.plan.config.study, "sampler": study.plan.config.sampler, "pruner": study.plan.config.pruner,
+            "study": config.study, "sampler": config.sampler, "pruner": config.pruner,
             "seeds": list(table.seeds), "best": table.ranking[0].number if table.ranking else None,
             "verdict": " ".join(table.verdict()), "settings": study.signature,
-            "space": {one.name: {"log": one.log, "choices": list(one.labels)} for one in study.plan.space},
+            "space": {one.name: {"log": one.log, "choices": list(one.labels)} for one in plan.space},
             "importances": study.importances() if final else {},
-            "trials": [{name: getattr(row, name) for name in Row.__dataclass_fields__} for row in table.rows],
+            "trials": [asdict(row) for row in rows],
         }  # fmt: skip
-        write_atomic(out / SWEEP, json_text(content, indent=1) + "\n")
+        write_atomic(config.out / SWEEP, json_text(content, indent=1) + "\n")
         if final and table.ranking:
-            best = study.plan.run_settings(table.ranking[0].values, table.seeds[0], out / "best")
-            write_atomic(out / BEST, settings.text(best))
+            best = plan.run_settings(table.ranking[0].values, table.seeds[0], config.out / "best")
+            write_atomic(config.out / BEST, settings.text(best))
     return table
 
 

@@ -27,7 +27,7 @@ from lambert.inference.text_model import TextModel
 from lambert.inference.text_model import load as load_model
 from lambert.model import folder as layout
 from lambert.model.families import reads_segments
-from lambert.model.publish import NOISE, TOLERANCE, scaled
+from lambert.model.publish import NOISE, TOLERANCE, scale_difference
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.table import read_rows
 from lambert.tasks.vectors.sentence_transformers import MODULES, activation_of, root
@@ -113,7 +113,7 @@ class Check:
         largest = max((float(np.abs(theirs).max(initial=0.0)) for _, theirs, _ in compared))
         differences = [_difference(theirs, ours) for _, theirs, ours in compared]
         bound, worst = TOLERANCE * max(1.0, largest), max(differences)
-        if not scaled(worst, largest) <= TOLERANCE:
+        if not scale_difference(worst, largest) <= TOLERANCE:
             noise = max(_difference(theirs, exact(row)) for row, (_, theirs, _) in enumerate(compared))
             bound = max(bound, NOISE * noise) if np.isfinite(noise) else bound
         problem = ""

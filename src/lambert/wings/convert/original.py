@@ -10,7 +10,7 @@ from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.families import family_of, reads_segments
 from lambert.model.heads import Model
-from lambert.model.pooling import head_of
+from lambert.model.pooling import name_head
 from lambert.model.vector_layers import VectorLayers
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.model_folder import read_extras, task_of
@@ -66,7 +66,7 @@ def read(config: ExportConfig) -> Original:
     task = task_of(folder, settings)
     task = task.resolve_length() if task.name == "embed" else task
     vectors = task if task.name == "embed" else None
-    heads = None if vectors is None else {head_of(vectors.embed.pooling): 0}
+    heads = None if vectors is None else {name_head(vectors.embed.pooling): 0}
     tokenizer = tokenizers.load(folder)
     model, report = weights.load(folder, heads, roles.size(tokenizer), code=config.code)
     if report.missing:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lambert.model.families import family_of, reads_segments
 from lambert.model.heads import Model
 from lambert.model.objectives import MaskedLanguageModel, Vector
-from lambert.model.pooling import pooling_of
+from lambert.model.pooling import find_pooling
 from lambert.model.vector_layers import VectorLayers
 
 _OUTPUTS: Mapping[str, tuple[str, ...]] = {
@@ -27,7 +27,9 @@ def input_names(model: Model) -> tuple[str, ...]:
 
 def outputs_of(head: str) -> tuple[str, ...]:
     """Returns the names of the outputs of a head."""
-    return _OUTPUTS.get(head, ("logits",)) if pooling_of(head) is None else ("last_hidden_state", "sentence_embedding")
+    return (
+        _OUTPUTS.get(head, ("logits",)) if find_pooling(head) is None else ("last_hidden_state", "sentence_embedding")
+    )
 
 
 def output_names(heads: Collection[str]) -> tuple[str, ...]:
@@ -83,8 +85,8 @@ class PaddedModel(nn.Module):
     def _pooled(self, states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
         assert self.pooler is not None
         mean = getattr(self.pooler, "pooling", "cls") == "mean"
-        transformed: Any = self.pooler.transformed
-        rows_BD: Tensor = transformed(_mean(states_BMD, mask_BM) if mean else states_BMD[:, 0])
+        transform: Any = self.pooler.transform
+        rows_BD: Tensor = transform(_mean(states_BMD, mask_BM) if mean else states_BMD[:, 0])
         return rows_BD
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from lambert.core.batch import Batch, Target, flat_batch
 from lambert.core.errors import DataError
 from lambert.model.families import takes_pairs
-from lambert.model.pooling import pooling_of
-from lambert.model.publish import scaled
+from lambert.model.pooling import find_pooling
+from lambert.model.publish import scale_difference
 from lambert.text.tokenizers.trial import library_errors
 from lambert.wings.convert.original import Original
 from lambert.wings.convert.padded import NO_HEAD, input_names, outputs_of
@@ -131,7 +131,7 @@ def expected_outputs(original: Original, batch: Batch) -> Arrays:
         if head == "span":
             found |= dict(zip(names, values.unbind(-1), strict=True))
             continue
-        if pooling_of(head) is not None:
+        if find_pooling(head) is not None:
             values = original.finish(values)  # noqa: PLW2901
         found[names[-1]] = values
     return {name: _numpy(values) for name, values in found.items()}
@@ -157,7 +157,7 @@ class Difference:
     @property
     def scaled(self) -> float:
         """The largest difference, each divided by the largest magnitude of its output if that is above 1."""
-        return max((scaled(*found) for found in self.outputs.values()), default=0.0)
+        return max((scale_difference(*found) for found in self.outputs.values()), default=0.0)
 
     @property
     def relative(self) -> float:

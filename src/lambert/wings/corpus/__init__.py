@@ -52,21 +52,9 @@ VERBS = (
 )
 
 NAMES = {
-    "wings.corpus.library": (
-        "prepare",
-        "peek",
-        "fetch_corpus",
-        "verify_corpus",
-        "extend",
-    ),
-    "wings.corpus.config": (
-        "PrepareConfig",
-        "DeduplicateConfig",
-    ),
-    "wings.corpus.scale": (
-        "prepare_on_cluster",
-        "RayTasks",
-    ),
+    "wings.corpus.library": ("prepare", "peek", "fetch_corpus", "verify_corpus", "extend"),
+    "wings.corpus.config": ("PrepareConfig", "DeduplicateConfig"),
+    "wings.corpus.scale": ("prepare_on_cluster", "RayTasks"),
 }
 """Public names of the package `lambert`, by module."""
 

@@ -7,9 +7,11 @@ of such a script is one word, because only a dictionary could divide it.
 """
 
 import functools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +73,29 @@ class Batch:
     def document_of(self, positions: Integers) -> Integers:
         """Returns the number of the document at each of these positions."""
         return np.searchsorted(self.ends_D, positions, side="right")
+
+    def count_D(self, documents: npt.NDArray[np.integer], weights: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """Returns how often each document occurs among these, or the sum of its weights."""
+        return np.bincount(documents, weights, minlength=len(self))
+
+    def find(self, byte: bytes) -> Integers:
+        """Returns the positions of a byte."""
+        return np.flatnonzero(self.data_B == ord(byte))
+
+    def has(self, positions: Integers, sequence: bytes) -> Booleans:
+        """Returns whether the bytes at each of these positions are this sequence."""
+        same = np.ones(len(positions), dtype=np.bool_)
+        for step, byte in enumerate(sequence):
+            same &= self.data_B.take(positions + step, mode="clip") == byte
+        return same
+
+    def replace(self, begin: int, end: int, places: Iterable[tuple[int, int, bytes]]) -> bytes:
+        """Returns the bytes from `begin` to `end`, with other bytes between the two positions of each place."""
+        parts = []
+        for first, after, new in places:
+            parts += [self.data[begin:first], new]
+            begin = after
+        return b"".join([*parts, self.data[begin:end]])
 
     # --- characters
 
@@ -162,7 +187,7 @@ class Batch:
 
     @cached_property
     def _lines(self) -> tuple[Integers, Integers, Integers]:
-        breaks = np.flatnonzero(self.data_B == ord("\n"))
+        breaks = self.find(b"\n")
         bounds = np.searchsorted(self.starts_N, breaks)
         some = np.flatnonzero(bounds[1:] > bounds[:-1])
         return some, bounds[some], bounds[some + 1]
@@ -190,14 +215,14 @@ class Batch:
     @cached_property
     def lines_D(self) -> Integers:
         """The number of lines of each document."""
-        return np.bincount(self.documents_L, minlength=len(self))
+        return self.count_D(self.documents_L)
 
     @cached_property
     def repeated_L(self) -> Booleans:
         """Whether each line occurred before in its document. White space at its ends does not count."""
-        return self.repeated(self.starts_N[self.first_L], self.ends_N[self.end_L - 1])
+        return self.find_repeated(self.starts_N[self.first_L], self.ends_N[self.end_L - 1])
 
-    def repeated(self, starts: Integers, ends: Integers) -> Booleans:
+    def find_repeated(self, starts: Integers, ends: Integers) -> Booleans:
         """Returns for each of these parts of documents whether an equal part precedes it in the same document."""
         documents = self.document_of(starts)
         bounds = (
@@ -298,3 +323,23 @@ def with_document(hashes: Hashes, documents: npt.NDArray[np.integer]) -> Hashes:
     """Returns hashes of the pairs of a hash and a document."""
     mixed = (hashes ^ (documents.astype(np.uint64) + np.uint64(1)) * _A) * _B
     return mixed ^ (mixed >> _HALF)
+
+
+class Outcome:
+    """The documents that are dropped, the new texts of documents that change, and what was found."""
+
+    def __init__(self) -> None:
+        self.dropped: dict[int, str] = {}
+        """The reason for each document that is dropped, empty if the filter has only one."""
+        self.texts: dict[int, bytes] = {}
+        """The new text, in UTF-8, of each document that changes."""
+        self.found: dict[int, Counter[str]] = {}
+        """Counts of what was found in documents, such as masked addresses."""
+
+    def drop(self, which_D: Booleans, reason: str) -> None:
+        """Drops these documents, unless they were dropped for an earlier reason."""
+        for document in np.flatnonzero(which_D).tolist():
+            self.dropped.setdefault(document, reason)
+
+
+Filter = Callable[[Batch], Outcome]

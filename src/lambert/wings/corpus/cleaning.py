@@ -14,15 +14,6 @@ from lambert.wings.corpus.characters import INVISIBLE
 
 Cleaner = Callable[[str], str | None]
 INVISIBLE_CHARACTERS = re.compile(f"[{INVISIBLE}]")
-_SPACES = re.compile(r"[^\S\n]+")
-_BLANK_LINES = re.compile(r"\n{3,}")
-
-
-def normalise(text: str) -> str:
-    """Composes characters (NFC), removes invisible ones, and reduces each run of spaces to one space and each run of
-    blank lines to one blank line."""
-    lines = (line.strip() for line in _SPACES.sub(" ", compose(text)).split("\n"))
-    return _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip("\n")
 
 
 def compose(text: str) -> str:
@@ -52,12 +43,12 @@ CLEANERS: dict[str, Cleaner] = {"prose": prose}
 KIND = Kind((str,))
 
 
-def cleaner(name: str) -> Cleaner:
+def find_cleaner(name: str) -> Cleaner:
     """Returns the function with this name. Raises UsageError if it is unknown or cannot be imported."""
     return lookup(CLEANERS, name, "clean", KIND)
 
 
-def code_hash(function: object) -> str:
+def hash_code(function: object) -> str:
     """Returns the SHA-256 of the file that defines a function, or an empty string if there is no such file."""
     try:
         file = inspect.getsourcefile(inspect.unwrap(function))  # type: ignore[arg-type]

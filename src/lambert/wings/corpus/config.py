@@ -21,7 +21,6 @@ from lambert.wings.corpus.filters.fineweb import FineWeb
 from lambert.wings.corpus.filters.gopher import Gopher
 from lambert.wings.corpus.filters.repetition import Repetition
 from lambert.wings.corpus.reading.readers import READERS, Layout
-from lambert.wings.corpus.remote.addresses import address
 
 MOST_REPEATED = 100
 DOCUMENTS = ("file", "blank-line", "line")
@@ -31,6 +30,7 @@ _WITHOUT_EFFECT = {
     "bpe": ("strip_accents",), "unigram": ("strip_accents", "min_frequency"),
 }  # fmt: skip
 """Settings that have no effect with a given tokenizer, or with the learnt kind."""
+_COLLAPSED = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
 STAGES = ("extract", "clean", "deduplicate", "encode", "tokens")
 """The steps of preparation, in their order."""
 
@@ -148,70 +148,8 @@ class PrepareConfig:
     decontaminate: Decontaminate = field(default_factory=Decontaminate)
 
     def __post_init__(self) -> None:
-        for name in ("input", "weights", "steps", "clean", "metadata"):
-            if not isinstance(value := getattr(self, name), tuple | list):
-                raise UsageError(f"{name} = {quote(value)} must be a list; lambert.prepare also takes one value.")
-        lacking = [name for name, value in (("--input", self.input), ("--out", Path(self.out).parts)) if not value]
-        if not self.WRITES and "--out" in lacking:
-            lacking.remove("--out")
-        if lacking:
-            verb = "prepare" if self.WRITES else "corpus peek"
-            raise UsageError(
-                f"{verb} requires {' and '.join(lacking)}. Give what is missing as flags or in a recipe; `lambert "
-                f"{verb} --help` explains it."
-            )
-        if "" in map(str, self.input):
-            raise UsageError("input has an empty entry: name a file or a folder; the current folder is `.`.")
-        if not all(0 < weight <= MOST_REPEATED for weight in self.weights):
-            raise UsageError(f"weights = {list(self.weights)}: each must be above 0 and at most {MOST_REPEATED}.")
-        if self.weights and len(self.weights) != len(self.input):
-            given, needed = len(self.weights), len(self.input)
-            raise UsageError(f"weights has {given} numbers for {needed} inputs: give one for each.")
-        for url in filter(is_remote, (*self.input, self.url, self.checksums)):
-            check_url(str(url))
-        for entry in self.input:
-            if is_remote(entry) and not self.WRITES:
-                raise UsageError(
-                    f"{public(str(entry))} is remote, and peek reads local files: fetch it with steps = extract, then "
-                    "peek at the files in the folder fetch of the work folder."
-                )
-            if is_remote(entry) and not self.stages:
-                raise UsageError(
-                    f"{public(str(entry))} is remote: set steps = extract, tokens, which keep what is fetched."
-                )
-        for name in self.stages:
-            if name not in STAGES:
-                raise UsageError(f"steps = {name!r} is unknown.{nearest(name, list(STAGES))}")
-        if "clean" in self.stages and not self.cleaners:
-            raise UsageError("steps = clean needs functions: set clean, such as clean = normalise.")
-        if "encode" in self.stages and self.tokenizer == "train":
-            raise UsageError("steps = encode needs a tokenizer: name one, or leave encode out.")
-        if self.cleaners and not self.stages and self.WRITES:
-            raise UsageError(f"clean = {', '.join(self.cleaners)} needs steps: set steps = extract, clean, tokens.")
-        uses = self.makes_corpus or "encode" in self.stages
-        if self.deduplicate != DeduplicateConfig() and uses and not self.deduplicates:
-            raise UsageError("deduplicate is set without its step: set steps = extract, deduplicate, tokens.")
-        if self.url:
-            _check_out(self)
-        elif self.stages and self.WRITES and self.folder.resolve() in _with_parents(self.work_folder.resolve()):
-            raise UsageError(f"work = {self.work_folder} is in the output folder {self.out}: choose another work.")
-        choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES, "tokenizer_kind": get_args(Kind)}
-        if ":" not in self.format:
-            choices["format"] = ("auto", *READERS)
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                raise UsageError(f"{name} = {value!r} is unknown.{nearest(value, list(allowed))}")
-        check(
-            self,
-            vocabulary="[6, 10000000]", min_frequency="[1, inf)", sample_megabytes="[1, inf)", min_tokens="[1, inf)",
-            workers="[0, 1024]", heldout="[0, 1)", max_bad="[0, 1]",
-            min_language_score="[0, 1]", seed=SEEDS,
-        )  # fmt: skip
-        look_up_encoding(self.encoding)
-        if not re.fullmatch(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*", self.language):
-            raise UsageError(f"language = {self.language!r} is not an ISO 639 code such as en or de.")
-        _check_used(self)
+        for check_part in (_check_inputs, _check_steps, _check_out, _check_values, _check_used):
+            check_part(self)
 
     @property
     def lowers(self) -> bool:
@@ -221,12 +159,7 @@ class PrepareConfig:
     @property
     def layout(self) -> Layout:
         """The settings of the readers."""
-        return Layout(
-            self.documents,
-            self.text_field,
-            _names(self.metadata),
-            encoding=look_up_encoding(self.encoding),
-        )
+        return Layout(self.documents, self.text_field, _names(self.metadata), encoding=look_up_encoding(self.encoding))
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -267,16 +200,7 @@ class PrepareConfig:
 
     def decides(self) -> dict[str, Any]:
         """Returns the settings that determine the corpus, given the content of the input files."""
-        without = {
-            "input",
-            "checksums",
-            "metadata",
-            "out",
-            "workers",
-            "tokenizer",
-            "steps",
-            "work",
-        }
+        without = {"input", "checksums", "metadata", "out", "workers", "tokenizer", "steps", "work"}
         without |= {name for name, used in (("clean", self.clean), ("deduplicate", self.deduplicates)) if not used}
         without |= set() if self.weights else {"weights"}
         for name, step in FILTERS.items():
@@ -326,6 +250,93 @@ class VerifyCorpusConfig:
     """Folder of the corpus."""
 
 
+def _check_inputs(config: PrepareConfig) -> None:
+    for name in ("input", "weights", "steps", "clean", "metadata"):
+        if not isinstance(value := getattr(config, name), tuple | list):
+            raise UsageError(f"{name} = {quote(value)} must be a list; lambert.prepare also takes one value.")
+    required = {"--input": config.input} | ({"--out": Path(config.out).parts} if config.WRITES else {})
+    if lacking := [flag for flag, value in required.items() if not value]:
+        verb = "prepare" if config.WRITES else "corpus peek"
+        raise UsageError(
+            f"{verb} requires {' and '.join(lacking)}. Give what is missing as flags or in a recipe; `lambert "
+            f"{verb} --help` explains it."
+        )
+    if "" in map(str, config.input):
+        raise UsageError("input has an empty entry: name a file or a folder; the current folder is `.`.")
+    if not all(0 < weight <= MOST_REPEATED for weight in config.weights):
+        raise UsageError(f"weights = {list(config.weights)}: each must be above 0 and at most {MOST_REPEATED}.")
+    if config.weights and len(config.weights) != len(config.input):
+        given, needed = len(config.weights), len(config.input)
+        raise UsageError(f"weights has {given} numbers for {needed} inputs: give one for each.")
+    for url in filter(is_remote, (*config.input, config.url, config.checksums)):
+        check_url(str(url))
+    for entry in filter(is_remote, config.input):
+        if not config.WRITES:
+            raise UsageError(
+                f"{public(str(entry))} is remote, and peek reads local files: fetch it with steps = extract, then peek "
+                "at the files in the folder fetch of the work folder."
+            )
+        if not config.stages:
+            raise UsageError(
+                f"{public(str(entry))} is remote: set steps = extract, tokens, which keep what is fetched."
+            )
+
+
+def _check_steps(config: PrepareConfig) -> None:
+    for name in config.stages:
+        if name not in STAGES:
+            raise UsageError(f"steps = {name!r} is unknown.{nearest(name, list(STAGES))}")
+    if "clean" in config.stages and not config.cleaners:
+        raise UsageError("steps = clean needs functions: set clean, such as clean = normalise.")
+    if "encode" in config.stages and config.tokenizer == "train":
+        raise UsageError("steps = encode needs a tokenizer: name one, or leave encode out.")
+    if config.cleaners and not config.stages and config.WRITES:
+        raise UsageError(f"clean = {', '.join(config.cleaners)} needs steps: set steps = extract, clean, tokens.")
+    uses = config.makes_corpus or "encode" in config.stages
+    if config.deduplicate != DeduplicateConfig() and uses and not config.deduplicates:
+        raise UsageError("deduplicate is set without its step: set steps = extract, deduplicate, tokens.")
+
+
+def _check_out(config: PrepareConfig) -> None:
+    """Raises UsageError if the corpus cannot be written to `out`, or copied to it if it is a URL."""
+    if not config.url:
+        keeps = config.stages and config.WRITES
+        if keeps and config.work_folder.resolve().is_relative_to(config.folder.resolve()):
+            raise UsageError(f"work = {config.work_folder} is in the output folder {config.out}: choose another work.")
+        return
+    shown = public(config.url)
+    if config.url.partition("://")[0].lower() in ("http", "https", "datasets"):
+        raise UsageError(
+            f"{shown}: such a server cannot be written to: choose another out, such as s3://bucket/corpus."
+        )
+    if config.work is None:
+        raise UsageError(
+            f"{shown} is remote: set work, a local folder in which the corpus is made before it is copied to out."
+        )
+    if address(config.work):
+        raise UsageError(f"work = {public(address(config.work))} is remote: name a local folder.")
+    for entry in config.input:
+        if f"{config.url}/".startswith(f"{str(entry).rstrip('/')}/"):
+            raise UsageError(f"{shown}: --out is in the input folder: choose another out.")
+
+
+def _check_values(config: PrepareConfig) -> None:
+    choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES, "tokenizer_kind": get_args(Kind)}
+    if ":" not in config.format:
+        choices["format"] = ("auto", *READERS)
+    for name, allowed in choices.items():
+        if (value := getattr(config, name)) not in allowed:
+            raise UsageError(f"{name} = {value!r} is unknown.{nearest(value, list(allowed))}")
+    check(
+        config,
+        vocabulary="[6, 10000000]", min_frequency="[1, inf)", sample_megabytes="[1, inf)", min_tokens="[1, inf)",
+        workers="[0, 1024]", heldout="[0, 1)", max_bad="[0, 1]", min_language_score="[0, 1]", seed=SEEDS,
+    )  # fmt: skip
+    look_up_encoding(config.encoding)
+    if not re.fullmatch(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*", config.language):
+        raise UsageError(f"language = {config.language!r} is not an ISO 639 code such as en or de.")
+
+
 def _check_used(config: PrepareConfig) -> None:
     """Raises UsageError if a setting would have no effect."""
     if twice := next((name for name in config.cleaners if config.cleaners.count(name) > 1), ""):
@@ -349,26 +360,11 @@ def _check_used(config: PrepareConfig) -> None:
         raise UsageError("checksums applies to remote inputs, and all inputs are local: leave it out.")
 
 
-def _check_out(config: PrepareConfig) -> None:
-    """Raises UsageError if a corpus cannot be copied to the URL `out`."""
-    shown = public(config.url)
-    if config.url.partition("://")[0].lower() in ("http", "https", "datasets"):
-        raise UsageError(
-            f"{shown}: such a server cannot be written to: choose another out, such as s3://bucket/corpus."
-        )
-    if config.work is None:
-        raise UsageError(
-            f"{shown} is remote: set work, a local folder in which the corpus is made before it is copied to out."
-        )
-    if address(config.work):
-        raise UsageError(f"work = {public(address(config.work))} is remote: name a local folder.")
-    for entry in config.input:
-        if f"{config.url}/".startswith(f"{str(entry).rstrip('/')}/"):
-            raise UsageError(f"{shown}: --out is in the input folder: choose another out.")
-
-
-def _with_parents(path: Path) -> tuple[Path, ...]:
-    return path, *path.parents
+def address(entry: str | Path) -> str:
+    """Returns the URL of a folder, or an empty text if it is a path. A URL that was converted to a Path has lost a
+    slash."""
+    found = _COLLAPSED.sub(r"\1//", str(entry), count=1) if isinstance(entry, Path) else entry
+    return found if is_remote(found) else ""
 
 
 def _names(entries: tuple[str, ...]) -> tuple[str, ...]:

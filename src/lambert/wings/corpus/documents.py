@@ -11,15 +11,16 @@ from typing import Any
 
 from lambert.core.contents import HashedFile
 from lambert.core.errors import DataError, printable_line
-from lambert.wings.corpus.reading.files import size_of
-from lambert.wings.corpus.reading.pieces import as_text
+from lambert.wings.corpus.reading.files import find_size
+from lambert.wings.corpus.reading.pieces import escape_name
 from lambert.wings.corpus.reading.readers import Layout, Piece, read
 
 BATCH = 1 << 20  # characters: large enough to amortize calls, small enough for dozens in memory
 BATCH_DOCUMENTS = 1 << 14
 Stamp = tuple[int, int, int] | None
-MARK = 1 << 25  # characters, at least, between two batches with a mark
-NAMED = 20  # unreadable documents that the manifest names, and as many that end a file early; all are counted
+MARK = 1 << 25  # minimum number of characters between two batches with a mark
+NAMED = 20
+"""Number of unreadable documents that the manifest names, besides as many that end a file early. All are counted."""
 _CUT = re.compile(
     r", is damaged or (truncated after this|not )|: the file is truncated|: the rest of the file is lost|"
     r"and is not read further|: the file ends within it"
@@ -64,9 +65,8 @@ class Source:
     """Whether it may have more documents if more input files are given."""
 
 
-def weighted(sources: Sequence[Source], input_of: Mapping[str, int], weights: Sequence[float]) -> list[Source]:
-    """Returns the sources with their shares. Those of inputs with weights above 1 are
-    repeated at the end, round by round.
+def apply_weights(sources: Sequence[Source], input_of: Mapping[str, int], weights: Sequence[float]) -> list[Source]:
+    """Returns the sources with their shares. Sources of inputs with weights above 1 are repeated at the end, in rounds.
 
     Args:
         input_of: For each input file, the number of its entry of `input`.
@@ -81,7 +81,7 @@ def weighted(sources: Sequence[Source], input_of: Mapping[str, int], weights: Se
     return found
 
 
-def file_sources(
+def list_file_sources(
     files: Sequence[Path], layout: Layout, kind: str, stamps: Sequence[Stamp] | None = None
 ) -> list[Source]:
     """Returns the input files, which had these `stamps` when they were hashed, as sources."""
@@ -90,9 +90,9 @@ def file_sources(
         def pieces(tell: Callable[[int], None]) -> Iterator[Piece]:
             yield from read(file, layout, kind, tell)
             if HashedFile(file, "").stamp() != stamp:
-                raise changed(file)
+                raise change_error(file)
 
-        return Source((str(file),), size_of(file), pieces)
+        return Source((str(file),), find_size(file), pieces)
 
     stamps = [HashedFile(file, "").stamp() for file in files] if stamps is None else stamps
     return [source(file, stamp) for file, stamp in zip(files, stamps, strict=True)]
@@ -101,7 +101,7 @@ def file_sources(
 def texts_of(paths: Sequence[Path]) -> Iterator[list[str]]:
     """Yields the documents of files of any format that is read, in lists. Raises DataError for one that cannot be
     read."""
-    return (texts for texts, _ in Documents(file_sources(paths, Layout(), "auto"), 0, max_bad=0.0).batches())
+    return (texts for texts, _ in Documents(list_file_sources(paths, Layout(), "auto"), 0, max_bad=0.0).batches())
 
 
 class Documents:
@@ -121,7 +121,7 @@ class Documents:
         """Bytes on disk read so far in the current pass."""
         self.files = list(dict.fromkeys(name for source in sources for name in source.files))
         """The input files, which are numbered in this order."""
-        self._numbers = {as_text(name): number for number, name in enumerate(self.files)}
+        self._numbers = {escape_name(name): number for number, name in enumerate(self.files)}
         self.read = self.bad = 0
         self.bad_of: Counter[str] = Counter()
         """Numbers of unreadable documents of each input file in a pass from the beginning."""
@@ -157,7 +157,7 @@ class Documents:
                 if piece.found and not source.repeat:
                     self.found.update(piece.found)
                 since += len(piece.text)
-                name = piece.source or as_text(source.files[0])
+                name = piece.source or escape_name(source.files[0])
                 if piece.error and not source.repeat:
                     self._refuse(name, f"{piece.place}, {piece.error}")
                 if piece.last and not inside:
@@ -180,7 +180,7 @@ class Documents:
                 texts, files, size, since = [], [], 0, 0
         if texts:
             yield texts, replace(own, files=files)
-        too_many_bad(self.bad, self.read, self._max_bad, self.named)
+        check_bad(self.bad, self.read, self._max_bad, self.named)
 
     def _begin(self, mark: Mapping[str, Any] | None) -> Iterator[tuple[int, Source]]:
         """Sets the counts to those of a mark. Returns the remaining sources with their numbers, from 1."""
@@ -219,7 +219,7 @@ MOST_FOUND = 200
 over all names."""
 
 
-def most_found(found: Mapping[str, int]) -> dict[str, int]:
+def select_found(found: Mapping[str, int]) -> dict[str, int]:
     """Returns what readers found, with the counts of the most frequent names only."""
     names = sorted((name for name in found if name.startswith("{{")), key=lambda name: (-found[name], name))
     kept = [name for name in ("sentences", "holes") if name in found] + names[:MOST_FOUND]
@@ -233,11 +233,11 @@ def add_name(named: list[str], what: str) -> None:
 
 
 def ends_early(what: str) -> bool:
-    """Returns whether the rest of the file is missing after this unreadable document."""
+    """Returns whether this unreadable document is the last of its file because the rest is missing."""
     return _CUT.search(what) is not None
 
 
-def too_many_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> None:
+def check_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> None:
     """Raises DataError, which names the first unreadable document, if their share exceeds `max_bad`."""
     if bad > max_bad * read:
         other = "Name the encoding with encoding if it is another one. " if "is not UTF-8" in named[0] else ""
@@ -247,6 +247,6 @@ def too_many_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> N
         )
 
 
-def changed(file: object) -> DataError:
+def change_error(file: object) -> DataError:
     """Returns the error for an input file that changed while it was read."""
     return DataError(f"{file} changed while it was read. Give the command again when it is complete.")

@@ -1,4 +1,4 @@
-"""Runs the filters of the step `clean` over the pieces of a part, and counts and samples what they do."""
+"""Applies the filters of the step `clean` to the pieces of a part, and counts and samples their effects."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
-from lambert.wings.corpus.batch import Batch
-from lambert.wings.corpus.cleaning import CLEANERS, Cleaner, call, cleaner, code_hash
+from lambert.wings.corpus.batch import Batch, Filter, Outcome
+from lambert.wings.corpus.cleaning import CLEANERS, Cleaner, call, find_cleaner, hash_code
 from lambert.wings.corpus.filters import FILTERS
-from lambert.wings.corpus.filters.outcome import Filter, Outcome
 from lambert.wings.corpus.reading.readers import Piece
-from lambert.wings.corpus.versions import of_filter
+from lambert.wings.corpus.versions import list_filter_versions
 
 if TYPE_CHECKING:
     from lambert.wings.corpus.config import PrepareConfig
@@ -30,7 +29,7 @@ Chain = list[tuple[str, Filter]]
 Sample = dict[str, str]
 
 
-def chain(names: Iterable[str], config: "PrepareConfig") -> Chain:
+def build_filters(names: Iterable[str], config: "PrepareConfig") -> Chain:
     """Returns the filters with these names. Raises UsageError if one is unknown or cannot be used with the settings."""
     return [(name, _filter(name, config)) for name in names]
 
@@ -40,21 +39,21 @@ def _filter(name: str, config: "PrepareConfig") -> Filter:
         return FILTERS[name].build(config)
     if ":" not in name and name not in CLEANERS:
         raise UsageError(f"clean = {name!r} is unknown.{nearest(name, [*FILTERS, *CLEANERS])}")
-    return by_document(name, cleaner(name))
+    return wrap_cleaner(name, find_cleaner(name))
 
 
-def decides(names: Iterable[str], config: "PrepareConfig") -> list[Any]:
+def list_causes(names: Iterable[str], config: "PrepareConfig") -> list[Any]:
     """Returns everything besides the documents that determines the result of these filters."""
     found: list[Any] = []
     for name in names:
         if name in FILTERS:
-            found.append((name, FILTERS[name].settings(config), of_filter(name)))
+            found.append((name, FILTERS[name].settings(config), list_filter_versions(name)))
         else:
-            found.append((name, code_hash(cleaner(name)) if ":" in name else "", of_filter(name)))
+            found.append((name, hash_code(find_cleaner(name)) if ":" in name else "", list_filter_versions(name)))
     return found
 
 
-def by_document(name: str, function: Cleaner) -> Filter:
+def wrap_cleaner(name: str, function: Cleaner) -> Filter:
     """Returns the filter that calls a function for each document."""
 
     def run(batch: Batch) -> Outcome:
@@ -73,14 +72,14 @@ def by_document(name: str, function: Cleaner) -> Filter:
 
 @dataclass(slots=True)
 class Ledger:
-    """What the filters did with the documents of a part."""
+    """Counts and samples of the effects of filters on the documents of a part."""
 
     dropped: Counter[str] = field(default_factory=Counter)
     """Dropped documents by filter and reason."""
     changed: Counter[str] = field(default_factory=Counter)
     """Documents, or pieces of long ones, whose text a filter changed."""
     found: Counter[str] = field(default_factory=Counter)
-    """What filters found in documents that were not dropped before, such as masked addresses."""
+    """Counts of what filters found in documents that were not dropped before, such as masked addresses."""
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     """For each reason, and for documents that are kept, those with the smallest hashes of their contents."""
 
@@ -95,7 +94,7 @@ class Ledger:
         digest = blake2b(data, digest_size=8).hexdigest()
         if len(own) < count or digest < own[-1]["hash"]:
             own.append({"hash": digest, "source": piece.source, "place": piece.place, "text": piece.text[:SHOWN]})
-            own[:] = smallest(own, count)
+            own[:] = select_smallest(own, count)
 
     def record(self) -> dict[str, Any]:
         """Returns the entries of the record of the part."""
@@ -105,7 +104,7 @@ class Ledger:
         }  # fmt: skip
 
 
-def smallest(samples: Iterable[Sample], count: int) -> list[Sample]:
+def select_smallest(samples: Iterable[Sample], count: int) -> list[Sample]:
     """Returns the samples with the smallest hashes, each content once, in the order of their hashes."""
     first: dict[str, Sample] = {}
     for sample in samples:
@@ -113,16 +112,16 @@ def smallest(samples: Iterable[Sample], count: int) -> list[Sample]:
     return [first[digest] for digest in sorted(first)[:count]]
 
 
-def merged(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Sample]]:
+def merge_samples(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Sample]]:
     """Returns the samples of all parts."""
     found: dict[str, list[Sample]] = {}
     for record in records:
         for reason, samples in record["samples"].items():
             found.setdefault(reason, []).extend(samples)
-    return {reason: smallest(samples, SAMPLED["all"]) for reason, samples in found.items()}
+    return {reason: select_smallest(samples, SAMPLED["all"]) for reason, samples in found.items()}
 
 
-def filtered(pieces: Iterable[Piece], filters: Chain, ledger: Ledger) -> Iterator[Piece]:
+def apply_filters(pieces: Iterable[Piece], filters: Chain, ledger: Ledger) -> Iterator[Piece]:
     """Yields the pieces of the documents that no filter drops, with their new texts. Unreadable documents pass.
 
     The first piece of a long document decides whether the document is dropped; a later piece that a filter would drop

@@ -5,11 +5,10 @@ from typing import Any
 
 from lambert.library import call_settings, lines, report_stops
 from lambert.runs.result import Result
-from lambert.wings.corpus import peek as preview
 from lambert.wings.corpus.config import FetchCorpusConfig, PrepareConfig, VerifyCorpusConfig
-from lambert.wings.corpus.peek import Peeked
 from lambert.wings.corpus.verbs import extend as extension
 from lambert.wings.corpus.verbs import fetch as fetching
+from lambert.wings.corpus.verbs import peek as preview
 from lambert.wings.corpus.verbs import prepare as preparation
 from lambert.wings.corpus.verbs import verify as verification
 
@@ -21,7 +20,7 @@ def prepare(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any
         return preparation.run(call_settings("prepare", recipe, settings), lines())
 
 
-def peek(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any) -> list[Peeked]:
+def peek(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any) -> list[preview.Peeked]:
     """Returns ten documents of the inputs after each step, as `lambert corpus peek` shows them, with the settings of
     `prepare`. Nothing is written, and `out` is not needed."""
     return preview.peek(call_settings("corpus peek", recipe, settings))

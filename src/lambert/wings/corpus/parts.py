@@ -17,7 +17,7 @@ from lambert.core.errors import DataError
 from lambert.core.files import open_regular
 from lambert.text import arrow as arrow_files
 from lambert.text.arrow import ParquetFile, UnreadableTable
-from lambert.wings.corpus.reading.pieces import as_text
+from lambert.wings.corpus.reading.pieces import escape_name
 from lambert.wings.corpus.reading.readers import Piece
 
 GROUP_CHARACTERS = 8 << 20
@@ -39,7 +39,7 @@ def write_part(path: Path, sources: Sequence[str], pieces: Iterable[Piece]) -> d
     """
     arrow, parquet = pyarrow()
     schema = arrow.schema([(name, arrow.bool_() if name == "last" else arrow.string()) for name in COLUMNS])
-    files = {name: {"documents": 0, "unreadable": 0} for name in map(as_text, sources)}
+    files = {name: {"documents": 0, "unreadable": 0} for name in map(escape_name, sources)}
     only = next(iter(files))
     characters = 0
     rows: list[tuple[Any, ...]] = []

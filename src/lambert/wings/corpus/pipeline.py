@@ -3,12 +3,13 @@
 All files are written to a folder beside `out` that is renamed at the end, so the corpus is either complete or absent.
 """
 
-import dataclasses
 import importlib.metadata
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,14 @@ from lambert.engine import process
 from lambert.text.tokenizers import roles, tokenizer
 from lambert.text.tokenizers.encoding import Encoded
 from lambert.wings.corpus.config import PrepareConfig
-from lambert.wings.corpus.disk import disk_errors, size_text
-from lambert.wings.corpus.documents import Documents, Part, file_sources, most_found, weighted
-from lambert.wings.corpus.duplicates.minhash import rensa
-from lambert.wings.corpus.existing import check_same, existing
-from lambert.wings.corpus.file_counts import counted
-from lambert.wings.corpus.filtering import chain
+from lambert.wings.corpus.disk import disk_errors, format_size
+from lambert.wings.corpus.documents import Documents, Part, apply_weights, list_file_sources, select_found
+from lambert.wings.corpus.duplicates.minhash import import_rensa
+from lambert.wings.corpus.filtering import build_filters
+from lambert.wings.corpus.manifest import check_same, count_files, read_existing
 from lambert.wings.corpus.parts import pyarrow
-from lambert.wings.corpus.plan import Make, Progress, here
 from lambert.wings.corpus.reading import files
-from lambert.wings.corpus.reading.beginnings import check_beginnings
+from lambert.wings.corpus.reading.files import check_beginnings
 from lambert.wings.corpus.remote import corpora, fetch
 from lambert.wings.corpus.remote.servers import source_of
 from lambert.wings.corpus.stages import FileCounts, make_parts
@@ -40,7 +39,8 @@ from lambert.wings.corpus.tokens import vocabulary
 from lambert.wings.corpus.tokens.encoded import EncodedDocuments
 from lambert.wings.corpus.tokens.splits import Sink
 from lambert.wings.corpus.tokens.unfinished import Unfinished
-from lambert.wings.corpus.workers import ahead, encode, shared_processes
+from lambert.wings.corpus.units import Make, Progress, make_here
+from lambert.wings.corpus.workers import encode, read_ahead, share_processes
 
 VERSION = 4
 """Increase it when the same documents give other shards, so that an unfinished corpus starts over."""
@@ -83,29 +83,32 @@ def prepare(
         roles.specials(given, config.tokenizer)
     if config.stages:
         pyarrow()
-        chain(config.cleaners, config)
+        build_filters(config.cleaners, config)
         if config.deduplicates:
-            rensa()
-    inputs, stamps = files.hashed(found, progress)
-    head = _head(config, given, inputs, urls)
+            import_rensa()
+    inputs, stamps = files.hash_files(found, progress)
+    head = _begin_manifest(config, given, inputs, urls)
     if config.url and config.makes_corpus:
-        there = corpora.published(config.url, lambda found: check_same(public(config.url), found, head))
+        there = corpora.find_published(config.url, lambda found: check_same(public(config.url), found, head))
         if there is not None:
-            _tell_prepared(head, progress)
+            _report_prepared(head, progress)
             return there
         corpora.begin(config.url, config.work_folder)
-    text, used = files.text_bytes(chosen), files.text_bytes(chosen, config.weights)
+    preparation = partial(_Preparation, config, head, given, passed, progress, input_of)
+    text, used = files.estimate_text(chosen), files.estimate_text(chosen, config.weights)
     if not config.stages:
-        sources = weighted(file_sources(found, config.layout, config.format, stamps), input_of, config.weights)
+        sources = apply_weights(
+            list_file_sources(found, config.layout, config.format, stamps), input_of, config.weights
+        )
         documents = Documents(sources, used, config.max_bad)
-        return _corpus(config, head, documents, given, passed, progress, input_of)
-    with lock_folder(config.work_folder, "work folder") as lock, shared_processes():
-        workers, make = _workers(config, text), elsewhere(lock) if elsewhere else here
+        return preparation(documents).run()
+    with lock_folder(config.work_folder, "work folder") as lock, share_processes():
+        workers, make = _choose_workers(config, text), elsewhere(lock) if elsewhere else make_here
         shares = [config.weights[input_of[entry["file"]]] if config.weights else 1.0 for entry in inputs]
         counts, parts, by_file = make_parts(config, inputs, stamps, shares, given, workers, progress, make)
         if not config.makes_corpus:
             return {"inputs": head["inputs"], "steps": counts}
-        parts = weighted(parts, input_of, config.weights)
+        parts = apply_weights(parts, input_of, config.weights)
         kind = EncodedDocuments if "encode" in config.stages else Documents
         first = counts["extract"]
         documents = kind(parts, used, 1.0, first["passed_over"], first["found"])
@@ -118,8 +121,7 @@ def prepare(
         keys = [f"{part.key}-{part.share}-{part.repeat}" for part in parts]
         causes = [VERSION, head["settings"], head["tokenizer"], *(keys if given is None else [])]
         unfinished = Unfinished(config.work_folder / "tokens", causes, keys)
-        manifest = _corpus(config, head, documents, given, passed, progress, input_of, unfinished, by_file)
-        return {**manifest, "steps": counts}
+        return {**preparation(documents, unfinished, by_file).run(), "steps": counts}
 
 
 def _with_local_inputs(config: PrepareConfig, progress: Progress) -> tuple[PrepareConfig, dict[str, str]]:
@@ -130,10 +132,10 @@ def _with_local_inputs(config: PrepareConfig, progress: Progress) -> tuple[Prepa
         folder = config.work_folder / "fetch"
         local, entries, urls = fetch.fetch(config.input, folder, source_of, config.checksums, progress)
     weights = tuple(config.weights[entry] for entry in entries if config.weights)
-    return dataclasses.replace(config, input=tuple(local), weights=weights, checksums=""), urls
+    return replace(config, input=tuple(local), weights=weights, checksums=""), urls
 
 
-def _head(
+def _begin_manifest(
     config: PrepareConfig, given: Any, inputs: list[dict[str, Any]], urls: dict[str, str]
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the beginning of the manifest: what determines the corpus."""
@@ -142,7 +144,7 @@ def _head(
         "format_version": FORMAT_VERSION,
         "settings": config.decides(),
         "tokenizer": "train" if given is None else tokenizer.fingerprint(given),
-        "inputs": fetch.described(inputs, urls),
+        "inputs": [{**entry, "file": urls.get(str(entry["file"]), entry["file"])} for entry in inputs],
         "sources": [
             {"input": urls.get(str(entry), str(entry)), "weight": weight}
             for entry, weight in zip(config.input, weights, strict=True)
@@ -150,184 +152,192 @@ def _head(
     }
 
 
-def _corpus(
-    config: PrepareConfig, head: dict[str, Any], documents: Documents, given: Any, passed: list[Path],
-    progress: Progress, input_of: Mapping[str, int], unfinished: Unfinished | None = None,
-    by_step: FileCounts | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Writes the corpus unless it exists, copies it to a remote `out`, and returns its manifest, which begins with
-    `head`. With `unfinished`, a later call continues after a kill. `input_of` has the number of the entry of `input` of
-    each input file, and `by_step` has the counts of the earlier steps for each input file."""
-    out = config.folder
-    remove_leftovers(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        manifest = existing(out, head, config.OUT)
-        if unfinished:
-            with disk_errors(unfinished.keep, kept=unfinished.KEPT):
-                unfinished.finish(out, manifest["heldout_threshold"])
-        _tell_prepared(head, progress)
-    else:
-        manifest = _made(config, head, documents, given, passed, progress, input_of, unfinished, by_step)
-    if config.url:
-        corpora.publish(out, config.url, progress)
-    return manifest
+@dataclass(frozen=True, slots=True)
+class _Preparation:
+    """A corpus to write."""
 
+    config: PrepareConfig
+    head: dict[str, Any]
+    """The beginning of its manifest."""
+    given: Any
+    """The tokenizer that the command names; None if it is learnt."""
+    passed: list[Path]
+    """Files that are not read."""
+    progress: Progress
+    input_of: Mapping[str, int]
+    """The number of the entry of `input` of each input file."""
+    documents: Documents
+    unfinished: Unfinished | None = None
+    """Keeps what is written, so that a later call continues after a kill."""
+    by_step: FileCounts | None = None
+    """The counts of the earlier steps for each input file."""
 
-def _tell_prepared(head: dict[str, Any], progress: Progress) -> None:
-    size: int = sum(entry["bytes"] for entry in head["inputs"])
-    progress(size, size, "already prepared")
+    def run(self) -> dict[str, Any]:
+        """Writes the corpus unless it exists, copies it to a remote `out`, and returns its manifest."""
+        out, unfinished = self.config.folder, self.unfinished
+        remove_leftovers(out)
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            manifest = read_existing(out, self.head, self.config.OUT)
+            if unfinished:
+                with disk_errors(unfinished.keep, kept=unfinished.KEPT):
+                    unfinished.finish(out, manifest["heldout_threshold"])
+            _report_prepared(self.head, self.progress)
+        else:
+            self._check_space()
+            with self._place() as folder:
+                manifest = self._write(folder)
+        if self.config.url:
+            corpora.publish(out, self.config.url, self.progress)
+        return manifest
 
-
-def _made(
-    config: PrepareConfig, head: dict[str, Any], documents: Documents, given: Any, passed: list[Path],
-    progress: Progress, input_of: Mapping[str, int], unfinished: Unfinished | None, by_step: FileCounts | None,
-) -> dict[str, Any]:  # fmt: skip
-    """Writes the corpus to the folder `config.folder` and returns its manifest."""
-    text = documents.text_bytes
-    needed = int(text * WRITTEN_SHARE) + min(text, config.sample_megabytes * 10**6)
-    _check_space(config, needed - (unfinished.size() if unfinished else 0))
-    with _place(config, unfinished) as folder:
-        manifest = _write(config, folder, documents, given, progress, unfinished)
+    def _write(self, folder: Path) -> dict[str, Any]:
+        """Writes the corpus to a new folder and returns its manifest."""
+        manifest = self._write_tokens(folder)
         by_file = manifest.pop("by_file")
+        packages = {name: importlib.metadata.version(name) for name in ("tokenizers", "sentencex")}
+        first = [f"{path}{' (a corpus or work folder of Lambert)' * path.is_dir()}" for path in self.passed[:20]]
         manifest = with_hash(
             {
-                **head,
+                **self.head,
                 **manifest,
-                **counted(head, documents, by_file, input_of, by_step),
-                "files_passed_over": {"count": len(passed), "first": [_passed(file) for file in passed[:20]]},
-                "versions": {"lambert": __version__}
-                | {n: importlib.metadata.version(n) for n in ("tokenizers", "sentencex")},
+                **count_files(self.head, self.documents, by_file, self.input_of, self.by_step),
+                "files_passed_over": {"count": len(self.passed), "first": first},
+                "versions": {"lambert": __version__, **packages},
             }
         )
         described = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
         # Bytes of file names that are no UTF-8 become escapes of JSON.
         (folder / "manifest.json").write_bytes(described.encode("utf-8", "backslashreplace"))
-    return manifest
+        return manifest
 
+    def _write_tokens(self, folder: Path) -> dict[str, Any]:
+        """Writes the tokenizer and the splits to `folder` and returns their part of the manifest.
 
-def _write(
-    config: PrepareConfig, folder: Path, documents: Documents, given: Any, progress: Progress,
-    unfinished: Unfinished | None,
-) -> dict[str, Any]:  # fmt: skip
-    """Writes the tokenizer and the splits to `folder` and returns their part of the manifest.
+        If a split has no document by chance, everything is written again with a threshold that moves the nearest
+        document into it.
+        """
+        config, documents, unfinished = self.config, self.documents, self.unfinished
+        threshold = config.heldout
+        while True:
+            if unfinished:
+                unfinished.begin(threshold)
+            learnt = unfinished.tokenizer() if unfinished and self.given is None else self.given
+            if learnt is None:
+                learnt = vocabulary.learn(config, folder, documents, threshold, self.progress)
+            specials = roles.specials(learnt)
+            size: dict[str, Any] = {
+                "vocabulary": specials.vocabulary, "seed": config.seed, "threshold": threshold,
+                "min_tokens": config.min_tokens, "unknown": specials.unk, "files": len(documents.files),
+            }  # fmt: skip
+            if unfinished:
+                unfinished.save(learnt)
+                sink = unfinished.sink(**size)
+            else:
+                tokenizer.save(learnt, folder)
+                sink = Sink(folder, **size)
+            splits = self._fill(sink, learnt)
+            better = sink.better_threshold() if config.heldout else threshold
+            if better == threshold:
+                break
+            threshold = better
+        kept = sum(split["documents"] for split in splits.values())
+        dropped = {"unreadable": documents.bad, **sink.dropped}
+        if not kept:
+            raise self._unusable(dropped)
+        return {
+            "vocabulary": specials.vocabulary,
+            "normalizer": tokenizer.normalization(learnt),
+            "tokenizer_sha256": sha256(folder / tokenizer.JSON),
+            "tokenizer_files": {
+                name: sha256(folder / name)
+                for name in (tokenizer.VOCABULARY, tokenizer.CONFIG)
+                if (folder / name).exists()
+            },
+            "documents": {
+                "read": documents.read,
+                "kept": kept,
+                "repeated": sink.repeated,
+                "dropped": dropped,
+                "unreadable": documents.named,
+                "passed_over": dict(sorted(documents.passed_over.items())),
+                **({"found": select_found(documents.found)} if documents.found else {}),
+            },
+            "characters_removed": sink.removed,
+            "heldout_threshold": threshold,
+            "by_file": sink.by_file(),
+            "splits": splits,
+        }
 
-    If a split has no document by chance, everything is written again with a threshold that moves the nearest document
-    into it.
-    """
-    workers = _workers(config, documents.text_bytes)
-    threshold = config.heldout
-    while True:
-        if unfinished:
-            unfinished.begin(threshold)
-        learnt = unfinished.tokenizer() if unfinished and given is None else given
-        if learnt is None:
-            learnt = vocabulary.learn(config, folder, documents, threshold, progress)
-        specials = roles.specials(learnt)
-        size: dict[str, Any] = {
-            "vocabulary": specials.vocabulary, "seed": config.seed, "threshold": threshold,
-            "min_tokens": config.min_tokens, "unknown": specials.unk, "files": len(documents.files),
-        }  # fmt: skip
-        if unfinished:
-            unfinished.save(learnt)
-            sink = unfinished.sink(**size)
-        else:
-            tokenizer.save(learnt, folder)
-            sink = Sink(folder, **size)
-        arguments = (learnt.to_str(), config.language, config.lines)
+    def _fill(self, sink: Sink, learnt: Any) -> dict[str, dict[str, Any]]:
+        """Writes all documents to the splits and returns the manifest's entry of each."""
+        config, documents = self.config, self.documents
+        workers, arguments = (
+            _choose_workers(config, documents.text_bytes),
+            (learnt.to_str(), config.language, config.lines),
+        )
         try:
             mark = sink.progress
             if isinstance(documents, EncodedDocuments):
-                batches: Iterator[tuple[tuple[Any, Part], Encoded]] = documents.encoded(mark)
+                batches: Iterator[tuple[tuple[Any, Part], Encoded]] = documents.read_encoded(mark)
             else:
-                batches = encode(ahead(lambda: documents.batches(mark)), workers, arguments)  # noqa: B023
+                batches = encode(read_ahead(documents.batches(mark)), workers, arguments)
             for (_, part), encoded in batches:
                 sink.add(encoded, part)
-                if part.mark and unfinished:
+                if part.mark and self.unfinished:
                     sink.save(part.mark)
-                progress(documents.done, documents.total, "writing tokens")
-            if unfinished and (mark := documents.last_mark()):
-                sink.save(mark)
-            splits = sink.close()
+                self.progress(documents.done, documents.total, "writing tokens")
+            if self.unfinished and (last := documents.last_mark()):
+                sink.save(last)
+            return sink.close()
         except BaseException:
             sink.abandon()
             raise
-        better = sink.better_threshold() if config.heldout else threshold
-        if better == threshold:
-            break
-        threshold = better
-    kept = sum(split["documents"] for split in splits.values())
-    dropped = {"unreadable": documents.bad, **sink.dropped}
-    if not kept:
-        raise _unusable(config, documents, dropped)
-    return {
-        "vocabulary": specials.vocabulary,
-        "normalizer": tokenizer.normalization(learnt),
-        "tokenizer_sha256": sha256(folder / tokenizer.JSON),
-        "tokenizer_files": {
-            name: sha256(folder / name) for name in (tokenizer.VOCABULARY, tokenizer.CONFIG) if (folder / name).exists()
-        },
-        "documents": {
-            "read": documents.read,
-            "kept": kept,
-            "repeated": sink.repeated,
-            "dropped": dropped,
-            "unreadable": documents.named,
-            "passed_over": dict(sorted(documents.passed_over.items())),
-            **({"found": most_found(documents.found)} if documents.found else {}),
-        },
-        "characters_removed": sink.removed,
-        "heldout_threshold": threshold,
-        "by_file": sink.by_file(),
-        "splits": splits,
-    }
+
+    def _unusable(self, dropped: dict[str, int]) -> DataError:
+        """Returns the error for a corpus without documents."""
+        reasons = {
+            "unreadable": "unreadable",
+            "empty": "empty",
+            "short": f"shorter than {self.config.min_tokens} tokens (min_tokens)",
+            "duplicate": "duplicates",
+            "weight": "not chosen (weights)",
+        }
+        counts = [f"{count} {reasons[name]}" for name, count in dropped.items() if count]
+        counts += [f"{n} passed over ({reason})" for reason, n in sorted(self.documents.passed_over.items())]
+        names, found = ", ".join(map(str, self.config.input)), ", ".join(counts) or "no document was found"
+        count = len(self.documents.files)
+        return DataError(f"{names}: 0 usable documents in {count} file{'s' if count > 1 else ''}: {found}.")
+
+    def _check_space(self) -> None:
+        text, out, setting = self.documents.text_bytes, self.config.folder, self.config.OUT
+        needed = int(text * WRITTEN_SHARE) + min(text, self.config.sample_megabytes * 10**6)
+        needed -= self.unfinished.size() if self.unfinished else 0
+        folder = next(parent for parent in out.absolute().parents if parent.exists())
+        usage = shutil.disk_usage(folder)
+        if not usage.total:  # a file system of the kernel, such as /proc
+            raise MachineError(f"{out} cannot be written: {folder} is not on a disk. Choose another {setting}.")
+        if usage.free < needed:
+            raise MachineError(
+                f"{folder} has {format_size(usage.free)} free and {out} may need {format_size(needed)}: "
+                f"free space or choose another {setting}."
+            )
+
+    @contextmanager
+    def _place(self) -> Iterator[Path]:
+        """A context with a folder that becomes `config.folder` if the block succeeds."""
+        out, unfinished = self.config.folder, self.unfinished
+        if unfinished:
+            with disk_errors(unfinished.keep, kept=unfinished.KEPT), unfinished.publish(out) as folder:
+                yield folder
+        else:
+            with disk_errors(out, self.config.OUT, "Nothing was kept"), atomic_folder(out) as folder:
+                yield folder
 
 
-def _unusable(config: PrepareConfig, documents: Documents, dropped: dict[str, int]) -> DataError:
-    """Returns the error for a corpus without documents."""
-    reasons = {
-        "unreadable": "unreadable",
-        "empty": "empty",
-        "short": f"shorter than {config.min_tokens} tokens (min_tokens)",
-        "duplicate": "duplicates",
-        "weight": "not chosen (weights)",
-    }
-    counts = [f"{count} {reasons[name]}" for name, count in dropped.items() if count]
-    counts += [f"{count} passed over ({reason})" for reason, count in sorted(documents.passed_over.items())]
-    counted = ", ".join(counts) or "no document was found"
-    names = ", ".join(map(str, config.input))
-    count = len({file for source in documents.sources for file in source.files})
-    return DataError(f"{names}: 0 usable documents in {count} file{'s' if count > 1 else ''}: {counted}.")
+def _report_prepared(head: dict[str, Any], progress: Progress) -> None:
+    size: int = sum(entry["bytes"] for entry in head["inputs"])
+    progress(size, size, "already prepared")
 
 
-def _passed(path: Path) -> str:
-    return f"{path} (a corpus or work folder of Lambert)" if path.is_dir() else str(path)
-
-
-def _workers(config: PrepareConfig, text_bytes: int) -> int:
+def _choose_workers(config: PrepareConfig, text_bytes: int) -> int:
     return config.workers or (1 if text_bytes < SMALL else min(process.count_cores(), MOST_WORKERS))
-
-
-def _check_space(config: PrepareConfig, needed: int) -> None:
-    out = config.folder
-    folder = next(parent for parent in out.absolute().parents if parent.exists())
-    usage = shutil.disk_usage(folder)
-    free = usage.free
-    if not usage.total:  # a file system of the kernel, such as /proc
-        raise MachineError(f"{out} cannot be written: {folder} is not on a disk. Choose another {config.OUT}.")
-    if free < needed:
-        raise MachineError(
-            f"{folder} has {size_text(free)} free and {out} may need {size_text(needed)}: "
-            f"free space or choose another {config.OUT}."
-        )
-
-
-@contextmanager
-def _place(config: PrepareConfig, unfinished: Unfinished | None) -> Iterator[Path]:
-    """A context with a folder that becomes `config.folder` if the block succeeds."""
-    out = config.folder
-    if unfinished:
-        with disk_errors(unfinished.keep, kept=unfinished.KEPT), unfinished.published(out) as folder:
-            yield folder
-    else:
-        with disk_errors(out, config.OUT, "Nothing was kept"), atomic_folder(out) as folder:
-            yield folder

@@ -23,9 +23,9 @@ from lambert.core.version import __version__
 from lambert.wings.corpus import versions
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.pipeline import prepare
-from lambert.wings.corpus.plan import Plan, Units
-from lambert.wings.corpus.remote.parts import PartStore, outputs
-from lambert.wings.corpus.stages import plans
+from lambert.wings.corpus.remote.parts import PartStore, list_outputs
+from lambert.wings.corpus.stages import list_plans
+from lambert.wings.corpus.units import Plan, Units
 
 RETRIES = 3
 """How often Ray runs a task again after its worker was lost (Ray's default)."""
@@ -52,7 +52,7 @@ class MakeParts:
 
     def __init__(self, config: PrepareConfig, plan: Plan, units: Units, store: str = "") -> None:
         self._config, self._plan, self._units, self._store = config, plan, tuple(units), store
-        self._folder, self._versions = os.getcwd(), _versions()
+        self._folder, self._versions = os.getcwd(), _list_versions()
 
     def __repr__(self) -> str:
         return f"lambert prepare, step {self._plan.step}, {len(self._units):,} parts"
@@ -63,7 +63,7 @@ class MakeParts:
         with chdir(self._folder), lock_folder(self._config.work_folder, "work folder", shared=True):
             store = PartStore(self._store, self._config.work_folder) if self._store else None
             for unit in self._units[rank::world_size]:
-                own = outputs(plan, unit)
+                own = list_outputs(plan, unit)
                 if store.has(own[-1]) if store else plan.complete(unit):
                     continue
                 try:
@@ -77,18 +77,18 @@ class MakeParts:
                 except Exception as error:
                     reason = str(error) if isinstance(error, LambertError) else f"{type(error).__name__}: {error}"
                     with suppress(OSError, LambertError):
-                        replace_files({_failure(plan, unit): json.dumps(reason).encode()})
+                        replace_files({_failure_path(plan, unit): json.dumps(reason).encode()})
                         if store:
-                            store.push([_failure(plan, unit)])
+                            store.push([_failure_path(plan, unit)])
 
     def _check(self) -> None:
         """Raises MachineError if this machine would make files that differ from those of the machine that runs the
         command."""
-        here, host, remedy = _versions(), platform.node(), "Install the same on all machines."
+        here, host, remedy = _list_versions(), platform.node(), "Install the same on all machines."
         differ = [f"{name} {here[name]}, not {own}" for name, own in self._versions.items() if here[name] != own]
         if differ:
             raise MachineError(f"{host} has {', '.join(differ)}. {remedy}")
-        if self._plan.settings != {plan.step: plan.settings for plan in plans(self._config)}.get(
+        if self._plan.settings != {plan.step: plan.settings for plan in list_plans(self._config)}.get(
             self._plan.step, self._plan.settings
         ):
             raise MachineError(f"{host} has another version of the functions of step {self._plan.step}. {remedy}")
@@ -152,10 +152,10 @@ def prepare_on_cluster(
         raise UsageError("steps is empty: name the steps, such as extract, clean, tokens.")
     if store and not is_remote(store):
         raise UsageError(f"store = {public(store)!r} is not a URL, such as s3://bucket/work.")
-    return prepare(config, elsewhere=partial(partial, _make, config, executor, tasks, store))
+    return prepare(config, elsewhere=partial(partial, _make_parts, config, executor, tasks, store))
 
 
-def _make(
+def _make_parts(
     config: PrepareConfig, executor: Callable[..., Executor], tasks: int, store: str, lock: Lock, plan: Plan,
     units: Units, workers: int, tell: Callable[[Any, float], None] | None,
 ) -> list[tuple[Any, dict[str, Any]]]:  # fmt: skip
@@ -181,7 +181,7 @@ def _make(
         records = list(pool.map(plan.complete, units))
     missing = [unit for unit, record in zip(units, records, strict=True) if record is None]
     if missing:
-        reason = _reason(plan, missing[0]) or _last_line(problem) or f"its task ended early; see {logs}"
+        reason = _read_reason(plan, missing[0]) or _find_last_line(problem) or f"its task ended early; see {logs}"
         raise DataError(
             f"{missing[0].source}: {reason} ({plan.step} lacks {len(missing):,} of {len(units):,} parts; the same "
             "command makes only these.)"
@@ -193,11 +193,11 @@ def _send_inputs(store: PartStore, plan: Plan, units: Units) -> None:
     """Copies the files that tasks read to the store, and deletes what earlier tasks left there for units that failed or
     whose part is damaged."""
     for unit in units:
-        store.delete(_failure(plan, unit))
+        store.delete(_failure_path(plan, unit))
     _get_outputs(store, plan, units)
     for unit in units:
-        if store.has(outputs(plan, unit)[-1]) and not plan.complete(unit):
-            store.delete(outputs(plan, unit)[-1])
+        if store.has(list_outputs(plan, unit)[-1]) and not plan.complete(unit):
+            store.delete(list_outputs(plan, unit)[-1])
     store.push_inputs(plan, units)
 
 
@@ -205,33 +205,33 @@ def _get_outputs(store: PartStore, plan: Plan, units: Units) -> None:
     """Copies the files that tasks made from the store."""
 
     def get(unit: Any) -> None:
-        own = outputs(plan, unit)
+        own = list_outputs(plan, unit)
         if store.has(own[-1]) and not plan.complete(unit):
             for path in own:
                 store.pull(path)
-        elif store.has(_failure(plan, unit)):
-            store.pull(_failure(plan, unit))
+        elif store.has(_failure_path(plan, unit)):
+            store.pull(_failure_path(plan, unit))
 
     with ThreadPoolExecutor(TRANSFERS) as pool:
         list(pool.map(get, units))
 
 
-def _failure(plan: Plan, unit: Any) -> Path:
+def _failure_path(plan: Plan, unit: Any) -> Path:
     return plan.folder / f"failed-{unit.key}.json"
 
 
-def _reason(plan: Plan, unit: Any) -> str:
+def _read_reason(plan: Plan, unit: Any) -> str:
     try:
-        return str(json.loads(read_file(_failure(plan, unit))))
+        return str(json.loads(read_file(_failure_path(plan, unit))))
     except (OSError, ValueError):
         return ""
 
 
-def _last_line(problem: Exception | None) -> str:
+def _find_last_line(problem: Exception | None) -> str:
     """Returns what went wrong; Ray's messages begin with a traceback."""
     lines = str(problem or "").strip().splitlines()
     return f"{type(problem).__name__}: {lines[-1]}" if lines else ""
 
 
-def _versions() -> dict[str, str]:
-    return {"lambert": __version__} | versions.of_machine()
+def _list_versions() -> dict[str, str]:
+    return {"lambert": __version__} | versions.list_machine_versions()

@@ -1,4 +1,4 @@
-"""The steps of `prepare` that store documents. Each turns one unit into one part, in any process and in any order.
+"""The steps of `prepare` that store documents. Each makes one part from one unit, in any process and in any order.
 
 A part is `part-KEY.parquet` in the folder of its step. KEY is a hash of everything that determines its content, and its
 record, `part-KEY.json`, is written after it. A part without a complete record is made again. So a command that was
@@ -19,30 +19,37 @@ from typing import Any
 
 import numpy as np
 
-from lambert.core.contents import HashedFile, misfit, sha256
+from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import UsageError, printable_line
-from lambert.core.files import atomic_file, make_folder, read_file, remove_all_leftovers, replace_files
+from lambert.core.files import atomic_file, make_folder, read_file, remove_all_leftovers
 from lambert.core.registry import lookup
-from lambert.core.shards import RECORD_HASH, has_hash, with_hash
 from lambert.text.tokenizers.encoding import Encoder
 from lambert.text.tokenizers.tokenizer import fingerprint
-from lambert.wings.corpus.cleaning import code_hash
+from lambert.wings.corpus.cleaning import hash_code
 from lambert.wings.corpus.config import PrepareConfig
-from lambert.wings.corpus.disk import disk_errors
-from lambert.wings.corpus.division import divided
-from lambert.wings.corpus.documents import Source, add_name, changed, most_found, too_many_bad
+from lambert.wings.corpus.disk import digest, disk_errors, have_hashes, read_record, write_record
+from lambert.wings.corpus.documents import Source, add_name, change_error, check_bad, select_found
 from lambert.wings.corpus.duplicates.deduplication import Lists, deduplicate
-from lambert.wings.corpus.duplicates.drops import Drops, remaining
-from lambert.wings.corpus.filtering import Ledger, decides, filtered, merged
-from lambert.wings.corpus.filtering import chain as filters_of
+from lambert.wings.corpus.duplicates.lists import Drops, apply_drops
+from lambert.wings.corpus.filtering import Ledger, apply_filters, list_causes, merge_samples
+from lambert.wings.corpus.filtering import build_filters as filters_of
 from lambert.wings.corpus.parts import read_part, whole, write_part
-from lambert.wings.corpus.plan import Make, Plan, Progress, digest, here
-from lambert.wings.corpus.reading.pieces import as_text
+from lambert.wings.corpus.reading.pieces import escape_name
 from lambert.wings.corpus.reading.readers import KIND, READERS, Layout, Piece
 from lambert.wings.corpus.reading.slices import SliceReader
 from lambert.wings.corpus.tokens.encoded import encode_part
-from lambert.wings.corpus.units import Extent, Unit, is_small, make_units
-from lambert.wings.corpus.workers import nobody, told
+from lambert.wings.corpus.units import (
+    Extent,
+    Make,
+    Plan,
+    Progress,
+    Unit,
+    divide_inputs,
+    is_small,
+    make_here,
+    make_units,
+)
+from lambert.wings.corpus.workers import ignore_progress, report_progress
 
 _RECORD = {
     "key": str, "files?": [{"source": str, "documents": int, "unreadable": int}], "sha256": str, "documents": int,
@@ -63,7 +70,7 @@ class Extract:
 
     def __init__(self, folder: Path, layout: Layout, kind: str) -> None:
         self._folder, self._read = folder, SliceReader(layout, kind)
-        self.tell: Callable[[float], None] = nobody
+        self.tell: Callable[[float], None] = ignore_progress
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         named: list[str] = []
@@ -72,7 +79,7 @@ class Extract:
         more: dict[str, Any] = {"named": named, "passed_over": passed_over, **Ledger().record()}
 
         def of_file(extent: Extent) -> Iterator[Piece]:
-            own = as_text(extent.source)
+            own = escape_name(extent.source)
             for piece in self._read(Path(extent.source), extent.part):
                 if piece.passed_over:
                     passed_over[piece.passed_over] = passed_over.get(piece.passed_over, 0) + 1
@@ -82,14 +89,14 @@ class Extract:
                 seen.update(piece.found)
                 yield piece if len(unit.extents) == 1 else replace(piece, source=own)
             if HashedFile(Path(extent.source), "").stamp() != extent.stamp:
-                raise changed(extent.source)
+                raise change_error(extent.source)
 
         def pieces() -> Iterator[Piece]:
             yield from chain.from_iterable(whole(of_file(extent)) for extent in unit.extents)
-            more["found"] = most_found(seen)
+            more["found"] = select_found(seen)
 
         expected = sum(extent.text_bytes for extent in unit.extents)
-        found = told(pieces(), expected, self.tell)
+        found = report_progress(pieces(), expected, self.tell)
         return _write(self._folder, unit, lambda path: write_part(path, _names(unit), found), more)
 
 
@@ -98,14 +105,14 @@ class Clean:
 
     def __init__(self, folder: Path, config: PrepareConfig) -> None:
         self._folder, self._filters = folder, filters_of(config.cleaners, config)
-        self.tell: Callable[[float], None] = nobody
+        self.tell: Callable[[float], None] = ignore_progress
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         ledger = Ledger()
         more: dict[str, Any] = {"named": [], "passed_over": {}}
 
         def pieces() -> Iterator[Piece]:
-            yield from filtered(_told(unit, self.tell), self._filters, ledger)
+            yield from apply_filters(_read_part(unit, self.tell), self._filters, ledger)
             more.update(ledger.record())
 
         return _write(self._folder, unit, lambda path: write_part(path, _names(unit), pieces()), more)
@@ -116,10 +123,10 @@ class Encode:
 
     def __init__(self, folder: Path, lists: Lists | None, tokenizer_json: str, language: str, lines: str) -> None:
         self._folder, self._lists, self._encoder = folder, lists, Encoder(tokenizer_json, language, lines)
-        self.tell: Callable[[float], None] = nobody
+        self.tell: Callable[[float], None] = ignore_progress
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
-        read = _reader(unit, self._lists)
+        read = _make_reader(unit, self._lists)
         source = Source(_names(unit), unit.bytes, lambda _: read(lambda done: self.tell(done / max(unit.bytes, 1))))
         more = {"passed_over": {}, **Ledger().record()}
         return _write(self._folder, unit, lambda path: encode_part(path, source, self._encoder), more)
@@ -127,7 +134,7 @@ class Encode:
 
 def make_parts(
     config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], shares: Sequence[float],
-    given: Any, workers: int, progress: Progress, make: Make = here,
+    given: Any, workers: int, progress: Progress, make: Make = make_here,
 ) -> tuple[dict[str, dict[str, Any]], list[Source], FileCounts]:  # fmt: skip
     """Runs the steps before `tokens` that `config.stages` names. Returns the counts of each step; the sources that the
     last of them leaves, in the order of the inputs; and the counts of each input file.
@@ -145,7 +152,7 @@ def make_parts(
         MachineError: The disk refuses a write.
     """
     counts: dict[str, dict[str, Any]] = {}
-    slices = divided(config, inputs, VERSIONS["extract"], workers, progress)
+    slices = divide_inputs(config, inputs, VERSIONS["extract"], workers, progress)
     units = make_units(inputs, stamps, slices, shares, config.format)
     by_file: FileCounts = {}
     files: list[Any] = []
@@ -154,7 +161,7 @@ def make_parts(
         nonlocal units, files
         units = [unit.after(plan.step, VERSIONS[plan.step], plan.settings) for unit in units]
         records = _run_step(plan, units, config.stages, workers, progress, make)
-        counts[plan.step] = _sum(records)
+        counts[plan.step] = _sum_records(records)
         units = [replace(unit, path=_part(plan.folder, unit.key)) for unit in units]
         if plan.step in VERSIONS and plan.step != "encode":
             files = [record["files"] for record in records]
@@ -165,9 +172,9 @@ def make_parts(
                 for text in record["named"]:
                     add_name(named, text)
             counts["extract"]["named"] = named
-            too_many_bad(counts["extract"]["unreadable"], counts["extract"]["documents"], config.max_bad, named)
+            check_bad(counts["extract"]["unreadable"], counts["extract"]["documents"], config.max_bad, named)
 
-    for plan in plans(config):
+    for plan in list_plans(config):
         run_step(plan)
     lists = None
     if config.deduplicates:
@@ -179,16 +186,16 @@ def make_parts(
         before = {name: count for name, count in counts[plan.step].items() if name != "named"}
         counts["deduplicate"] = {**before, **nothing, **lists.counts()}
         units = [replace(unit, key=digest([unit.key, lists.hash_of(unit.number)])) for unit in units]
-        left = [_remaining(entries, lists.of(number)) for number, entries in enumerate(files)]
+        left = [_subtract_drops(entries, lists.of(number)) for number, entries in enumerate(files)]
         _count_files(by_file, "deduplicate", left)
     else:
         _check_lists(config)
     sources = [
-        Source(_names(unit), unit.bytes, _reader(unit, lists), unit.key, grows=is_small(unit.extents[0].bytes))
+        Source(_names(unit), unit.bytes, _make_reader(unit, lists), unit.key, grows=is_small(unit.extents[0].bytes))
         for unit in units
     ]
     if "encode" in config.stages:
-        run_step(_encoding(config, given, lists))
+        run_step(_plan_encoding(config, given, lists))
         del counts["encode"]
         sources = [replace(source, encoded=unit.path) for source, unit in zip(sources, units, strict=True)]
     return counts, sources, by_file
@@ -210,7 +217,7 @@ def _count_files(by_file: FileCounts, step: str, parts: Sequence[Sequence[Mappin
             own[step] = own["read"] - dropped_before - left[name]
 
 
-def _remaining(files: Sequence[Mapping[str, Any]], drops: Drops) -> list[dict[str, Any]]:
+def _subtract_drops(files: Sequence[Mapping[str, Any]], drops: Drops) -> list[dict[str, Any]]:
     """Returns the files of a part with the numbers of their documents that are not dropped."""
     ends = np.cumsum([entry["documents"] for entry in files])
     dropped = np.bincount(np.searchsorted(ends, drops.documents["document"], "right"), minlength=len(files)).tolist()
@@ -229,43 +236,45 @@ def _check_lists(config: PrepareConfig) -> None:
         )
 
 
-def _encoding(config: PrepareConfig, given: Any, lists: Lists | None) -> Plan:
+def _plan_encoding(config: PrepareConfig, given: Any, lists: Lists | None) -> Plan:
     folder, how = config.work_folder / "encode", {"language": config.language, "lines": config.lines}
     arguments = (folder, lists, given.to_str(), *how.values())
     return Plan(
-        "encode", folder, Encode, arguments, how | {"tokenizer": fingerprint(given)}, partial(_complete, folder)
+        "encode", folder, Encode, arguments, how | {"tokenizer": fingerprint(given)}, partial(_read_complete, folder)
     )
 
 
-def _reader(unit: Unit, lists: Lists | None) -> Callable[[Callable[[int], None]], Iterator[Piece]]:
+def _make_reader(unit: Unit, lists: Lists | None) -> Callable[[Callable[[int], None]], Iterator[Piece]]:
     def pieces(tell: Callable[[int], None]) -> Iterator[Piece]:
-        found = _told(unit, lambda share: tell(int(share * unit.bytes)))
-        return found if lists is None else remaining(found, lists.of(unit.number))
+        found = _read_part(unit, lambda share: tell(int(share * unit.bytes)))
+        return found if lists is None else apply_drops(found, lists.of(unit.number))
 
     return pieces
 
 
-def _told(unit: Unit, tell: Callable[[float], None]) -> Iterator[Piece]:
+def _read_part(unit: Unit, tell: Callable[[float], None]) -> Iterator[Piece]:
     expected = json.loads(read_file(unit.path.with_suffix(".json")))["characters"]
-    return told(read_part(unit.path), expected, tell)
+    return report_progress(read_part(unit.path), expected, tell)
 
 
-def plans(config: PrepareConfig) -> list[Plan]:
+def list_plans(config: PrepareConfig) -> list[Plan]:
     """Returns the steps that write texts, up to the last one that the command names."""
     layout = config.layout
-    reader = code_hash(lookup(READERS, config.format, "format", KIND)) if ":" in config.format else ""
+    reader = hash_code(lookup(READERS, config.format, "format", KIND)) if ":" in config.format else ""
     settings = {**asdict(layout), "format": config.format, "code": reader}
     folder = config.work_folder / "extract"
-    found = [Plan("extract", folder, Extract, (folder, layout, config.format), settings, partial(_complete, folder))]
+    found = [
+        Plan("extract", folder, Extract, (folder, layout, config.format), settings, partial(_read_complete, folder))
+    ]
     if config.cleaners and (config.makes_corpus or {"clean", "encode"}.intersection(config.stages)):
-        folder, settings = config.work_folder / "clean", {"clean": decides(config.cleaners, config)}
-        found.append(Plan("clean", folder, Clean, (folder, config), settings, partial(_complete, folder)))
+        folder, settings = config.work_folder / "clean", {"clean": list_causes(config.cleaners, config)}
+        found.append(Plan("clean", folder, Clean, (folder, config), settings, partial(_read_complete, folder)))
     return found
 
 
 def _run_step(
     plan: Plan, units: Sequence[Unit], named: Sequence[str], workers: int, progress: Progress,
-    make: Make = here,
+    make: Make = make_here,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Makes the missing parts and returns the records of all. Removes parts that are no longer needed."""
     with disk_errors(plan.folder):
@@ -282,7 +291,7 @@ def _run_step(
             )
         if plan.step in named:
             _remove_others(plan.folder, {unit.key for unit in units})
-        # the largest first, so that no process waits for one alone; those of a file in order, since it is read forwards
+        # The largest first, so that none is left for one process at the end; slices of a file in order, as in the file.
         missing.sort(key=lambda unit: (-unit.bytes, unit.extents[0].source, unit.extents[0].part.begin))
         total = sum(unit.bytes for unit in units)
         before = total - sum(unit.bytes for unit in missing)
@@ -319,23 +328,15 @@ def _write(
     with disk_errors(path):
         with atomic_file(path) as temporary:
             counts = write(temporary)
-        record = with_hash({"key": unit.key, "sha256": sha256(path), **counts, **more}, RECORD_HASH)
-        described = json.dumps(record) + "\n"
-        replace_files({path.with_suffix(".json"): described.encode()})
-    return record
+        return write_record(path.with_suffix(".json"), {"key": unit.key, "sha256": sha256(path), **counts, **more})
 
 
-def _complete(folder: Path, unit: Unit) -> dict[str, Any] | None:
+def _read_complete(folder: Path, unit: Unit) -> dict[str, Any] | None:
     """Returns the record of a part if both files are unchanged since they were written, otherwise None."""
     path = _part(folder, unit.key)
-    try:
-        record = json.loads(read_file(path.with_suffix(".json")))
-        if misfit(record, _RECORD):
-            return None
-        whole = has_hash(record, RECORD_HASH) and record["sha256"] == sha256(path)
-    except (OSError, ValueError, RecursionError):
-        return None
-    return dict(record) if whole and record["key"] == unit.key else None
+    record = read_record(path.with_suffix(".json"), _RECORD)
+    whole = record and record["key"] == unit.key and have_hashes({path: record["sha256"]})
+    return record if whole else None
 
 
 def _remove_others(folder: Path, keys: set[str]) -> None:
@@ -344,11 +345,11 @@ def _remove_others(folder: Path, keys: set[str]) -> None:
             path.unlink()
 
 
-def _sum(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sum_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     total: dict[str, Any] = {
         name: sum(int(record[name]) for record in records) for name in ("documents", "unreadable", "characters")
     }
     for kind in ("dropped", "passed_over", "changed", "found"):
         names = dict.fromkeys(name for record in records for name in record[kind])
         total[kind] = {name: sum(record[kind].get(name, 0) for record in records) for name in names}
-    return total | {"samples": merged(records)}
+    return total | {"samples": merge_samples(records)}

@@ -1,22 +1,29 @@
-"""Units, which the steps of `prepare` turn into parts: a slice of a large input file, or several small input files."""
+"""Units, which the steps of `prepare` turn into parts in any process: a slice of a large input file, or several small
+input files."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lambert.core.files import make_folder, read_file, replace_files
 from lambert.text.streams import EXPANSION, inner_suffix
-from lambert.wings.corpus.plan import digest
-from lambert.wings.corpus.reading.slices import Slice
-from lambert.wings.corpus.versions import of_reader
+from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.disk import digest, disk_errors
+from lambert.wings.corpus.reading.readers import Layout
+from lambert.wings.corpus.reading.slices import WHOLE, Slice, divide
+from lambert.wings.corpus.versions import list_reader_versions
+from lambert.wings.corpus.workers import Target, run
 
 SMALL = 1 << 20
-"""An input file with fewer bytes shares a part with other small files (our choice)."""
+"""Input files with fewer bytes are grouped (our choice)."""
 GROUP = 8 << 20
-"""Mean number of bytes of text in a part of small files; the largest has twice as many (our choice: large beside the
-cost of a part, and quick to make again when one of its files changes)."""
+"""Mean bytes of text of a unit of small files; the maximum is twice this (our choice: large beside the cost of a part,
+and quick to make again when one of its files changes)."""
 OPENING = 4096
-"""Bytes that are added for each file, because opening it takes as long as reading this much (our choice)."""
+"""Bytes that are added to the size of each file, because opening it takes as long as reading this much (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a step turns into a part."""
+    """The input of a step that becomes one part."""
 
     extents: tuple[Extent, ...]
     """The documents in the order of the corpus, possibly of several small files."""
@@ -67,7 +74,7 @@ class Unit:
 
 
 def is_small(size: int) -> bool:
-    """Returns whether an input file of `size` bytes shares a part with other small files."""
+    """Returns whether an input file of `size` bytes is grouped with other small files."""
     return size < SMALL
 
 
@@ -119,4 +126,84 @@ def make_units(
 
 
 def _versions(extent: Extent, kind: str) -> tuple[str, ...]:
-    return of_reader(kind, inner_suffix(Path(extent.source)))
+    return list_reader_versions(kind, inner_suffix(Path(extent.source)))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step of the command."""
+
+    step: str
+    folder: Path
+    target: Target
+    """Makes the files of a unit and returns their record."""
+    arguments: tuple[Any, ...]
+    settings: Mapping[str, Any]
+    """Everything besides its input that determines the content of a part."""
+    complete: Callable[[Any], dict[str, Any] | None]
+    """Returns the record of a unit if its files are unchanged since they were written, otherwise None."""
+
+
+Units = Sequence[Any]
+Progress = Callable[[int, int, str], None]
+"""Called with the bytes done, the total bytes and the name of the current step."""
+Make = Callable[[Plan, Units, int, Callable[[Any, float], None] | None], Iterable[tuple[Any, dict[str, Any]]]]
+"""Makes the files of units of a plan with a number of processes, and may tell which share of a unit is done. Returns
+each unit with its record."""
+
+
+def make_here(
+    plan: Plan, units: Units, workers: int, tell: Callable[[Any, float], None] | None
+) -> Iterable[tuple[Any, dict[str, Any]]]:
+    """Makes the files in processes of this machine."""
+    return run(units, workers, plan.target, plan.arguments, waiting=len(units), told=tell)
+
+
+class Divide:
+    """Divides an input file into slices."""
+
+    def __init__(self, layout: Layout, kind: str) -> None:
+        self._layout, self._kind = layout, kind
+
+    def __call__(self, source: str) -> list[Slice]:
+        return divide(Path(source), self._layout, self._kind)
+
+
+def divide_inputs(
+    config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], version: int, workers: int, progress: Progress
+) -> list[list[Slice]]:
+    """Divides the input files, in several processes, and returns the slices of each. They are stored in the folder of
+    the step `extract`, because finding them may require reading the whole file."""
+    folder = config.work_folder / "extract"
+    layout = config.layout
+    found: dict[str, list[Slice]] = {}
+    paths: dict[str, Path] = {}
+    with disk_errors(folder):
+        make_folder(folder)
+        for entry in inputs:
+            if is_small(entry["bytes"]):
+                found[entry["file"]] = [WHOLE]
+                continue
+            causes = [version, asdict(layout), config.format, entry["file"], entry["sha256"]]
+            paths[entry["file"]] = path = folder / f"slices-{digest(causes)[:16]}.json"
+            with suppress(OSError, ValueError, TypeError, RecursionError):
+                kept = json.loads(read_file(path))
+                if kept["hash"] == digest(kept["slices"]):
+                    found[entry["file"]] = [Slice(*values) for values in kept["slices"]]
+        missing = [entry["file"] for entry in inputs if entry["file"] not in found]
+        sizes = {entry["file"]: int(entry["bytes"]) for entry in inputs}
+        done, total = 0, sum(sizes[source] for source in missing)
+        for source, slices in run(missing, workers, Divide, (layout, config.format)):
+            found[source] = slices
+            done += sizes[source]
+            progress(done, total, "dividing")
+            if len(slices) == 1:
+                continue
+            values = [astuple(part) for part in slices]
+            kept = json.dumps({"slices": values, "hash": digest(values)})
+            replace_files({paths[source]: kept.encode()})
+        kept_paths = set(paths.values())
+        for path in folder.glob("slices-*.json"):
+            if path not in kept_paths and "extract" in config.stages:
+                path.unlink()
+    return [found[entry["file"]] for entry in inputs]

@@ -12,7 +12,7 @@ _READS = {"html": ("resiliparse",), "warc": ("resiliparse",)}
 _FILTERS = {"language": ("py3langid",)}
 
 
-def version(package: str) -> str:
+def find_version(package: str) -> str:
     """Returns the version of an installed package, or "missing"."""
     try:
         return importlib.metadata.version(package)
@@ -21,17 +21,19 @@ def version(package: str) -> str:
 
 
 @functools.cache
-def of_reader(kind: str, suffix: str) -> tuple[str, ...]:
+def list_reader_versions(kind: str, suffix: str) -> tuple[str, ...]:
     """Returns the versions that determine the texts of a file, given the name of its reader, or "auto", and the suffix
     of its name."""
-    return tuple(version(package) for package in _READS.get(SUFFIXES.get(suffix, "") if kind == "auto" else kind, ()))
+    return tuple(
+        find_version(package) for package in _READS.get(SUFFIXES.get(suffix, "") if kind == "auto" else kind, ())
+    )
 
 
-def of_filter(name: str) -> list[str]:
+def list_filter_versions(name: str) -> list[str]:
     """Returns the versions that determine what a filter does. That of Unicode is Python's."""
-    return [unicodedata.unidata_version, *(version(package) for package in _FILTERS.get(name, ()))]
+    return [unicodedata.unidata_version, *(find_version(package) for package in _FILTERS.get(name, ()))]
 
 
-def of_machine() -> dict[str, str]:
+def list_machine_versions() -> dict[str, str]:
     """Returns all versions. Machines that work together must have the same."""
-    return {"Unicode": unicodedata.unidata_version} | {package: version(package) for package in PACKAGES}
+    return {"Unicode": unicodedata.unidata_version} | {package: find_version(package) for package in PACKAGES}

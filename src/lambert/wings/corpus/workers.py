@@ -1,4 +1,4 @@
-"""Calls an object with many items, in this process or in worker processes, with the same results in the same order.
+"""Processes items in this process or in worker processes, with the same results in the same order.
 
 Worker processes are started as `python -m lambert.wings.corpus.workers` and communicate over pipes. A caller's script
 therefore needs no `if __name__ == "__main__"`, and the workers inherit no state that a fork would break.
@@ -6,7 +6,6 @@ therefore needs no `if __name__ == "__main__"`, and the workers inherit no state
 
 import os
 import pickle
-import queue
 import subprocess
 import sys
 import threading
@@ -32,6 +31,7 @@ Target = Callable[..., Callable[[Any], Any]]
 
 TELL_SECONDS = 0.5
 """Seconds between two calls of `tell`."""
+AHEAD = 3  # items
 LEXICON_BYTES = 192 << 20  # divided among the processes, which keeps their total memory below 1 GB
 
 
@@ -52,7 +52,7 @@ class _Process:
             env=environment,
             start_new_session=True,  # the parent process handles interrupts
         )
-        self.tell: Callable[[float], None] = nobody
+        self.tell: Callable[[float], None] = ignore_progress
         self._target: tuple[Any, ...] | None = None
 
     def use(self, target: Target, arguments: tuple[Any, ...]) -> None:
@@ -93,7 +93,7 @@ _idle: ContextVar[list[_Process] | None] = ContextVar("_idle", default=None)
 
 
 @contextmanager
-def shared_processes() -> Iterator[None]:
+def share_processes() -> Iterator[None]:
     """A context in which the calls of `run` share worker processes, which end with it. Starting a process takes 0.6 s
     of processor time."""
     idle: list[_Process] = []
@@ -170,12 +170,12 @@ def run(
         pool.shutdown(wait=True)
 
 
-def nobody(share: float) -> None:
+def ignore_progress(share: float) -> None:
     """The `tell` of an object until `run` sets another one."""
 
 
-def told(pieces: Iterator[Piece], expected: float, tell: Callable[[float], None]) -> Iterator[Piece]:
-    """Yields the pieces, and reports at intervals their share of the expected number of characters."""
+def report_progress(pieces: Iterator[Piece], expected: float, tell: Callable[[float], None]) -> Iterator[Piece]:
+    """Yields the pieces, and reports at intervals how much of the expected number of characters is done."""
     done, spoke = 0, time.monotonic()
     for piece in pieces:
         yield piece
@@ -185,42 +185,17 @@ def told(pieces: Iterator[Piece], expected: float, tell: Callable[[float], None]
             tell(min(done / max(expected, 1.0), 0.99))
 
 
-def ahead(make: Callable[[], Iterator[Item]], depth: int = 2) -> Iterator[Item]:
-    """Yields the items of `make()`, which runs in a thread at most `depth` items ahead. Its exceptions are raised
-    here."""
-    items: queue.Queue[tuple[str, Any]] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def put(kind: str, item: Any) -> bool:
-        while not stop.is_set():
-            with suppress(queue.Full):
-                items.put((kind, item), timeout=0.1)
-                return True
-        return False
-
-    def run() -> None:
-        try:
-            for item in make():
-                if not put("item", item):
-                    return
-        except BaseException as error:
-            put("error", error)
-        else:
-            put("end", None)
-
-    thread = threading.Thread(target=run, name="read", daemon=True)
-    thread.start()
+def read_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Yields the items of an iterator, which a thread computes at most `AHEAD` items ahead."""
+    end: Any = object()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="read")
+    pending = deque(pool.submit(next, items, end) for _ in range(AHEAD))
     try:
-        while True:
-            kind, item = items.get()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise item
+        while (item := pending.popleft().result()) is not end:
+            pending.append(pool.submit(next, items, end))
             yield item
     finally:
-        stop.set()
-        thread.join()
+        pool.shutdown(cancel_futures=True)
 
 
 def _end_with(parent: int) -> None:

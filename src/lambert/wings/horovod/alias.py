@@ -10,6 +10,8 @@ ALIASES = {
     "horovod.torch": "lambert.horovod",
     "horovod.torch.compression": "lambert.wings.horovod.compression",
     "horovod.torch.elastic": "lambert.wings.horovod.elastic",
+    "horovod.torch.elastic.sampler": "lambert.wings.horovod.elastic",
+    "horovod.torch.elastic.state": "lambert.wings.horovod.elastic",
     "horovod.torch.functions": "lambert.wings.horovod.functions",
     "horovod.torch.mpi_ops": "lambert.wings.horovod.operations",
     "horovod.torch.optimizer": "lambert.wings.horovod.optimizer",
@@ -37,7 +39,7 @@ def install_alias() -> None:
     spec = present.__spec__ if present is not None else importlib.util.find_spec("horovod")
     if spec is not None and not Path(spec.origin or "/").is_relative_to(Path(__file__).parent):
         raise ImportError(
-            "Horovod itself is installed here and is not shadowed; uninstall it or import lambert.horovod"
+            "Horovod itself is installed and is not shadowed: uninstall it, or import lambert.horovod instead"
         )
     for package in ("horovod", "horovod.common"):
         module = sys.modules.setdefault(package, ModuleType(package, "Lambert's Horovod API under Horovod's name."))

@@ -15,6 +15,12 @@ from lambert.wings.horovod import session
 from lambert.wings.horovod.process_sets import ProcessSet, add_process_set, global_process_set
 from lambert.wings.horovod.timeline import start_from_environment, timeline
 
+__all__ = [
+    "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "init",
+    "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
+]  # fmt: skip
+
 
 def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Connects to the other ranks. Does nothing if Horovod is already initialized.
@@ -33,7 +39,7 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
     if session.is_open():
         return
     now = session.open_session(comm or ())
-    global_process_set.ranks = now.sets[0]
+    global_process_set.ranks = now.executor.sets[0]
     start_from_environment(now.process.rank)
     if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
         return
@@ -88,26 +94,27 @@ def size() -> int:
 def local_rank() -> int:
     """Returns the rank of this process among those of its host, which is the index of the GPU to use."""
     now = session.current()
-    return _given("HOROVOD_LOCAL_RANK", "LOCAL_RANK", _peers(now).index(now.process.rank))
+    return _read_place("HOROVOD_LOCAL_RANK", "LOCAL_RANK", _list_peers(now).index(now.process.rank))
 
 
 def local_size() -> int:
     """Returns the number of ranks on this host."""
-    return _given("HOROVOD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", len(_peers(session.current())))
+    return _read_place("HOROVOD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", len(_list_peers(session.current())))
 
 
 def cross_rank() -> int:
     """Returns the index of this host among the hosts that have a process with the same local rank."""
     now = session.current()
-    return _given("HOROVOD_CROSS_RANK", "GROUP_RANK", _hosts_with_local_rank(now).index(now.hosts[now.process.rank]))
+    derived = _list_hosts(now).index(now.hosts[now.process.rank])
+    return _read_place("HOROVOD_CROSS_RANK", "GROUP_RANK", derived)
 
 
 def cross_size() -> int:
     """Returns the number of hosts that have a process with the same local rank."""
-    return _given("HOROVOD_CROSS_SIZE", "GROUP_WORLD_SIZE", len(_hosts_with_local_rank(session.current())))
+    return _read_place("HOROVOD_CROSS_SIZE", "GROUP_WORLD_SIZE", len(_list_hosts(session.current())))
 
 
-def _given(horovod: str, torchrun: str, derived: int) -> int:
+def _read_place(horovod: str, torchrun: str, derived: int) -> int:
     """Returns the value of Horovod's variable, or of torchrun's, or the value derived from the ranks' hosts."""
     try:
         return integer(horovod, integer(torchrun, derived))
@@ -121,12 +128,12 @@ def is_homogeneous() -> bool:
     return len({hosts.count(host) for host in hosts}) == 1
 
 
-def _peers(now: session.Session) -> list[int]:
+def _list_peers(now: session.Session) -> list[int]:
     return [rank for rank, host in enumerate(now.hosts) if host == now.hosts[now.process.rank]]
 
 
-def _hosts_with_local_rank(now: session.Session) -> list[str]:
-    local = _peers(now).index(now.process.rank)
+def _list_hosts(now: session.Session) -> list[str]:
+    local = _list_peers(now).index(now.process.rank)
     return [host for host in dict.fromkeys(now.hosts) if now.hosts.count(host) > local]
 
 

@@ -43,7 +43,7 @@ class Channel:
         while len(self._received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received)
             if length > LARGEST_MESSAGE:
-                raise ConnectionAbortedError(f"a message of {length} bytes is not one of ours")
+                raise ConnectionAbortedError(f"a message of {length} bytes is too long to be valid")
             end = _LENGTH.size + length
             if len(self._received) < end:
                 break

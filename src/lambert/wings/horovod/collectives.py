@@ -2,7 +2,7 @@
 all-to-all.
 
 Each function starts its communication and returns a function that waits for it and stores the results in the entry.
-Tensors are sent as bytes, so all data types are supported where nothing is computed.
+Tensors are sent as bytes, so all data types are supported where nothing is computed. Ranks are those of the group.
 """
 
 import math
@@ -14,43 +14,45 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lambert.wings.horovod.fusion import scale
-from lambert.wings.horovod.negotiation import Work
-from lambert.wings.horovod.requests import ReduceOp
+from lambert.wings.horovod.requests import Entry, ReduceOp, Request
 
 Finish = Callable[[], None]
 """Waits for a started collective and stores its results in the entry."""
 
 
-def broadcast(group: Any, root: int, me: int, work: Work) -> Finish:
-    """Starts a broadcast that overwrites the outputs with the inputs of `root`. In this module, ranks are those of the
-    group."""
-    assert work.entry is not None
-    entry = work.entry
-    options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor = root, 0
+def run_in_order(finishes: list[Finish]) -> Finish:
+    """Returns a function that calls the given ones in order."""
+
+    def finish() -> None:
+        for each in finishes:
+            each()
+
+    return finish
+
+
+def broadcast(group: Any, root: int, me: int, entry: Entry) -> Finish:
+    """Starts a broadcast that overwrites the outputs with the inputs of `root`."""
     started = []
     for source, target in zip(entry.inputs, entry.outputs, strict=True):
         buffer = source.contiguous() if me == root else _contiguous_like(target)
         if buffer.numel():
-            started.append((group.broadcast([_as_bytes(buffer)], options), buffer, target))
+            started.append((_start_broadcast(group, root, buffer), buffer, target))
 
     def finish() -> None:
-        for waiting, buffer, target in started:
-            waiting.wait()
+        for wait, buffer, target in started:
+            wait()
             if buffer is not target:
                 target.copy_(buffer)
 
     return finish
 
 
-def allgather(group: Any, me: int, work: Work) -> Finish:
+def allgather(group: Any, me: int, entry: Entry, requests: list[Request]) -> Finish:
     """Starts an all-gather, which concatenates the ranks' inputs along the first dimension. The sizes of this dimension
     may differ."""
-    assert work.entry is not None
-    entry = work.entry
     waits: list[Finish] = []
     for index, tensor in enumerate(entry.inputs):
-        rows = [request.tensors[index].shape[0] for request in work.requests]
+        rows = [request.tensors[index].shape[0] for request in requests]
         output = tensor.new_empty((sum(rows), *tensor.shape[1:]))
         entry.outputs.append(output)
         if not output.numel():
@@ -63,25 +65,16 @@ def allgather(group: Any, me: int, work: Work) -> Finish:
         parts[me].copy_(tensor)
         for root, part in enumerate(parts):
             if part.numel():
-                options = dist.BroadcastOptions()
-                options.rootRank, options.rootTensor = root, 0
-                waits.append(group.broadcast([_as_bytes(part)], options).wait)
-
-    def finish() -> None:
-        for wait in waits:
-            wait()
-
-    return finish
+                waits.append(_start_broadcast(group, root, part))
+    return run_in_order(waits)
 
 
-def alltoall(group: Any, me: int, work: Work) -> Finish:
+def alltoall(group: Any, me: int, entry: Entry, requests: list[Request]) -> Finish:
     """Starts an all-to-all, which exchanges as many rows as the `numbers` of the requests specify. The result is the
     output and the number of rows from each rank."""
-    assert work.entry is not None
-    entry = work.entry
     tensor = entry.inputs[0]
-    sent = list(work.requests[me].numbers)
-    received = [request.numbers[me] for request in work.requests]
+    sent = list(requests[me].numbers)
+    received = [request.numbers[me] for request in requests]
     output = tensor.new_empty((sum(received), *tensor.shape[1:]))
     entry.outputs.append(output)
     wait = _exchange(group, output, tensor[: sum(sent)].contiguous(), received, sent)
@@ -93,14 +86,12 @@ def alltoall(group: Any, me: int, work: Work) -> Finish:
     return finish
 
 
-def reducescatter(group: Any, me: int, size: int, work: Work) -> Finish:
+def reducescatter(group: Any, me: int, size: int, entry: Entry) -> Finish:
     """Starts a reduce-scatter: the other ranks send this rank's rows, which are reduced here in the order of the
     ranks."""
-    assert work.entry is not None
-    entry, request = work.entry, work.request
-    parts = []
+    request, parts = entry.request, []
     for tensor in entry.inputs:
-        rows = rows_of_ranks(tensor.shape[0], size)
+        rows = divide_rows(tensor.shape[0], size)
         own = tensor.new_empty((size, rows[me], *tensor.shape[1:]))
         sent = tensor.contiguous() if request.prescale == 1 else scale(tensor.clone().contiguous(), request.prescale, 1)
         parts.append((own, _exchange(group, own.flatten(0, 1), sent, [rows[me]] * size, rows)))
@@ -109,18 +100,18 @@ def reducescatter(group: Any, me: int, size: int, work: Work) -> Finish:
         for own, wait in parts:
             wait()
             divisor = size if request.op == ReduceOp.Average else 1
-            entry.outputs.append(scale(_over_ranks(own, ReduceOp(request.op)), request.postscale, divisor))
+            entry.outputs.append(scale(_reduce_rows(own, ReduceOp(request.op)), request.postscale, divisor))
 
     return finish
 
 
-def rows_of_ranks(rows: int, size: int) -> list[int]:
+def divide_rows(rows: int, size: int) -> list[int]:
     """Returns the number of rows of each rank's output of a reduce-scatter. The first ranks get one row more if `rows`
     is not divisible by `size`."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
-def _over_ranks(stacked: Tensor, op: ReduceOp) -> Tensor:
+def _reduce_rows(stacked: Tensor, op: ReduceOp) -> Tensor:
     """Returns the reduction over the first dimension. Half precision is summed in float32; integers wrap as in C."""
     if op == ReduceOp.Min:
         return stacked.amin(0)
@@ -129,6 +120,13 @@ def _over_ranks(stacked: Tensor, op: ReduceOp) -> Tensor:
     wide = torch.float32 if stacked.dtype in (torch.float16, torch.bfloat16) else None
     reduced = stacked.prod(0, dtype=wide) if op == ReduceOp.Product else stacked.sum(0, dtype=wide)
     return reduced.to(stacked.dtype)
+
+
+def _start_broadcast(group: Any, root: int, tensor: Tensor) -> Finish:
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = root, 0
+    wait: Finish = group.broadcast([_as_bytes(tensor)], options).wait
+    return wait
 
 
 def _exchange(group: Any, output: Tensor, sent: Tensor, received_rows: list[int], sent_rows: list[int]) -> Finish:

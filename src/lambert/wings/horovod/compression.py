@@ -26,26 +26,24 @@ class NoneCompressor(Compressor):
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Returns the tensor and None."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Returns the tensor."""
         return tensor
 
 
 class _Cast(Compressor):
+    """Casts floating-point tensors to the type `wire`."""
+
     wire: torch.dtype
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Returns the tensor, cast if it has a floating-point type, and its original type."""
         return (tensor.to(cls.wire) if tensor.is_floating_point() else tensor), tensor.dtype
 
     @classmethod
     def decompress(cls, tensor: Tensor, ctx: Any) -> Tensor:
-        """Returns the tensor in its original type."""
         return tensor.to(ctx)
 
 

@@ -12,44 +12,44 @@ import selectors
 import socket
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from lambert.wings.horovod.channel import Channel
-from lambert.wings.horovod.matching import Match, Matching, encode
+from lambert.wings.horovod.matching import Match, Matching
 from lambert.wings.horovod.requests import Request
 
 log = logging.getLogger("lambert.horovod")
 
 GOODBYE_SECONDS = 10.0
-"""Seconds that the coordinator waits at the end for ranks that still run collectives."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The coordinator's settings, which come from the environment."""
-
-    cache_capacity: int
-    """Maximum number of requests that ranks can repeat as one bit, HOROVOD_CACHE_CAPACITY."""
-    stall_check_seconds: float
-    """Waiting time after which a warning names the missing ranks, HOROVOD_STALL_CHECK_TIME_SECONDS. 0: never."""
-    stall_shutdown_seconds: float
-    """Waiting time after which the job ends, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS. 0: never."""
+"""Seconds that the coordinator and the ranks wait at the end for collectives that still run."""
 
 
 class Coordinator(threading.Thread):
-    """The coordinator's thread, which runs from `init` until the first rank leaves."""
+    """The coordinator's thread, which runs from `init` until the first rank leaves.
 
-    def __init__(self, listener: socket.socket, size: int, token: str, settings: Settings) -> None:
+    Args:
+        listener: The socket to which the ranks connect.
+        size: Number of ranks.
+        token: The secret that identifies a rank.
+        cache_capacity: Maximum number of requests that ranks can repeat as one bit.
+        warn_seconds: Waiting time after which a warning names the missing ranks; 0: never.
+        end_seconds: Waiting time after which the job ends; 0: never.
+    """
+
+    def __init__(
+        self, listener: socket.socket, size: int, token: str, cache_capacity: int, warn_seconds: float,
+        end_seconds: float,
+    ) -> None:  # fmt: skip
         super().__init__(name="lambert.horovod coordinator", daemon=True)
         self._listener = listener
         self._size = size
         self._token = token
-        self._settings = settings
+        self._cache_capacity = cache_capacity
+        self._warn_seconds, self._end_seconds = warn_seconds, end_seconds
         self._selector = selectors.DefaultSelector()
         self._channels: dict[int, Channel] = {}
         self._hosts: dict[int, str] = {}
-        self._sets = {0: Matching(list(range(size)), settings.cache_capacity)}
+        self._sets = {0: Matching(list(range(size)), cache_capacity)}
         self._next_set = 1
         self._joined: list[int] = []
         self._closed = False
@@ -67,7 +67,7 @@ class Coordinator(threading.Thread):
 
     def _answer(self) -> None:
         self._selector.register(self._listener, selectors.EVENT_READ, None)
-        checks = [s for s in (self._settings.stall_check_seconds, self._settings.stall_shutdown_seconds) if s > 0]
+        checks = [seconds for seconds in (self._warn_seconds, self._end_seconds) if seconds > 0]
         interval = min(checks) / 4 if checks else None
         checked, deadline = time.monotonic(), None
         while deadline is None or (self._channels and time.monotonic() < deadline):
@@ -99,14 +99,14 @@ class Coordinator(threading.Thread):
         channel.close()
         if channel.rank is not None:
             self._channels.pop(channel.rank, None)
-            self._close(f"rank {channel.rank} is gone ({reason})")
+            self._close(f"rank {channel.rank} has disconnected ({reason})")
 
     def _act(self, channel: Channel, message: list[Any]) -> None:
         kind, *content = message
         if channel.rank is None:
             token, rank, host = content
             if kind != "hello" or not hmac.compare_digest(token, self._token) or rank in self._channels:
-                raise ValueError("not one of the ranks")
+                raise ValueError("the connection is not from a rank of this job")
             channel.rank = rank
             self._channels[rank], self._hosts[rank] = channel, host
             if len(self._channels) == self._size:
@@ -130,7 +130,7 @@ class Coordinator(threading.Thread):
         ready, matches = matching.take_ready(self._joined)
         if ready or matches:
             matches = [self._change_sets(match) for match in matches]
-            self._tell(matching.ranks, ["batch", number, f"{ready:x}", [encode(match) for match in matches]])
+            self._tell(matching.ranks, ["batch", number, f"{ready:x}", matches])
 
     def _change_sets(self, match: Match) -> Match:
         if match.error is not None or not match.requests[0].kind.endswith("process_set"):
@@ -139,7 +139,7 @@ class Coordinator(threading.Thread):
         if request.kind == "add_process_set":
             number = self._next_set
             self._next_set += 1
-            self._sets[number] = Matching(list(request.numbers), self._settings.cache_capacity)
+            self._sets[number] = Matching(list(request.numbers), self._cache_capacity)
         else:
             number = request.numbers[0]
             self._sets.pop(number, None)
@@ -155,21 +155,21 @@ class Coordinator(threading.Thread):
             self._tell(range(self._size), ["joined", rank])
 
     def _check_stalls(self, now: float) -> None:
-        warn, end = self._settings.stall_check_seconds, self._settings.stall_shutdown_seconds
-        stalled, overdue = self._stalled(now - warn, warn), self._stalled(now - end, end)
+        warn, end = self._warn_seconds, self._end_seconds
+        stalled, overdue = self._find_stalled(now, warn), self._find_stalled(now, end)
         for name, missing in stalled.items():
             if name not in self._warned:
                 log.warning(
-                    "%s waits for more than %g s for ranks %s, which have not asked for it", name, warn, missing
+                    "%s has waited more than %g s for ranks %s, which have not requested it", name, warn, missing
                 )
         self._warned = set(stalled)
         for name, missing in overdue.items():
-            self._close(f"{name} waited for more than {end:g} s for ranks {missing}, which have not asked for it")
+            self._close(f"{name} has waited more than {end:g} s for ranks {missing}, which have not requested it")
 
-    def _stalled(self, since: float, limit: float) -> dict[str, list[int]]:
+    def _find_stalled(self, now: float, limit: float) -> dict[str, list[int]]:
         stalled: dict[str, list[int]] = {}
         for matching in self._sets.values() if limit > 0 else ():
-            stalled |= matching.waiting_since(since, self._joined)
+            stalled |= matching.find_stalled(now - limit, self._joined)
         return stalled
 
     def _close(self, reason: str) -> None:

@@ -20,10 +20,9 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from lambert.wings.horovod import adasum
-from lambert.wings.horovod.collectives import Finish, allgather, alltoall, broadcast, reducescatter
-from lambert.wings.horovod.fusion import FusionBuffers, factors, large, lie_together, neutral, scale, wire_type
-from lambert.wings.horovod.negotiation import Finished, Work, one_line, record_event
-from lambert.wings.horovod.requests import ReduceOp, Request, TensorKind
+from lambert.wings.horovod.collectives import Finish, allgather, alltoall, broadcast, reducescatter, run_in_order
+from lambert.wings.horovod.fusion import FusionBuffers, factors, is_large, lie_together, neutral, scale, wire_type
+from lambert.wings.horovod.requests import Finished, ReduceOp, Request, TensorKind, Work, record_event, to_one_line
 from lambert.wings.horovod.timeline import timeline
 
 _Part = tuple[Tensor, Tensor, bool]
@@ -49,7 +48,8 @@ class Executor:
         self._store = store
         self._timeout = timedelta(seconds=timeout)
         self._fusion_bytes = fusion_bytes
-        self._sets: dict[int, list[int]] = {}
+        self.sets: dict[int, list[int]] = {}
+        """Ranks of each process set, by its number. Set 0 contains all ranks."""
         self._groups: dict[tuple[int, str], Any] = {}
         self._streams: dict[int, Any] = {}
         self._buffers = FusionBuffers()
@@ -62,9 +62,9 @@ class Executor:
     def change_set(self, number: int, ranks: list[int] | None) -> None:
         """Registers the process set `number` with these ranks, or removes it if `ranks` is None."""
         if ranks is not None:
-            self._sets[number] = ranks
+            self.sets[number] = ranks
             return
-        self._sets.pop(number, None)
+        self.sets.pop(number, None)
         for key in [key for key in self._groups if key[0] == number]:
             del self._groups[key]
 
@@ -86,7 +86,7 @@ class Executor:
         if self._finisher is None:
             self._finisher = threading.Thread(target=self._finish_loop, name="lambert.horovod finisher", daemon=True)
             self._finisher.start()
-        for bundle in bundles(works, self._fusion_bytes):
+        for bundle in bundle_works(works, self._fusion_bytes):
             for work in bundle:
                 timeline.begin(work.request.name, work.request.kind.upper())
             self._started.put((bundle, self._start(bundle), finished))
@@ -119,7 +119,7 @@ class Executor:
                         work.entry.finished = record_event(work.entry.inputs)
                     timeline.end(work.request.name)
         except Exception as error:
-            return one_line(error)
+            return to_one_line(error)
         return None
 
     def _stream(self, work: Work) -> Any:
@@ -135,7 +135,7 @@ class Executor:
     def _group(self, number: int, device: str) -> Any:
         group = self._groups.get((number, device))
         if group is None:
-            ranks = self._sets[number]
+            ranks = self.sets[number]
             store = PrefixStore(f"{number}/{device}", self._store)
             rank, size = ranks.index(self._rank), len(ranks)
             if device == "cuda":
@@ -152,13 +152,13 @@ class Executor:
         error."""
         try:
             with self._stream(bundle[0]):
-                return self._communication(bundle)
+                return self._communicate(bundle)
         except Exception as error:
             return partial(_raise, error)
 
-    def _communication(self, bundle: list[Work]) -> Finish:
+    def _communicate(self, bundle: list[Work]) -> Finish:
         request = bundle[0].request
-        ranks = self._sets[request.process_set]
+        ranks = self.sets[request.process_set]
         group = self._group(request.process_set, request.tensors[0].device)
         for work in bundle:
             if work.entry is not None and work.entry.submitted is not None:
@@ -167,38 +167,30 @@ class Executor:
                     tensor.record_stream(torch.cuda.current_stream())
         if request.kind == "allreduce":
             return self._allreduce(group, len(ranks), bundle)
-        work = bundle[0]
-        me = ranks.index(self._rank)
+        work, me = bundle[0], ranks.index(self._rank)
+        assert work.entry is not None  # only all-reduces run without one
         if request.kind == "broadcast":
-            return broadcast(group, ranks.index(request.root), me, work)
-        if request.kind == "allgather":
-            return allgather(group, me, work)
-        if request.kind == "alltoall":
-            return alltoall(group, me, work)
-        return reducescatter(group, me, len(ranks), work)
+            return broadcast(group, ranks.index(request.root), me, work.entry)
+        if request.kind == "reducescatter":
+            return reducescatter(group, me, len(ranks), work.entry)
+        return (allgather if request.kind == "allgather" else alltoall)(group, me, work.entry, work.requests)
 
     def _allreduce(self, group: Any, size: int, bundle: list[Work]) -> Finish:
         request = bundle[0].request
-        parts = [part for work in bundle for part in _parts(work)]
         reduction = _Reduction(group, size, request)
         finishes: list[Finish] = []
         small: dict[torch.dtype, list[_Part]] = {}
-        for part in parts:
+        for part in [part for work in bundle for part in _list_parts(work)]:
             source, *_ = part
-            if source.dtype == wire_type(source.dtype) and large(source):  # depends only on what all ranks know
-                finishes.append(_reduced_alone(part, reduction))
+            if source.dtype == wire_type(source.dtype) and is_large(source):  # depends only on what all ranks know
+                finishes.append(_reduce_alone(part, reduction))
             elif source.numel():
                 small.setdefault(wire_type(source.dtype), []).append(part)
         for dtype, together in small.items():
-            finishes.append(self._reduced_together(dtype, together, reduction))
+            finishes.append(self._reduce_together(dtype, together, reduction))
+        return run_in_order(finishes)
 
-        def finish() -> None:
-            for each in finishes:
-                each()
-
-        return finish
-
-    def _reduced_together(self, dtype: torch.dtype, parts: list[_Part], reduction: "_Reduction") -> Finish:
+    def _reduce_together(self, dtype: torch.dtype, parts: list[_Part], reduction: "_Reduction") -> Finish:
         sources, targets, scaled = map(list, zip(*parts, strict=True))
         lengths = [source.numel() for source in sources]
         if (
@@ -222,7 +214,7 @@ class Executor:
         return finish
 
 
-def _reduced_alone(part: _Part, reduction: "_Reduction") -> Finish:
+def _reduce_alone(part: _Part, reduction: "_Reduction") -> Finish:
     """Starts the reduction of a single tensor: in the memory of the target if it is contiguous, else in a copy."""
     source, target, scaled = part
     whole = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
@@ -239,7 +231,7 @@ def _reduced_alone(part: _Part, reduction: "_Reduction") -> Finish:
     return finish
 
 
-def bundles(works: list[Work], limit: int) -> Iterator[list[Work]]:
+def bundle_works(works: list[Work], limit: int) -> Iterator[list[Work]]:
     """Yields bundles: adjacent all-reduces with equal settings, up to `limit` bytes, form one list; every other
     collective forms a list of its own."""
     bundle: list[Work] = []
@@ -267,7 +259,7 @@ def _bytes(tensor: TensorKind) -> int:
     return math.prod(tensor.shape) * dtype.itemsize
 
 
-def _parts(work: Work) -> Iterator[_Part]:
+def _list_parts(work: Work) -> Iterator[_Part]:
     if work.entry is not None:
         every_scaled = work.entry.scaled or [False] * len(work.entry.inputs)
         yield from zip(work.entry.inputs, work.entry.outputs, every_scaled, strict=True)

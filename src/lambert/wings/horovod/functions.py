@@ -30,7 +30,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     Raises:
         ValueError: `params` is anything else.
     """
-    named = list(_named(params))
+    named = list(_name_tensors(params))
     wrong = [type(value).__name__ for _, value in named if not isinstance(value, Tensor)]
     if wrong:
         raise ValueError(f"broadcast_parameters takes tensors, and one of its values is a {wrong[0]}")
@@ -44,7 +44,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
             tensor.detach().copy_(whole)
 
 
-def _named(params: Any) -> Iterable[tuple[str | None, Any]]:
+def _name_tensors(params: Any) -> Iterable[tuple[str | None, Any]]:
     if isinstance(params, Mapping):
         # Sorted, because the order in which modules were registered may differ between ranks.
         return sorted(params.items())
@@ -140,7 +140,7 @@ def broadcast_object(
     """
     name = type(obj).__name__ if name is None else name
     is_root = rank() == root_rank
-    payload = _bytes_tensor(_pickled(obj)) if is_root else torch.empty(0, dtype=torch.uint8)
+    payload = _bytes_tensor(_pickle(obj)) if is_root else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([payload.numel()])
     broadcast_(length, root_rank, f"{name}.sz", process_set)
     if not is_root:
@@ -153,7 +153,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """Returns the objects of all ranks, in the order of the ranks. This function uses pickle; see the module
     docstring."""
     name = type(obj).__name__ if name is None else name
-    payload = _bytes_tensor(_pickled(obj))
+    payload = _bytes_tensor(_pickle(obj))
     lengths = synchronize(allgather_async(torch.tensor([payload.numel()]), name=f"{name}.sz")).tolist()
     parts = synchronize(allgather_async(payload, name=f"{name}.t")).split(lengths)
     assert len(parts) == size()
@@ -164,7 +164,7 @@ def _bytes_tensor(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _pickled(obj: Any) -> bytes:
+def _pickle(obj: Any) -> bytes:
     try:
         return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -9,7 +9,7 @@ LARGE_BYTES = {"cpu": 16 << 20, "cuda": 1 << 20}
 """Size in bytes above which copying a tensor to a fusion buffer and back costs more than a separate operation."""
 
 
-def large(tensor: Tensor) -> bool:
+def is_large(tensor: Tensor) -> bool:
     """Returns whether the tensor is reduced in place instead of in a fusion buffer."""
     return tensor.nbytes >= LARGE_BYTES[tensor.device.type]
 

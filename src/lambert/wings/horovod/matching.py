@@ -6,16 +6,14 @@ bits of one integer, and the ready requests are the AND of the ranks' integers, 
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
-from lambert.wings.horovod.requests import FIRST_DIMENSION_IS_FREE, Request, disagreement
+from lambert.wings.horovod.requests import FIRST_DIMENSION_IS_FREE, Request, find_disagreement
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The requests of one name, after all ranks have made it."""
+class Match(NamedTuple):
+    """The requests of one name, after all ranks have made it. It is sent as a JSON list."""
 
     name: str
     error: str | None
@@ -24,6 +22,12 @@ class Match:
     """The number with which the ranks may repeat the request from now on."""
     requests: list[Request]
     """One request per rank of the process set if requests may differ, else one request for all ranks."""
+
+    @classmethod
+    def parse(cls, fields: list[Any]) -> "Match":
+        """Returns the match of a JSON list."""
+        name, error, number, requests = fields
+        return cls(name, error, number, [Request.parse(request) for request in requests])
 
 
 class Matching:
@@ -57,7 +61,7 @@ class Matching:
             self._wait(rank, request, now)
         if self._spelled_out:
             for other, bits in self._repeated.items():
-                for number in bit_positions(bits & self._spelled_out):
+                for number in find_set_bits(bits & self._spelled_out):
                     self._wait(other, self._numbered[number], now)
                 self._repeated[other] = bits & ~self._spelled_out
 
@@ -94,7 +98,7 @@ class Matching:
         if name in self._numbers:
             self._spelled_out &= ~(1 << self._numbers[name])
         absent = [rank for rank in self.ranks if rank in joined and rank not in requests]
-        error = disagreement(requests, absent)
+        error = find_disagreement(requests, absent)
         if error is not None:
             return Match(name, error, None, [])
         first = next(iter(requests.values()))
@@ -116,7 +120,7 @@ class Matching:
         self._numbered.append(request)
         return len(self._numbered) - 1
 
-    def waiting_since(self, moment: float, joined: list[int]) -> dict[str, list[int]]:
+    def find_stalled(self, moment: float, joined: list[int]) -> dict[str, list[int]]:
         """Returns the names of requests that have waited since `moment` or longer, with the ranks that have not made
         the request."""
         stalled = {}
@@ -126,13 +130,13 @@ class Matching:
         for rank in self.ranks:
             for since, bits in self._repeated_since[rank]:
                 if since <= moment:
-                    for number in bit_positions(bits & self._repeated[rank]):
+                    for number in find_set_bits(bits & self._repeated[rank]):
                         missing = [r for r in self.ranks if not self._repeated[r] >> number & 1 and r not in joined]
                         stalled[self._numbered[number].name] = missing
         return stalled
 
 
-def bit_positions(bits: int) -> list[int]:
+def find_set_bits(bits: int) -> list[int]:
     """Returns the positions of the set bits, ascending."""
     positions = []
     while bits:
@@ -140,14 +144,3 @@ def bit_positions(bits: int) -> list[int]:
         positions.append(lowest.bit_length() - 1)
         bits ^= lowest
     return positions
-
-
-def encode(match: Match) -> list[Any]:
-    """Returns a match as a JSON list."""
-    return [match.name, match.error, match.number, match.requests]
-
-
-def decode(fields: list[Any]) -> Match:
-    """Returns the match of a JSON list."""
-    name, error, number, requests = fields
-    return Match(name, error, number, [Request.parse(request) for request in requests])

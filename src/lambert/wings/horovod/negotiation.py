@@ -6,79 +6,28 @@ receiver starts the collectives in the order that the coordinator sends. Both th
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from lambert.wings.horovod.channel import Channel
 from lambert.wings.horovod.exceptions import HorovodInternalError
-from lambert.wings.horovod.matching import Match, bit_positions, decode
-from lambert.wings.horovod.requests import Request
+from lambert.wings.horovod.execution import Executor
+from lambert.wings.horovod.matching import Match, find_set_bits
+from lambert.wings.horovod.requests import Entry, Request, Work, to_one_line
 from lambert.wings.horovod.timeline import timeline
 
 NO_TENSORS = ("barrier", "add_process_set", "remove_process_set")
 """Operations that are done as soon as all ranks have requested them and all earlier collectives are done."""
 
 
-@dataclass(eq=False, slots=True)
-class Entry:
-    """An operation that this rank has requested."""
-
-    request: Request
-    inputs: list[Tensor] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)
-    """Tensors for the results, if their shapes are known in advance."""
-    result: Any = None
-    scaled: list[bool] = field(default_factory=list)
-    """For each input, whether the prescaling has already been applied. Empty: for no input."""
-    error: str | None = None
-    done: bool = False
-    submitted: Any = None
-    """CUDA event after which the inputs are ready."""
-    finished: Any = None
-    """CUDA event after which the outputs are ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """An operation that all ranks have requested. `entry` is None on a rank that has not requested it but has called
-    `join`."""
-
-    requests: list[Request]
-    entry: Entry | None
-
-    @property
-    def request(self) -> Request:
-        return self.requests[0]
-
-
-Finished = Callable[[list[Work], str | None], None]
-"""Called with operations that have run together, and with the reason if they failed."""
-
-
-class Runner(Protocol):
-    """Runs the operations."""
-
-    def run(self, works: list[Work], finished: Finished) -> None:
-        """Starts operations in order. `finished` is called for them later, on another thread."""
-
-    def drain(self) -> None:
-        """Waits until all started operations have finished."""
-
-
 class Negotiator:
     """Tracks the requests of one rank from submission to completion."""
 
-    def __init__(
-        self, channel: Channel, runner: Runner, cycle_seconds: float, changed: Callable[[Request, int], Any]
-    ) -> None:
+    def __init__(self, channel: Channel, executor: Executor, cycle_seconds: float) -> None:
         self._channel = channel
-        self._runner = runner
+        self._executor = executor
         self._cycle_seconds = cycle_seconds
-        self._changed = changed
         self._lock = threading.Lock()
         self._to_send = threading.Condition(self._lock)
         self._flushing = threading.Lock()
@@ -104,7 +53,7 @@ class Negotiator:
         connect within `seconds`."""
         with self._lock:
             self._completed.wait_for(lambda: self._hosts or self._closed, seconds)
-            hosts, reason = self._hosts, self._closed or "not all ranks have come"
+            hosts, reason = self._hosts, self._closed or "not all ranks have connected"
         if not hosts:
             self.close(reason, 0)
             raise HorovodInternalError(reason)
@@ -133,7 +82,7 @@ class Negotiator:
             self._check_open(request.name)
             if key in self._pending:
                 raise ValueError(
-                    f"{request.name} was requested again before the first request was done; give each a name of its own"
+                    f"{request.name} is already pending: collectives that run at the same time need different names"
                 )
             self._pending[key] = entry
             self._outbox.append(entry)
@@ -154,11 +103,9 @@ class Negotiator:
 
     def wait(self, entry: Entry) -> None:
         """Waits until the entry is done. Raises HorovodInternalError if it failed."""
-        if not entry.done:
-            self.flush()
-            with self._lock:
-                while not entry.done:
-                    self._completed.wait()
+        self.flush()
+        with self._lock:
+            self._completed.wait_for(lambda: entry.done)
         if entry.error is not None:
             raise HorovodInternalError(entry.error)
 
@@ -173,7 +120,7 @@ class Negotiator:
 
     def _check_open(self, name: str) -> None:
         if self._closed is not None:
-            raise HorovodInternalError(f"{name} cannot run any more: {self._closed}")
+            raise HorovodInternalError(f"{name} cannot run, because the session has ended: {self._closed}")
 
     def flush(self) -> None:
         """Sends the submitted requests. When `flush` returns, all of them have been sent, also those that another
@@ -219,23 +166,21 @@ class Negotiator:
         torch.set_grad_enabled(False)  # grad mode is thread-local
         try:
             while True:
-                for message in self._received():
+                try:
+                    messages = self._channel.receive()
+                except OSError as error:
+                    messages = [["closed", f"the connection to rank 0 is lost ({error})"]]
+                for message in messages:
                     if self._act(*message):
                         return
         except Exception as error:
-            self._break(f"negotiation failed: {one_line(error)}")
+            self._break(f"negotiation failed: {to_one_line(error)}")
         finally:
             self._channel.close()
 
-    def _received(self) -> list[Any]:
-        try:
-            return self._channel.receive()
-        except OSError as error:
-            return [["closed", f"the connection to rank 0 is lost ({error})"]]
-
     def _act(self, kind: str, *content: Any) -> bool:
         if kind != "batch":
-            self._runner.drain()
+            self._executor.drain()
         if kind == "closed":
             self._fail(content[0])
             return True
@@ -251,15 +196,15 @@ class Negotiator:
         else:
             number, bits, matches = content
             known = self._by_number.setdefault(number, [])
-            works = [self._take(number, known[bit].name, [known[bit]]) for bit in bit_positions(int(bits, 16))]
-            for match in map(decode, matches):
+            works = [self._take(number, known[bit].name, [known[bit]]) for bit in find_set_bits(int(bits, 16))]
+            for match in map(Match.parse, matches):
                 work = self._agree_on(number, match)
                 if work is not None:
                     works.append(work)
             for work in works:
                 if work.entry is not None:
                     timeline.end(work.request.name)
-            self._runner.run(works, self._finished)
+            self._executor.run(works, self._finish)
         return False
 
     def _take(self, number: int, name: str, requests: list[Request]) -> Work:
@@ -276,7 +221,7 @@ class Negotiator:
         work = self._take(number, match.name, match.requests)
         entry = work.entry
         if match.error is not None or work.request.kind in NO_TENSORS:
-            self._runner.drain()
+            self._executor.drain()
         if match.error is None and match.number is not None:
             request = match.requests[0]
             if request.kind == "allreduce":
@@ -284,11 +229,12 @@ class Negotiator:
                 with self._lock:
                     self._known[number, request.name] = match.number, request
             else:
-                result = self._changed(request, match.number)
-                if request.kind == "remove_process_set":
+                adds = request.kind == "add_process_set"
+                self._executor.change_set(match.number, list(request.numbers) if adds else None)
+                if not adds:
                     self._drop(match.number, "its process set was removed")
                 if entry is not None:
-                    entry.result = result
+                    entry.result = match.number
         if match.error is not None or work.request.kind in NO_TENSORS:
             if entry is not None:
                 timeline.end(match.name)
@@ -297,7 +243,7 @@ class Negotiator:
             return None
         return work
 
-    def _finished(self, works: list[Work], error: str | None) -> None:
+    def _finish(self, works: list[Work], error: str | None) -> None:
         if error is not None:
             error = f"{works[0].request.name} failed: {error}"
             self._break(error)
@@ -333,18 +279,6 @@ class Negotiator:
             if self._closed is None:
                 self._closed = reason
             if self._join is not None:
-                self._join.error, self._join.done = f"join did not end: {self._closed}", True
+                self._join.error, self._join.done = f"join was interrupted: {self._closed}", True
             self._to_send.notify_all()
         self._drop(None, self._closed)
-
-
-def one_line(error: Exception) -> str:
-    """Returns the message of an exception as one line."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def record_event(tensors: list[Tensor]) -> Any:
-    """Records an event on the current CUDA stream and returns it, or None if the tensors are not on a GPU."""
-    if not tensors or tensors[0].device.type != "cuda":
-        return None
-    return torch.cuda.current_stream(tensors[0].device).record_event()

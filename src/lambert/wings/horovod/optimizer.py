@@ -8,8 +8,10 @@ wrapped optimizer.
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,11 +20,16 @@ from torch import Tensor
 from lambert.wings.horovod.basics import size
 from lambert.wings.horovod.compression import Compression, Compressor
 from lambert.wings.horovod.gradients import Gradients
-from lambert.wings.horovod.handles import wait
-from lambert.wings.horovod.negotiation import Entry
-from lambert.wings.horovod.operations import Adasum, Average, allreduce_async_, sparse_allreduce_async, synchronize
-from lambert.wings.horovod.parameters import groups_of, names_of
+from lambert.wings.horovod.operations import (
+    Adasum,
+    Average,
+    allreduce_async_,
+    sparse_allreduce_async,
+    synchronize,
+    wait,
+)
 from lambert.wings.horovod.process_sets import ProcessSet, global_process_set
+from lambert.wings.horovod.requests import Entry
 
 Closure = Callable[[], Any]
 _NOT_STEPPED = (
@@ -37,40 +44,28 @@ class _Wrapping(torch.optim.Optimizer):
     backward_passes_per_step: int
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("a DistributedOptimizer is neither copied nor pickled: copy its state_dict()")
+        raise TypeError("a DistributedOptimizer cannot be copied or pickled: copy its state_dict()")
 
 
 class _Reduced(_Wrapping):
     """The mixin that the new classes add to the wrapped optimizer: it reduces each gradient when it is complete."""
 
-    def _distribute(
-        self,
-        names: dict[Tensor, str],
-        compression: type[Compressor],
-        backward_passes_per_step: int,
-        op: Any,
-        predivide: float,
-        groups: Sequence[Sequence[Tensor]],
-        sparse_as_dense: bool,
-        process_set: ProcessSet,
-    ) -> None:
-        self._parameter_names = names
-        self._compression = compression
-        self.backward_passes_per_step = backward_passes_per_step
-        self.op = op
-        self.gradient_predivide_factor = predivide
-        self.sparse_as_dense = sparse_as_dense
-        self.process_set = process_set
+    op: Any
+    gradient_predivide_factor: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    _group_of: dict[Tensor, tuple[Tensor, ...]]
+
+    def _start(self) -> None:
         self._should_synchronize = True
-        self._group_of = {p: tuple(group) for group in groups for p in group}
         # An elastic job with a single rank may grow.
-        self._reduces = process_set.included() and (size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1")
+        self._reduces = self.process_set.included() and (size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1")
         self._trained: list[Tensor] = []
         self._hooks: list[Any] = []
         # Remove the hooks with the optimizer, because a parameter may outlive it.
         weakref.finalize(self, _remove, self._hooks)
-        predivide = predivide if op == Average else 1.0
-        self._gradients = Gradients(op, 1.0 / predivide, predivide, process_set)
+        predivide = self.gradient_predivide_factor if self.op == Average else 1.0
+        self._gradients = Gradients(self.op, 1.0 / predivide, predivide, self.process_set)
         self._restart()
         self._watch()
 
@@ -82,18 +77,18 @@ class _Reduced(_Wrapping):
         new = [p for p in listed if p not in self._passes_left]
         me = weakref.ref(self)
 
-        def completed(parameter: Tensor) -> None:
+        def count_pass(parameter: Tensor) -> None:
             optimizer = me()
             if optimizer is not None:
-                optimizer._completed(parameter)
+                optimizer._count_pass(parameter)
 
         if new:
-            self._parameter_names = names_of(self, None) | self._parameter_names
+            self._parameter_names = _name_parameters(self, None) | self._parameter_names
         for p in new:
             self._trained.append(p)
             self._incomplete += 1
             self._passes_left[p] = self.backward_passes_per_step
-            self._hooks.append(p.register_post_accumulate_grad_hook(completed))
+            self._hooks.append(p.register_post_accumulate_grad_hook(count_pass))
 
     def _restart(self) -> None:
         self._pending: dict[tuple[Tensor, ...], tuple[Any, list[Any]]] = {}
@@ -108,7 +103,7 @@ class _Reduced(_Wrapping):
         self._passes_left = dict.fromkeys(self._trained, passes)
         self._incomplete = len(self._trained)
 
-    def _completed(self, parameter: Tensor) -> None:
+    def _count_pass(self, parameter: Tensor) -> None:
         left = self._passes_left[parameter] - 1
         if left < 0:
             raise AssertionError(
@@ -132,7 +127,7 @@ class _Reduced(_Wrapping):
         handle: Any
         if first is not None and first.is_sparse and not self.sparse_as_dense:
             if len(group) > 1:
-                raise ValueError(f"{name} has a sparse gradient, and groups take dense ones: pass sparse_as_dense=True")
+                raise ValueError(f"{name} has a sparse gradient, and groups need dense ones: pass sparse_as_dense=True")
             handle = sparse_allreduce_async(first, name=name, op=self.op, process_set=self.process_set)
             self._pending[group] = handle, [None]
             return
@@ -159,9 +154,7 @@ class _Reduced(_Wrapping):
             outputs = handle.outputs if isinstance(handle, Entry) else [handle()]
             for p, output, context in zip(group, outputs, contexts, strict=True):
                 self._store(p, output if output.is_sparse else self._compression.decompress(output, context))
-        self._passes_left = dict.fromkeys(self._trained, self.backward_passes_per_step)
-        self._incomplete = len(self._trained)
-        self._gradients.restart()
+        self._restart()
         self._synchronized = True
 
     @staticmethod
@@ -221,13 +214,6 @@ class _AdasumReduced(_Wrapping):
     """A mixin that steps with the rank's own gradients and reduces the *changes* of the parameters by Adasum (Maleki et
     al., 2020)."""
 
-    def _distribute(
-        self, names: dict[Tensor, str], compression: type[Compressor], backward_passes_per_step: int
-    ) -> None:
-        self._parameter_names = names
-        self._compression = compression
-        self.backward_passes_per_step = backward_passes_per_step
-
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Has no effect: gradients accumulate on the rank until `step`, after any number of backward passes."""
         self.backward_passes_per_step = passes
@@ -238,9 +224,7 @@ class _AdasumReduced(_Wrapping):
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Raises AssertionError, because the parameters of the ranks would diverge."""
-        raise AssertionError(
-            "skip_synchronize() cannot be used with op=Adasum, which joins the changes of step() itself"
-        )
+        raise AssertionError("skip_synchronize() cannot be used with op=Adasum, which combines the changes in step()")
         yield
 
     @torch.no_grad()
@@ -250,7 +234,7 @@ class _AdasumReduced(_Wrapping):
         before = [p.detach().clone() for p in trained]
         loss = super().step(closure)
         pending = []
-        self._parameter_names = names_of(self, None) | self._parameter_names
+        self._parameter_names = _name_parameters(self, None) | self._parameter_names
         for p, start in zip(trained, before, strict=True):
             sent, context = self._compression.compress(p.detach() - start)
             pending.append((allreduce_async_(sent, name=self._parameter_names[p], op=Adasum), context))
@@ -264,13 +248,14 @@ def _dense(grad: Tensor | None) -> Tensor:
     return grad.to_dense() if grad.is_sparse else grad.contiguous()
 
 
-def _derived(optimizer: torch.optim.Optimizer, mixin: type[_Wrapping]) -> Any:
-    """Returns an instance of a class that derives from the mixin and the optimizer's class, with the optimizer's
-    state."""
+def _derive(optimizer: torch.optim.Optimizer, mixin: type[_Wrapping], **attributes: Any) -> Any:
+    """Returns an instance of a class that derives from the mixin and the optimizer's class, with the optimizer's state
+    and these attributes of the mixin."""
     own = type(optimizer)
     wrapped: Any = object.__new__(type(own.__name__, (mixin, own), {}))
     # An existing scheduler has set a `step` attribute that is bound to the optimizer without reduction.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped.__dict__.update(attributes)
     return wrapped
 
 
@@ -325,18 +310,70 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     if num_groups:
         warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    names = names_of(optimizer, named_parameters)
+    names = _name_parameters(optimizer, named_parameters)
     adasum = op == Adasum and size() > 1
     if adasum and process_set != global_process_set:
         raise NotImplementedError("Adasum works over all ranks only, not over a process set")
+    common = {
+        "_parameter_names": names, "_compression": compression, "backward_passes_per_step": backward_passes_per_step,
+    }  # fmt: skip
     if adasum:
-        wrapped = _derived(optimizer, _AdasumReduced)
-        wrapped._distribute(names, compression, backward_passes_per_step)
-    else:
-        lists = groups_of(optimizer, groups)
-        wrapped = _derived(optimizer, _Reduced)
-        wrapped._distribute(
-            names, compression, backward_passes_per_step, op, gradient_predivide_factor, lists, sparse_as_dense,
-            process_set,
-        )  # fmt: skip
+        return _derive(optimizer, _AdasumReduced, **common)
+    group_of = {p: tuple(group) for group in _divide_parameters(optimizer, groups) for p in group}
+    wrapped = _derive(
+        optimizer, _Reduced, **common, op=op, gradient_predivide_factor=gradient_predivide_factor,
+        sparse_as_dense=sparse_as_dense, process_set=process_set, _group_of=group_of,
+    )  # fmt: skip
+    wrapped._start()
     return wrapped
+
+
+def _name_parameters(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]] | None) -> dict[Tensor, str]:
+    """Returns the names of all parameters: those of `named`, or without `named`, their positions in the optimizer.
+
+    Raises:
+        ValueError: Names are missing or occur twice, or `named` does not contain (name, parameter) pairs.
+    """
+    groups = enumerate(optimizer.param_groups)
+    own = {p: f"allreduce.noname.{i}.{j}" for i, group in groups for j, p in enumerate(group["params"])}
+    if named is None:
+        return own
+    pairs = list(named)
+    if any(not isinstance(pair, tuple) for pair in pairs):
+        raise ValueError("named_parameters takes (name, parameter) pairs, such as model.named_parameters()")
+    twice = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+    if twice:
+        raise ValueError(f"named_parameters contains these names more than once: {', '.join(twice)}")
+    names = {p: name for name, p in pairs}
+    missing = [tuple(p.shape) for p in own if p not in names]
+    if missing:
+        raise ValueError(
+            f"named_parameters lacks {len(missing)} of the optimizer's {len(own)} parameters; the first has the shape "
+            f"{missing[0]}: pass the names of the whole model, or none"
+        )
+    return names
+
+
+def _divide_parameters(optimizer: torch.optim.Optimizer, groups: int | list[list[Tensor]] | None) -> list[list[Tensor]]:
+    """Returns the groups of trained parameters: `groups` runs of adjacent parameters if `groups` is a number, the given
+    lists if it is a list, and no groups if it is None.
+
+    Raises:
+        ValueError: The number is below 1, a list contains something other than tensors, or a parameter occurs twice.
+    """
+    if groups is None:
+        return []
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if isinstance(groups, int):
+        if groups < 1:
+            raise ValueError(f"groups must be a positive number or a list of lists of tensors, not {groups}")
+        share, more = divmod(len(trained), groups)
+        ends = [(i + 1) * share + min(i + 1, more) for i in range(groups)]
+        return [trained[start:end] for start, end in pairwise([0, *ends]) if end > start]
+    listed = [p for group in groups for p in group]
+    if any(not isinstance(p, Tensor) for p in listed):
+        raise ValueError("groups takes lists of tensors")
+    if len(set(listed)) < len(listed):
+        raise ValueError("groups contain a parameter more than once")
+    known = set(trained)
+    return [own for group in groups if (own := [p for p in group if p in known])]

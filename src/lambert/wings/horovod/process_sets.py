@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lambert.wings.horovod import session
-from lambert.wings.horovod.negotiation import Entry
-from lambert.wings.horovod.requests import Request
+from lambert.wings.horovod.requests import Entry, Request
 
 
 class ProcessSet:
@@ -29,14 +28,14 @@ class ProcessSet:
 
     def size(self) -> int | None:
         """Returns the number of ranks, or None before the set is registered."""
-        return None if self.process_set_id is None else len(registered_ranks(self))
+        return None if self.process_set_id is None else len(find_ranks(self))
 
     def rank(self) -> int | None:
         """Returns the rank of this process within the set, or None before the set is registered. Raises ValueError if
         this process is not a member."""
         if self.process_set_id is None:
             return None
-        ranks = registered_ranks(self)
+        ranks = find_ranks(self)
         me = session.current().process.rank
         if me not in ranks:
             raise ValueError(f"rank {me} is not a member of {self}")
@@ -55,12 +54,12 @@ global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 
 
-def registered_ranks(process_set: ProcessSet) -> list[int]:
+def find_ranks(process_set: ProcessSet) -> list[int]:
     """Returns the ranks of a registered set. Raises ValueError if the set is not, or no longer, registered."""
     number = process_set.process_set_id
-    ranks = session.current().sets.get(number) if number is not None else None
+    ranks = session.current().executor.sets.get(number) if number is not None else None
     if ranks is None:
-        raise ValueError(f"{process_set} is not registered: give it to hvd.init() or hvd.add_process_set()")
+        raise ValueError(f"{process_set} is not registered: pass it to hvd.init() or hvd.add_process_set()")
     return ranks
 
 
@@ -76,8 +75,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     now = session.current()
     ranks = process_set.ranks or []
     if not ranks or len(set(ranks)) < len(ranks) or not 0 <= ranks[0] <= ranks[-1] < now.process.size:
-        raise ValueError(f"{process_set} needs different ranks between 0 and {now.process.size - 1}")
-    if ranks in now.sets.values():
+        raise ValueError(f"{process_set} must have distinct ranks between 0 and {now.process.size - 1}")
+    if ranks in now.executor.sets.values():
         raise ValueError(f"a process set of these ranks exists already: {process_set}")
     process_set.process_set_id = _agree("add_process_set", ranks)
     return process_set
@@ -90,7 +89,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if number is None or number == 0:
         return False
     process_set.process_set_id = None
-    if number not in session.current().sets:
+    if number not in session.current().executor.sets:
         return False
     _agree("remove_process_set", [number])
     return True

@@ -1,8 +1,12 @@
-"""The requests of the ranks, and the check that requests of the same name agree between ranks."""
+"""The requests of the ranks, the operations that they make, and the check that requests of one name agree."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 
 class ReduceOp(IntEnum):
@@ -55,11 +59,47 @@ class Request(NamedTuple):
             raise ValueError(f"not a request: {fields!r}") from error
 
 
+@dataclass(eq=False, slots=True)
+class Entry:
+    """An operation that this rank has requested."""
+
+    request: Request
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    """Tensors for the results, if their shapes are known in advance."""
+    result: Any = None
+    scaled: list[bool] = field(default_factory=list)
+    """For each input, whether the prescaling has already been applied. Empty: for no input."""
+    error: str | None = None
+    done: bool = False
+    submitted: Any = None
+    """CUDA event after which the inputs are ready."""
+    finished: Any = None
+    """CUDA event after which the outputs are ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """An operation that all ranks have requested. `entry` is None on a rank that has not requested it but has called
+    `join`."""
+
+    requests: list[Request]
+    entry: Entry | None
+
+    @property
+    def request(self) -> Request:
+        return self.requests[0]
+
+
+Finished = Callable[[list[Work], str | None], None]
+"""Called with operations that have run together, and with the reason if they failed."""
+
+
 FIRST_DIMENSION_IS_FREE = ("allgather", "alltoall")
 RUNS_WITH_JOINED_RANKS = ("allreduce", "barrier")
 
 
-def disagreement(requests: Mapping[int, Request], joined: list[int]) -> str | None:
+def find_disagreement(requests: Mapping[int, Request], joined: list[int]) -> str | None:
     """Returns the reason why the requests of one name cannot run together, as one line that names the ranks, or None if
     they can. `requests` are by rank; `joined` are the ranks that take part because they have joined."""
     first = next(iter(requests.values()))
@@ -93,7 +133,7 @@ def disagreement(requests: Mapping[int, Request], joined: list[int]) -> str | No
             sent = "; ".join(f"{_ranks(ranks)} sent {answer}" for answer, ranks in answers.items())
             return f"{title}: ranks do not agree on {what}: {sent}"
     if has_rows and any(not tensor.shape for tensor in first.tensors):
-        return f"{title}: a tensor without dimensions cannot be split or joined along the first one"
+        return f"{title}: a tensor without dimensions has no rows"
     return None
 
 
@@ -105,3 +145,15 @@ def _text(value: Any) -> str:
 
 def _ranks(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, sorted(ranks)))}"
+
+
+def to_one_line(error: Exception) -> str:
+    """Returns the message of an exception as one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def record_event(tensors: list[Tensor]) -> Any:
+    """Records an event on the current CUDA stream and returns it, or None if the tensors are not on a GPU."""
+    if not tensors or tensors[0].device.type != "cuda":
+        return None
+    return torch.cuda.current_stream(tensors[0].device).record_event()

@@ -16,39 +16,25 @@ from lambert.core.errors import LambertError, UsageError
 from lambert.distributed.launch_environment import ProcessInfo, address_toward, process_info
 from lambert.distributed.rendezvous import meet
 from lambert.wings.horovod.channel import Channel
-from lambert.wings.horovod.coordinator import Coordinator, Settings
+from lambert.wings.horovod.coordinator import GOODBYE_SECONDS, Coordinator
 from lambert.wings.horovod.exceptions import HorovodInternalError
 from lambert.wings.horovod.execution import Executor
-from lambert.wings.horovod.negotiation import Negotiator, one_line
-from lambert.wings.horovod.requests import Request
+from lambert.wings.horovod.negotiation import Negotiator
+from lambert.wings.horovod.requests import to_one_line
 
-HOROVOD_CYCLE_TIME = 1.0
-"""Milliseconds during which requests are collected before they are sent. This is Horovod's default."""
-HOROVOD_FUSION_THRESHOLD = 64 << 20
-"""Maximum bytes of adjacent all-reduces that share a fusion buffer. This is Horovod's default."""
-HOROVOD_CACHE_CAPACITY = 4096
-"""Maximum number of requests that are repeated as one bit. Horovod's default of 1024 is less than the number of
-parameters of large models."""
-HOROVOD_STALL_CHECK_TIME_SECONDS = 60.0
-"""Seconds after which a waiting request causes a warning. This is Horovod's default."""
-HOROVOD_GLOO_TIMEOUT_SECONDS = 300.0
-"""Seconds that a collective may take after all ranks have requested it. Horovod's default of 30 is too short for slow
-networks."""
-HOROVOD_START_TIMEOUT = 120.0
-"""Seconds within which all ranks must connect."""
-
-LEVELS = {
-    "TRACE": logging.DEBUG,
-    "DEBUG": logging.DEBUG,
-    "INFO": logging.INFO,
-    "WARNING": logging.WARNING,
-    "ERROR": logging.ERROR,
-    "FATAL": logging.CRITICAL,
+DEFAULTS: dict[str, float] = {
+    "HOROVOD_CYCLE_TIME": 1.0,  # milliseconds during which requests are collected before they are sent
+    "HOROVOD_FUSION_THRESHOLD": 64 << 20,  # maximum bytes of adjacent all-reduces that share a fusion buffer
+    # Maximum number of requests that are repeated as one bit. Horovod's 1024 is less than the number of parameters of
+    # large models.
+    "HOROVOD_CACHE_CAPACITY": 4096,
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": 60.0,  # after which a waiting request causes a warning; 0: never
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": 0.0,  # after which a waiting request ends the job; 0: never
+    # Seconds that a collective may take after all ranks have requested it. Horovod's 30 is too short for slow networks.
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": 300.0,
+    "HOROVOD_START_TIMEOUT": 120.0,  # seconds within which all ranks must connect
 }
-"""The values of HOROVOD_LOG_LEVEL, and the corresponding levels of Python. Stalls are logged as warnings."""
-
-GOODBYE_SECONDS = 10.0
-"""Seconds that a shutdown waits for a running collective."""
+"""Environment variables with numbers, and their defaults, which are Horovod's unless a comment says otherwise."""
 
 
 @dataclass(slots=True)
@@ -59,8 +45,6 @@ class Session:
     """The rank of this process and the number of ranks, among those of `init(comm=...)`."""
     hosts: list[str]
     """Name of each rank's host. Ranks of one host have equal names."""
-    sets: dict[int, list[int]]
-    """Ranks of each process set, by its number. Set 0 contains all ranks."""
     negotiator: Negotiator
     executor: Executor
     coordinator: Coordinator | None
@@ -100,7 +84,7 @@ def open_session(comm: Sequence[int] = ()) -> Session:
     """
     with _lock:
         if not _open:
-            seconds = _number("HOROVOD_START_TIMEOUT", HOROVOD_START_TIMEOUT)
+            seconds = _read_number("HOROVOD_START_TIMEOUT")
             try:
                 world = process_info()
             except UsageError as error:
@@ -113,8 +97,8 @@ def open_session(comm: Sequence[int] = ()) -> Session:
                 _open.append(_connect(process, PrefixStore(f"{prefix}/{_sessions[prefix]}", store), seconds))
             except (OSError, RuntimeError, LambertError) as error:
                 raise HorovodInternalError(
-                    f"rank {process.rank} of {process.size} did not meet the others at "
-                    f"{(process.address, process.port)} in {seconds:g} s: {one_line(error)[:300]}"
+                    f"rank {process.rank} of {process.size} did not reach the others at "
+                    f"{(process.address, process.port)} in {seconds:g} s: {to_one_line(error)[:300]}"
                 ) from error
         return _open[0]
 
@@ -135,21 +119,27 @@ def _among(ranks: Sequence[int], process: ProcessInfo) -> ProcessInfo:
     """Returns the ProcessInfo of this process among `ranks`."""
     rank, size = process.rank, process.size
     if rank not in ranks or not all(0 <= other < size for other in ranks) or len(set(ranks)) != len(ranks):
-        raise ValueError(f"init(comm={list(ranks)}) needs different ranks below {size}, this one, {rank}, among them")
+        raise ValueError(f"init(comm={list(ranks)}) takes distinct ranks below {size}, including this one, {rank}")
     return replace(process, rank=list(ranks).index(rank), size=len(ranks))
 
 
 def _connect(process: ProcessInfo, store: PrefixStore, seconds: float) -> Session:
     if "HOROVOD_GLOO_IFACE" in os.environ:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", os.environ["HOROVOD_GLOO_IFACE"])
-    level = LEVELS.get(os.environ.get("HOROVOD_LOG_LEVEL", "").upper())
+    # Stalls are logged as warnings.
+    levels = {"TRACE": logging.DEBUG, **logging.getLevelNamesMapping()}
+    level = levels.get(os.environ.get("HOROVOD_LOG_LEVEL", "").upper())
     if level is not None:
         logging.getLogger("lambert.horovod").setLevel(level)
     coordinator = None
     if process.rank == 0:
         listener = socket.create_server((_own_address(process), 0))
         token = secrets.token_hex(16)
-        coordinator = Coordinator(listener, process.size, token, _settings())
+        warn, end = (_read_number(f"HOROVOD_STALL_{name}_TIME_SECONDS") for name in ("CHECK", "SHUTDOWN"))
+        if os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
+            warn = end = 0.0
+        capacity = int(_read_number("HOROVOD_CACHE_CAPACITY"))
+        coordinator = Coordinator(listener, process.size, token, capacity, warn, end)
         coordinator.start()
         address, port = listener.getsockname()[:2]
         store.set("coordinator", f"{address} {port} {token}")
@@ -158,30 +148,12 @@ def _connect(process: ProcessInfo, store: PrefixStore, seconds: float) -> Sessio
     channel = Channel(connection)
     connection.settimeout(None)
     channel.send(["hello", token, process.rank, os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()])
-    executor = Executor(
-        process.rank,
-        store,
-        _number("HOROVOD_GLOO_TIMEOUT_SECONDS", HOROVOD_GLOO_TIMEOUT_SECONDS),
-        int(_number("HOROVOD_FUSION_THRESHOLD", HOROVOD_FUSION_THRESHOLD)),
-    )
-    sets: dict[int, list[int]] = {}
-
-    def change(number: int, ranks: list[int] | None) -> None:
-        executor.change_set(number, ranks)
-        if ranks is None:
-            sets.pop(number, None)
-        else:
-            sets[number] = ranks
-
-    def changed(request: Request, number: int) -> int:
-        change(number, list(request.numbers) if request.kind == "add_process_set" else None)
-        return number
-
-    change(0, list(range(process.size)))
-    cycle = _number("HOROVOD_CYCLE_TIME", HOROVOD_CYCLE_TIME) / 1000
-    negotiator = Negotiator(channel, executor, cycle, changed)
+    timeout, fusion_bytes = _read_number("HOROVOD_GLOO_TIMEOUT_SECONDS"), int(_read_number("HOROVOD_FUSION_THRESHOLD"))
+    executor = Executor(process.rank, store, timeout, fusion_bytes)
+    executor.change_set(0, list(range(process.size)))
+    negotiator = Negotiator(channel, executor, _read_number("HOROVOD_CYCLE_TIME") / 1000)
     hosts = negotiator.meet(seconds)
-    return Session(process, hosts, sets, negotiator, executor, coordinator)
+    return Session(process, hosts, negotiator, executor, coordinator)
 
 
 def _store(process: ProcessInfo, seconds: float) -> Store:
@@ -203,19 +175,8 @@ def _own_address(process: ProcessInfo) -> str:
     return address
 
 
-def _settings() -> Settings:
-    disabled = os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0")
-    return Settings(
-        cache_capacity=int(_number("HOROVOD_CACHE_CAPACITY", HOROVOD_CACHE_CAPACITY)),
-        stall_check_seconds=(
-            0 if disabled else _number("HOROVOD_STALL_CHECK_TIME_SECONDS", HOROVOD_STALL_CHECK_TIME_SECONDS)
-        ),
-        stall_shutdown_seconds=0 if disabled else _number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0),
-    )
-
-
-def _number(name: str, default: float) -> float:
-    text: Any = os.environ.get(name, default)
+def _read_number(name: str) -> float:
+    text: Any = os.environ.get(name, DEFAULTS[name])
     try:
         return float(text)
     except ValueError as error:

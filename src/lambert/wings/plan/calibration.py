@@ -17,8 +17,8 @@ from lambert.measure.ceilings import Ceilings
 from lambert.measure.training import Pass, own_step
 from lambert.model.families import family_of
 from lambert.native import library
-from lambert.wings.plan.costs.choices import with_precision
-from lambert.wings.plan.costs.devices import GPU_CORES, Device, cluster, recognised
+from lambert.wings.plan.costs.choices import resolve_precision
+from lambert.wings.plan.costs.devices import GPU_CORES, Device, cluster, recognise
 from lambert.wings.plan.costs.steps import micro_batch, predict
 from lambert.wings.plan.costs.work import Work, shapes_of
 
@@ -35,7 +35,7 @@ _ENOUGH = 512
 kernels would count more than in a run (our choice)."""
 
 
-def this_device(work: Work, seconds: float) -> Device:
+def measure_device(work: Work, seconds: float) -> Device:
     """Returns the device that a run would use here, with the rates of its best matrix product in float32 and, if it has
     the instructions, in bfloat16, and of its memory copies, as `lambert bench` measures them. It is fitted to the time
     of a micro-batch of the work, if the remaining time suffices for one.
@@ -45,11 +45,11 @@ def this_device(work: Work, seconds: float) -> Device:
         seconds: Longest time of the measurements.
     """
     with detect("auto", 120.0) as world:
-        found = _measured(world, work, seconds / 2)
-        return replace(found, fitted=_fitted(world, with_precision(work, found), found, seconds / 2))
+        found = _measure(world, work, seconds / 2)
+        return replace(found, fitted=_fit(world, resolve_precision(work, found), found, seconds / 2))
 
 
-def _measured(world: World, work: Work, seconds: float) -> Device:
+def _measure(world: World, work: Work, seconds: float) -> Device:
     device = world.device
     kinds = {"float32": torch.float32} | ({"bfloat16": torch.bfloat16} if has_bfloat16(device) else {})
     rows = int(min(2048, work.batch_size * work.mean))
@@ -66,7 +66,7 @@ def _measured(world: World, work: Work, seconds: float) -> Device:
         peak["float16"] = peak["bfloat16"]
     threads = f"CPU with {torch.get_num_threads()} threads"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
-    known, gpu = recognised(name), device.type == "cuda"
+    known, gpu = recognise(name), device.type == "cuda"
     return Device(
         name, MappingProxyType(peak), copy, float(free_memory(device)), known.watts if known else 0.0,
         "measured on this machine", "cuda" if gpu else "cpu", gpu, known.link if known else "memory",
@@ -75,7 +75,7 @@ def _measured(world: World, work: Work, seconds: float) -> Device:
     )  # fmt: skip
 
 
-def _fitted(world: World, work: Work, device: Device, seconds: float) -> float:
+def _fit(world: World, work: Work, device: Device, seconds: float) -> float:
     """Returns the measured time of a micro-batch, forward and backward, divided by the predicted time; 1 if it does not
     fit into the memory or into this many seconds."""
     shapes = shapes_of(work.config, work.targets, work.labels)

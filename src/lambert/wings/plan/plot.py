@@ -47,7 +47,7 @@ def draw(config: PlanConfig, found: Sequence[Choice], table: Sequence[Choice], c
     from matplotlib.figure import Figure
 
     fitting = [choice for choice in found if choice.fits]
-    time = _unit([choice.seconds for choice in fitting])
+    time = _choose_unit([choice.seconds for choice in fitting])
     names = dict.fromkeys(choice.cluster.device.name for choice in fitting)
     colours = {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(names)}
     limits = (config.longest_run or inf, config.largest_cost or inf)
@@ -56,10 +56,10 @@ def draw(config: PlanConfig, found: Sequence[Choice], table: Sequence[Choice], c
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": _CREATOR, "font.size": 9}):
         figure = Figure(figsize=(8.4, 5.4), layout="constrained")
         axes = figure.add_subplot()
-        axes.plot(*_places(table, time), color="#999999", linewidth=1, zorder=1)
+        axes.plot(*_locate(table, time), color="#999999", linewidth=1, zorder=1)
         for order, (kind, choices) in enumerate(kinds.items(), 2):
             shades = [colours[choice.cluster.device.name] for choice in choices]
-            axes.scatter(*_places(choices, time), zorder=order, **{"c": shades} | _LOOKS[kind])
+            axes.scatter(*_locate(choices, time), zorder=order, **{"c": shades} | _LOOKS[kind])
         for choice in table[:: -(-len(table) // _LABELLED)]:
             # There is no choice below an efficient one and to its left.
             axes.annotate(
@@ -72,24 +72,24 @@ def draw(config: PlanConfig, found: Sequence[Choice], table: Sequence[Choice], c
             axes.axvline(limits[0] / _UNITS[time], label=f"deadline: {config.deadline}", **look)
         if config.budget:
             axes.axhline(limits[1], label=f"budget: {config.budget}", **look | {"linestyle": ":"})
-        _label(axes, config, time, unit)
-        _legend(axes, {kind: _LOOKS[kind] for kind, choices in kinds.items() if choices}, colours)
+        _label_axes(axes, config, time, unit)
+        _add_legend(axes, {kind: _LOOKS[kind] for kind, choices in kinds.items() if choices}, colours)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Creator": _CREATOR, "Date": None})
     return text.getvalue()
 
 
-def _unit(seconds: Sequence[float]) -> str:
+def _choose_unit(seconds: Sequence[float]) -> str:
     """Returns the unit in which most of these times are above 1."""
     middle = sorted(seconds)[len(seconds) // 2]
     return next((name for name, length in _UNITS.items() if middle >= 2 * length), "seconds")
 
 
-def _places(choices: Sequence[Choice], time: str) -> tuple[list[float], list[float]]:
+def _locate(choices: Sequence[Choice], time: str) -> tuple[list[float], list[float]]:
     return [choice.seconds / _UNITS[time] for choice in choices], [choice.cost for choice in choices]
 
 
-def _label(axes: Any, config: PlanConfig, time: str, unit: str) -> None:
+def _label_axes(axes: Any, config: PlanConfig, time: str, unit: str) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     free = unit == "USD" and not any(config.prices.values())
@@ -106,7 +106,7 @@ def _label(axes: Any, config: PlanConfig, time: str, unit: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(axes: Any, looks: dict[str, dict[str, Any]], colours: dict[str, str]) -> None:
+def _add_legend(axes: Any, looks: dict[str, dict[str, Any]], colours: dict[str, str]) -> None:
     """Adds the kinds of choices, the limits and, if there are several, the colours of the devices."""
     first = next(iter(colours.values()))
     limits = axes.get_legend_handles_labels()[0]

@@ -51,7 +51,7 @@ class Planned:
     """Descriptions of what was assumed because a file is missing."""
 
 
-def planned(plan: PlanConfig) -> Planned:
+def read_run(plan: PlanConfig) -> Planned:
     """Returns the run of a recipe.
 
     Raises UsageError for the recipe of another verb, and for settings that neither the recipe nor its files give.
@@ -59,13 +59,13 @@ def planned(plan: PlanConfig) -> Planned:
     verb = verb_of(plan.recipe)
     if not verb:
         raise UsageError(f"{plan.recipe} is not a recipe of pretrain or finetune, the verbs that plan predicts.")
-    config = cli.settings([verb, str(plan.recipe), *overrides(plan.set)])
+    config = cli.settings([verb, str(plan.recipe), *parse_overrides(plan.set)])
     if isinstance(config, PretrainConfig):
-        return _pretrain(config, plan)
-    return _finetune(config, plan)
+        return _read_pretraining(config, plan)
+    return _read_fine_tuning(config, plan)
 
 
-def overrides(given: Sequence[str]) -> list[str]:
+def parse_overrides(given: Sequence[str]) -> list[str]:
     """Returns the flags of settings that are given as NAME=VALUE."""
     flags = []
     for one in given:
@@ -76,7 +76,7 @@ def overrides(given: Sequence[str]) -> list[str]:
     return flags
 
 
-def _pretrain(config: PretrainConfig, plan: PlanConfig) -> Planned:
+def _read_pretraining(config: PretrainConfig, plan: PlanConfig) -> Planned:
     assumed, source, vocabulary = [], None, plan.vocabulary
     if (config.corpus / "manifest.json").is_file():
         read_manifest(config.corpus)
@@ -84,7 +84,7 @@ def _pretrain(config: PretrainConfig, plan: PlanConfig) -> Planned:
         specials = roles.specials(tokenizer, str(tokenizers.file_in(config.corpus)))
         vocabulary = roles.size(tokenizer)
         source = CorpusSource(Split(config.corpus, "train"), config.packing, config.masking, specials, config.seed)
-    shape = config.model.shape(vocabulary) if config.model else _shape(config.init, plan)
+    shape = config.model.shape(vocabulary) if config.model else _find_shape(config.init, plan)
     longest = config.packing.sequence_length
     if source is None:
         full = _FULL if config.packing.mode == "full" else float(np.interp(longest, [*_PAIRS], [*_PAIRS.values()]))
@@ -96,20 +96,20 @@ def _pretrain(config: PretrainConfig, plan: PlanConfig) -> Planned:
     predictions = float(config.masking.predictions(np.array(lengths)).mean())
     pairs = config.packing.mode != "full"
     targets = {"mlm": predictions} | ({"nsp": 1.0} if pairs else {})
-    return _run(config, plan, shape, lengths, targets, {"nsp": 2}, source, assumed, config.train)
+    return _complete(config, plan, shape, lengths, targets, {"nsp": 2}, source, assumed, config.train)
 
 
-def _finetune(config: FinetuneConfig, plan: PlanConfig) -> Planned:
+def _read_fine_tuning(config: FinetuneConfig, plan: PlanConfig) -> Planned:
     assumed, source, train, labels = [], None, config.train, 2
-    if config.data.exists() and _folder(config.init) is not None:
+    if config.data.exists() and _find_folder(config.init) is not None:
         data, _ = find_splits(config.data, config.dev)
         tokenizer = tokenizers.load(model_folder(config.init))
-        shape = _shape(config.init, plan)
+        shape = _find_shape(config.init, plan)
         task_config = resolve(config.task, data).resolve_length(shape.positions)
         task, source = FeatureCache(config.cache, tokenizer, agreement.code()).learn(task_config, data)
         head, labels, lengths = task.head, task.labels, _sample(source)
     else:
-        shape = _shape(config.init, plan)
+        shape = _find_shape(config.init, plan)
         if config.task.name not in TASKS:
             raise UsageError(f"task.name = {config.task.name!r} needs its data: {config.data} does not exist.")
         head = task_class(config.task).head
@@ -121,11 +121,11 @@ def _finetune(config: FinetuneConfig, plan: PlanConfig) -> Planned:
     if train.steps is None and train.epochs is None and size is not None:
         train = train.resolve(size)
     frozen = {"encoder": shape.layers, "embeddings": 0}.get(str(train.freeze), train.freeze)
-    return _run(config, plan, shape, lengths, {head: 1.0}, {head: labels}, source, assumed, train,
+    return _complete(config, plan, shape, lengths, {head: 1.0}, {head: labels}, source, assumed, train,
                 int(frozen))  # fmt: skip
 
 
-def _run(
+def _complete(
     config: Any, plan: PlanConfig, shape: EncoderConfig, lengths: list[int], targets: dict[str, float],
     labels: dict[str, int], source: Any, assumed: list[str], train: Any, frozen: int = 0,
 ) -> Planned:  # fmt: skip
@@ -144,9 +144,9 @@ def _run(
     return Planned(name_of(type(config)), config, work, updates, train.sizes.before(updates), tuple(assumed))
 
 
-def _shape(init: Path | None, plan: PlanConfig) -> EncoderConfig:
+def _find_shape(init: Path | None, plan: PlanConfig) -> EncoderConfig:
     """Returns the shape of the encoder in `init`, or that of `size` if the folder does not exist."""
-    folder = _folder(init) if init is not None else None
+    folder = _find_folder(init) if init is not None else None
     if folder is not None:
         return layout.encoder_config(layout.read_config(folder), folder)
     if not plan.size:
@@ -157,7 +157,7 @@ def _shape(init: Path | None, plan: PlanConfig) -> EncoderConfig:
     return EncoderConfig(**SIZES[plan.size], vocabulary=plan.vocabulary)
 
 
-def _folder(init: Path) -> Path | None:
+def _find_folder(init: Path) -> Path | None:
     """Returns the model folder in `init`, or None if it does not exist."""
     try:
         folder = model_folder(init)

@@ -82,7 +82,7 @@ class Plan:
         return {name: value for name, value in asdict(self).items() if value not in (None, "")}
 
 
-def row(choice: Choice) -> PlanRow:
+def build_row(choice: Choice) -> PlanRow:
     """Returns a choice as a row."""
     machines, step, work = choice.cluster, choice.step, choice.work
     hours = choice.seconds / 3600 * machines.devices
@@ -106,11 +106,11 @@ def row(choice: Choice) -> PlanRow:
         device_hours=hours,
         kilowatt_hours=hours * machines.device.watts / 1000,
         cost=choice.cost,
-        limit=_limit(choice),
+        limit=_explain_limit(choice),
     )
 
 
-def _limit(choice: Choice) -> str:
+def _explain_limit(choice: Choice) -> str:
     """Returns the largest part of an update and the setting that changes it."""
     parts = choice.step.parts
     largest = max(parts, key=lambda name: parts[name])

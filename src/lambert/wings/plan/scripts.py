@@ -4,11 +4,11 @@ explanations."""
 import math
 import re
 import shlex
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
 from lambert.core.files import read_file
 from lambert.wings.plan.costs.choices import Choice
+from lambert.wings.plan.settings import PlanConfig
 
 _SPARE = 1.25
 """Ratio of the time limit to the predicted time (our choice)."""
@@ -131,22 +131,8 @@ spec:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """The command that a script starts."""
-
-    verb: str
-    recipe: Path
-    flags: tuple[str, ...]
-    """Settings that override those of the recipe."""
-    image: str = ""
-    """Container image with Lambert; empty: a placeholder that the script marks."""
-    claim: str = ""
-    """Claim of the volume with the data; empty: a placeholder that the script marks."""
-
-
-def slurm(choice: Choice, command: Command) -> str:
-    """Returns a script for sbatch."""
+def slurm(choice: Choice, config: PlanConfig, verb: str, flags: Sequence[str]) -> str:
+    """Returns a script for sbatch, which starts the verb with the recipe and flags that override its settings."""
     minutes = math.ceil(_SPARE * choice.seconds / 60)
     days, rest = divmod(minutes, 24 * 60)
     limit = f"{days}-" * bool(days) + f"{rest // 60:02}:{rest % 60:02}:00"
@@ -154,21 +140,22 @@ def slurm(choice: Choice, command: Command) -> str:
     return _SLURM.format(
         nodes=choice.cluster.nodes, gpus=f"#SBATCH --gpus-per-node={each}\n" if gpu else "",
         cores=choice.cluster.device.cores * each, time=limit, processes="" if gpu else f"--nproc-per-node {each} ",
-        command=shlex.join([command.verb, str(command.recipe), *command.flags]),
+        command=shlex.join([verb, str(config.recipe), *flags]),
     )  # fmt: skip
 
 
-def kubernetes(choice: Choice, command: Command) -> str:
-    """Returns a ConfigMap with the recipe, a Service and a Job for kubectl."""
-    arguments = "\n".join(f"            - {_quoted(word)}" for word in (command.verb, _MOUNTED, *command.flags))
+def kubernetes(choice: Choice, config: PlanConfig, verb: str, flags: Sequence[str]) -> str:
+    """Returns a ConfigMap with the recipe, a Service and a Job for kubectl. A missing image or claim is a placeholder
+    that the script marks."""
+    arguments = "\n".join(f"            - {_quote(word)}" for word in (verb, _MOUNTED, *flags))
     each, gpu = choice.cluster.each, _on_gpus(choice)
     resource = f"nvidia.com/gpu: {each}" if gpu else f"cpu: {choice.cluster.device.cores * each}"
     return _KUBERNETES.format(
         nodes=choice.cluster.nodes, processes="auto" if gpu else each, resource=resource, arguments=arguments,
-        verb=command.verb, recipe=_literal(read_file(command.recipe).decode()),
-        image=_quoted(command.image or _IMAGE), claim=_quoted(command.claim or _CLAIM),
-        image_comment=command.image or f"CHANGE {_IMAGE} below, or plan with --image",
-        claim_comment=command.claim or f"CHANGE {_CLAIM} below, or plan with --claim; all pods must write to it",
+        verb=verb, recipe=_format_block(read_file(config.recipe).decode()),
+        image=_quote(config.image or _IMAGE), claim=_quote(config.claim or _CLAIM),
+        image_comment=config.image or f"CHANGE {_IMAGE} below, or plan with --image",
+        claim_comment=config.claim or f"CHANGE {_CLAIM} below, or plan with --claim; all pods must write to it",
     )  # fmt: skip
 
 
@@ -177,7 +164,7 @@ def _on_gpus(choice: Choice) -> bool:
     return choice.cluster.device.kind == "cuda"
 
 
-def _literal(text: str) -> str:
+def _format_block(text: str) -> str:
     """Returns a text of several lines as a YAML value, two levels below the top."""
     lines = text.rstrip("\n").split("\n")
     if all(letter.isprintable() or letter == "\t" for line in lines for letter in line):
@@ -186,7 +173,7 @@ def _literal(text: str) -> str:
     return f'"{"".join(escaped)}"'
 
 
-def _quoted(word: str) -> str:
+def _quote(word: str) -> str:
     """Returns a word as a YAML value, in quotes if it could be read as another value or a number."""
     plain = re.fullmatch(r"[a-zA-Z/-][\w/.=-]*(:\w[\w.-]*)*", word, re.ASCII) and word.casefold() not in _YAML_WORDS
     return word if plain else "'" + word.replace("'", "''") + "'"

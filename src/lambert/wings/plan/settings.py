@@ -102,11 +102,11 @@ class PlanConfig:
                 f"link = {self.link!r} connects devices of a machine: name one between machines, such as {between[1]}."
             )
         if self.link and self.nodes == 1:
-            raise UsageError(f"link = {self.link!r} connects machines, and nodes = 1 is one: leave one of them out.")
+            raise UsageError(f"link = {self.link!r} needs several machines, and nodes = 1: omit one of them.")
         if self.nodes and self.devices and self.devices % self.nodes:
             raise UsageError(f"nodes = {self.nodes} cannot share devices = {self.devices} evenly.")
         if self.checkpoint is not None and self.failures is None:
-            raise UsageError("checkpoint is for the simulation: add --failures, the hours between two failures.")
+            raise UsageError("checkpoint requires --failures, the mean hours between two failures of a machine.")
         described = [one.name for one in self.files.values()]
         if repeated := [name for name in described if described.count(name) > 1]:
             raise UsageError(f"device = {self.device!r}: several files describe {repeated[0]}. Give each its own name.")
@@ -121,11 +121,11 @@ class PlanConfig:
                 f"budget needs the price of {', '.join(without)}: add --price, USD for an hour of a device."
             )
         if self.cluster and (other := [name for name in self.names if name in DEVICES and DEVICES[name].kind == "tpu"]):
-            raise UsageError(f"cluster = {self.cluster!r}: Lambert does not run on {other[0]}. Leave one of them out.")
+            raise UsageError(f"cluster = {self.cluster!r}: Lambert does not run on {other[0]}: omit one of them.")
         for name, pattern in (("image", _IMAGE), ("claim", _CLAIM)):
             value = getattr(self, name)
             if value and self.cluster != "kubernetes":
-                raise UsageError(f"{name} = {value!r} is for the pods of Kubernetes: add --cluster kubernetes.")
+                raise UsageError(f"{name} = {value!r} requires --cluster kubernetes.")
             if value and not pattern.fullmatch(value):
                 raise UsageError(f"{name} = {value!r} is not a name of {_KINDS[name]}.")
         if self.plot is not None and self.plot.suffix.lower() != ".svg":

@@ -3,8 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
-from lambert.wings.plan.costs.choices import Choice
-from lambert.wings.plan.costs.remedies import Remedy, known_clusters, remedy
+from lambert.wings.plan.costs.choices import Choice, Remedy, find_remedy, list_clusters
 from lambert.wings.plan.recipe import Planned
 from lambert.wings.plan.result import Plan
 from lambert.wings.plan.settings import PlanConfig
@@ -18,7 +17,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:,.3g} s"
 
 
-def memory_advice(config: PlanConfig, plan: Planned, found: Sequence[Choice], *others: str) -> str:
+def explain_memory(config: PlanConfig, plan: Planned, found: Sequence[Choice], *others: str) -> str:
     """Returns the error for a run that does not fit, with flags with which it fits, or with the missing memory if there
     are none.
 
@@ -29,11 +28,11 @@ def memory_advice(config: PlanConfig, plan: Planned, found: Sequence[Choice], *o
     least = min(found, key=lambda choice: choice.step.bytes - choice.cluster.device.memory)
     device, step = least.cluster.device, least.step
     own = {(choice.cluster.device.name, choice.cluster.devices): choice.cluster for choice in found}
-    changed = remedy(plan.work, sorted(own.values(), key=lambda machines: machines.devices))
-    known = known_clusters(sorted({count for _, count in own}), config.nodes or 0, config.link)
-    elsewhere = remedy(plan.work, known) if known else changed
+    changed = find_remedy(plan.work, sorted(own.values(), key=lambda machines: machines.devices))
+    known = list_clusters(sorted({count for _, count in own}), config.nodes or 0, config.link)
+    elsewhere = find_remedy(plan.work, known) if known else changed
     named = {name for name, _ in own}
-    fitting = [" ".join(_flags(config, plan, one, named)) for one in (changed, elsewhere) if one.lacking <= 0]
+    fitting = [" ".join(_list_flags(config, plan, one, named)) for one in (changed, elsewhere) if one.lacking <= 0]
     nearest = min(changed, elsewhere, key=lambda one: one.lacking)
     text = (
         f"The run does not fit: it needs {step.bytes / 1e9:,.1f} GB a device and the {device.name} has "
@@ -49,7 +48,7 @@ def memory_advice(config: PlanConfig, plan: Planned, found: Sequence[Choice], *o
     )
 
 
-def _flags(config: PlanConfig, plan: Planned, changed: Remedy, named: Collection[str]) -> list[str]:
+def _list_flags(config: PlanConfig, plan: Planned, changed: Remedy, named: Collection[str]) -> list[str]:
     """Returns the flags of `lambert plan` that make the change. `named` are the devices that the command names."""
     machines, work = changed.cluster, changed.work
     flags = [] if machines.device.name in named else [f"--device={machines.device.name}"]
@@ -62,7 +61,7 @@ def _flags(config: PlanConfig, plan: Planned, changed: Remedy, named: Collection
     return flags
 
 
-def lines(config: PlanConfig, plan: Planned, chosen: Choice, table: Sequence[Choice], result: Plan) -> list[str]:
+def format_plan(config: PlanConfig, plan: Planned, chosen: Choice, table: Sequence[Choice], result: Plan) -> list[str]:
     """Returns the lines of the prediction that the command prints."""
     found, step, device, unit = result.chosen, chosen.step, chosen.cluster.device, result.cost_unit
     shown = [
@@ -88,11 +87,11 @@ def lines(config: PlanConfig, plan: Planned, chosen: Choice, table: Sequence[Cho
         )
     shown.append(f"limit    {found.limit}")
     if result.failures is not None:
-        shown += _failures(result.failures)
-    return shown + _choices(config, plan, table, chosen, unit)
+        shown += _format_failures(result.failures)
+    return shown + _format_choices(config, plan, table, chosen, unit)
 
 
-def _failures(found: Mapping[str, float]) -> list[str]:
+def _format_failures(found: Mapping[str, float]) -> list[str]:
     waits = found["waiting_seconds"] > 0.0005 * found["seconds"]
     waiting = f", of which {duration(found['waiting_seconds'])} wait for the slowest device" if waits else ""
     return [
@@ -106,7 +105,7 @@ def _failures(found: Mapping[str, float]) -> list[str]:
     ]
 
 
-def _choices(
+def _format_choices(
     config: PlanConfig, plan: Planned, table: Sequence[Choice], chosen: Choice, unit: str
 ) -> list[str]:  # fmt: skip
     head = f"{'devices':>24}  {'exchange':9} {'micro tokens':>12} {'update':>10} {'run':>11} {unit:>13} {'memory':>9}  "

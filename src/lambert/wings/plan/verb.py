@@ -12,18 +12,17 @@ from lambert.core.files import write_atomic
 from lambert.engine.progress import aside
 from lambert.planning.memory import checkpoint_state
 from lambert.runs.result import Say, silent
-from lambert.wings.plan.costs.choices import COUNTS, Choice, choices, efficient
-from lambert.wings.plan.costs.devices import DEVICES, Device, fewest_nodes
-from lambert.wings.plan.costs.failures import daly, group_mtbf, useful_share
-from lambert.wings.plan.costs.simulation import Run, shortened, simulations
+from lambert.wings.plan.costs.choices import COUNTS, Choice, list_choices, select_efficient
+from lambert.wings.plan.costs.devices import DEVICES, Device, count_nodes
+from lambert.wings.plan.costs.simulation import Run, daly, shorten, simulate_often, useful_share
 from lambert.wings.plan.costs.stragglers import Lateness
 from lambert.wings.plan.costs.work import shapes_of
 from lambert.wings.plan.plot import check_plot, draw
-from lambert.wings.plan.recipe import Planned, overrides, planned
-from lambert.wings.plan.result import Plan, row
-from lambert.wings.plan.scripts import SCRIPTS, Command
+from lambert.wings.plan.recipe import Planned, parse_overrides, read_run
+from lambert.wings.plan.result import Plan, build_row
+from lambert.wings.plan.scripts import SCRIPTS
 from lambert.wings.plan.settings import AUTO, PlanConfig
-from lambert.wings.plan.table import duration, lines, memory_advice
+from lambert.wings.plan.table import duration, explain_memory, format_plan
 
 METHODS = ("bfloat16", "int8")
 """Methods of exchange in the table of choices, besides that of the recipe."""
@@ -37,15 +36,15 @@ def run(config: PlanConfig, say: Say = silent) -> Plan:
     """
     if config.plot is not None:
         check_plot(config.plot)
-    plan = planned(config)
+    plan = read_run(config)
     if config.devices:
         plan.config.train.check_ranks(config.devices)
-    devices = {name: _device(name, plan, config) for name in config.names}
+    devices = {name: _find_device(name, plan, config) for name in config.names}
     for device in devices.values():
         _check_nodes(config, plan, device)
     counts = (config.devices,) if config.devices else tuple(n * (config.nodes or 1) for n in COUNTS)
     prices = {devices[name].name: usd for name, usd in config.prices.items()}
-    found = choices(
+    found = list_choices(
         plan.work, plan.sequences, [*devices.values()], prices, counts=counts, nodes=config.nodes or 0,
         network=config.link, methods=METHODS,
     )  # fmt: skip
@@ -55,9 +54,9 @@ def run(config: PlanConfig, say: Say = silent) -> Plan:
             "name another number of nodes."
         )
     if not any(choice.fits for choice in found):
-        raise UsageError(memory_advice(config, plan, found))
-    table = efficient(found)
-    chosen = _chosen(config, plan, found)
+        raise UsageError(explain_memory(config, plan, found))
+    table = select_efficient(found)
+    chosen = _choose(config, plan, found)
     result = Plan(
         verb=plan.verb,
         updates=plan.updates,
@@ -66,10 +65,10 @@ def run(config: PlanConfig, say: Say = silent) -> Plan:
         operations=chosen.step.operations * plan.sequences / plan.work.batch_size,
         assumed=plan.assumed,
         cost_unit="USD" if prices else "device-hours",
-        chosen=row(chosen),
-        efficient=[row(choice) for choice in table],
-        failures=None if config.failures is None else _failures(config, plan, chosen),
-        script=_script(config, plan, chosen) if config.cluster else "",
+        chosen=build_row(chosen),
+        efficient=[build_row(choice) for choice in table],
+        failures=None if config.failures is None else _simulate_failures(config, plan, chosen),
+        script=_build_script(config, plan, chosen) if config.cluster else "",
     )
     if config.plot is not None:
         write_atomic(config.plot, draw(config, found, table, chosen, result.cost_unit))
@@ -78,21 +77,21 @@ def run(config: PlanConfig, say: Say = silent) -> Plan:
             say(line)
     else:
         beside = aside if result.script and say is not silent else say
-        for line in lines(config, plan, chosen, table, result):
+        for line in format_plan(config, plan, chosen, table, result):
             beside(line)
         for line in result.script.split("\n") if result.script else ():
             say(line)
     return result
 
 
-def _device(name: str, plan: Planned, config: PlanConfig) -> Device:
+def _find_device(name: str, plan: Planned, config: PlanConfig) -> Device:
     if name in config.files:
         return config.files[name].device(name)
     if name != AUTO:
         return DEVICES[name]
-    from lambert.wings.plan.calibration import this_device
+    from lambert.wings.plan.calibration import measure_device
 
-    return this_device(plan.work, config.seconds)
+    return measure_device(plan.work, config.seconds)
 
 
 def _check_nodes(config: PlanConfig, plan: Planned, device: Device) -> None:
@@ -101,10 +100,10 @@ def _check_nodes(config: PlanConfig, plan: Planned, device: Device) -> None:
     count = config.devices
     if count is None or config.nodes:
         return
-    nodes = fewest_nodes(device, count)
+    nodes = count_nodes(device, count)
     if count % nodes:
         batch = plan.work.batch_size
-        even = [n for n in range(1, batch + 1) if batch % n == 0 and n % fewest_nodes(device, n) == 0]
+        even = [n for n in range(1, batch + 1) if batch % n == 0 and n % count_nodes(device, n) == 0]
         near = [*[n for n in even if n < count][-1:], *[n for n in even if n > count][:1]]
         raise UsageError(
             f"devices = {count}: {nodes} machines of {device.per_node} {device.name} cannot share them evenly. Take "
@@ -112,31 +111,28 @@ def _check_nodes(config: PlanConfig, plan: Planned, device: Device) -> None:
         )
     if nodes == 1 and config.link:
         raise UsageError(
-            f"link = {config.link!r} connects machines, and devices = {count} are in one: leave it out, or name the "
+            f"link = {config.link!r} needs several machines, and devices = {count} are in one: omit it, or set the "
             "number of machines (nodes)."
         )
 
 
-def _own(plan: Planned, choice: Choice) -> bool:
+def _is_own(plan: Planned, choice: Choice) -> bool:
     """Returns whether a choice sends gradients by the recipe's method, or by one that it tolerates."""
     return choice.work.method in {plan.work.method, *plan.config.exchange.tolerates}
 
 
-def _chosen(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choice:
+def _choose(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choice:
     """Returns the choice that is shown in full: within the budget the fastest, within the deadline the cheapest,
     otherwise the recipe as it is on the given number of devices, or on one."""
-    own = [choice for choice in found if choice.fits and _own(plan, choice)]
+    own = [choice for choice in found if choice.fits and _is_own(plan, choice)]
     if not own:
         other = min((one for one in found if one.fits), key=lambda one: one.seconds).work.method
-        large = [choice for choice in found if _own(plan, choice)]
-        raise UsageError(memory_advice(config, plan, large, f"--set exchange.method={other}"))
+        large = [choice for choice in found if _is_own(plan, choice)]
+        raise UsageError(explain_memory(config, plan, large, f"--set exchange.method={other}"))
     most, longest = config.largest_cost or inf, config.longest_run or inf
     if not (config.budget or config.deadline):
-        as_is = [
-            one
-            for one in own
-            if one.work.micro_tokens == plan.work.micro_tokens and one.work.method == plan.work.method
-        ]
+        recipe = plan.work.micro_tokens, plan.work.method
+        as_is = [one for one in own if (one.work.micro_tokens, one.work.method) == recipe]
         return min(as_is or own, key=lambda one: (one.cluster.devices, one.seconds))
     kept = [choice for choice in own if choice.cost <= most and choice.seconds <= longest]
     if not kept:
@@ -152,32 +148,29 @@ def _chosen(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choic
     return min(kept, key=lambda one: (one.seconds, one.cost))
 
 
-def _script(config: PlanConfig, plan: Planned, chosen: Choice) -> str:
-    flags = overrides(config.set)
+def _build_script(config: PlanConfig, plan: Planned, chosen: Choice) -> str:
+    flags = parse_overrides(config.set)
     if chosen.work.micro_tokens != plan.work.micro_tokens:
         flags.append(f"--train.micro-tokens={chosen.work.micro_tokens}")
     if chosen.work.method != plan.work.method:
         flags.append(f"--exchange.method={chosen.work.method}")
-    return SCRIPTS[config.cluster](chosen, Command(plan.verb, config.recipe, tuple(flags), config.image, config.claim))
+    return SCRIPTS[config.cluster](chosen, config, plan.verb, flags)
 
 
-def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, float]:
+def _simulate_failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, float]:
     """Returns the effect of failures in seconds and shares: means and quantiles of simulations, and the closed form."""
     assert config.failures is not None
-    nodes, weights = (
-        chosen.cluster.nodes,
-        sum(map(prod, shapes_of(plan.work.config, plan.work.targets, plan.work.labels))),
-    )
+    weights = sum(map(prod, shapes_of(plan.work.config, plan.work.targets, plan.work.labels)))
     cost = checkpoint_state(weights) / (1e9 * config.disk)
-    mtbf = 3600 * config.failures
-    best = daly(group_mtbf(mtbf, nodes), cost)
+    nodes, mtbf = chosen.cluster.nodes, 3600 * config.failures
+    best = daly(mtbf / nodes, cost)
     interval = best if config.checkpoint is None else 60 * config.checkpoint
     step, work = chosen.step, chosen.work
     late = Lateness(chosen.cluster.devices, step.computing, work.jitter, work.slow)
     run = Run(step.seconds - step.late, plan.updates, nodes, mtbf, interval, cost, config.restart, late)
-    simulated = shortened(run)
+    simulated = shorten(run)
     longer = run.updates / simulated.updates
-    outcomes = simulations(simulated)
+    outcomes = simulate_often(simulated)
     mean = fmean(outcome.seconds for outcome in outcomes)
     useful = fmean(outcome.training for outcome in outcomes) / mean
     low, high = np.quantile([outcome.useful for outcome in outcomes], [0.01, 0.99]).tolist()
@@ -191,7 +184,7 @@ def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, fl
         "useful_share": useful,
         "useful_share_1_percent": low,
         "useful_share_99_percent": high,
-        "useful_share_closed_form": useful_share(group_mtbf(mtbf, nodes), interval, cost, config.restart),
+        "useful_share_closed_form": useful_share(mtbf / nodes, interval, cost, config.restart),
         "failures": fmean(outcome.failures for outcome in outcomes) * longer,
         "lost_seconds": fmean(outcome.lost for outcome in outcomes) * longer,
         "waiting_seconds": fmean(outcome.waiting for outcome in outcomes) * longer,

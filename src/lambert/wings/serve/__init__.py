@@ -6,7 +6,7 @@ VERBS = (
     Verb(
         "serve",
         "An HTTP service of models, with a page to try them on.",
-        "wings.serve.verb:run",
+        "wings.serve.server:serve",
         "wings.serve.config:ServeConfig",
         place=80,
         takes="flags",

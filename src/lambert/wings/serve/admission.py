@@ -12,9 +12,9 @@ import math
 import time
 from collections import deque
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 from lambert.inference.scheduler import OverloadedError, Scheduler
+from lambert.wings.serve.refusals import Refusal
 
 _REQUEST = 256
 """Fixed cost of a request, as the number of bytes that take as long to parse and tokenize (ours)."""
@@ -24,17 +24,6 @@ _NEW = 0.2
 """Weight of a new estimate, or of the tokens of one request, in its average (ours)."""
 _PLACES = 32
 """Maximum size of all bodies in memory, as a number of bodies of the maximum size (ours)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The reason why a request is not accepted now."""
-
-    reason: str
-    """Name of the reason in the metrics."""
-    message: str
-    seconds: int
-    """Seconds after which to try again."""
 
 
 class Admission:
@@ -65,30 +54,29 @@ class Admission:
         self._speed = self._speed or bytes_per_second
         self._tokens_per_byte = self._tokens_per_byte or tokens_per_byte
 
-    def refusal(self, more: int) -> Refusal | None:
-        """Returns why a request whose body has this many bytes that are not in memory yet cannot be accepted; None if
-        it can be."""
+    def check(self, more: int) -> None:
+        """Raises Refusal if a request whose body has this many bytes that are not in memory yet cannot be accepted."""
         if self.requests >= self._most_requests:
-            return Refusal("requests", f"{self.requests:,} requests are being answered: try again in 1 s.", 1)
-        return self.too_many_bytes(more) or self.too_long(more)
+            raise Refusal(429, "requests", f"{self.requests:,} requests are being answered: try again in 1 s.", retry=1)
+        self.check_bytes(more)
+        self.check_wait(more)
 
-    def too_many_bytes(self, more: int) -> Refusal | None:
-        """Returns the refusal if all bodies together would be too large with this many more bytes."""
+    def check_bytes(self, more: int) -> None:
+        """Raises Refusal if all bodies together would be too large with this many more bytes."""
         if self.bytes + more > self._most_bytes:
-            return Refusal("bodies", f"{self.bytes:,} bytes of bodies are in memory: try again in 1 s.", 1)
-        return None
+            raise Refusal(429, "bodies", f"{self.bytes:,} bytes of bodies are in memory: try again in 1 s.", retry=1)
 
-    def too_long(self, size: int) -> Refusal | None:
-        """Returns the refusal if a body of this many bytes would wait too long."""
+    def check_wait(self, size: int) -> None:
+        """Raises Refusal if a body of this many bytes would wait too long."""
         seconds = self._size / self._speed if self._speed else 0.0
         coming, own = self._size * self._tokens_per_byte, (size + _REQUEST) * self._tokens_per_byte
         try:
             self.scheduler.check(math.ceil(own), coming=math.ceil(coming), seconds=seconds)
         except OverloadedError as error:
-            return Refusal("overloaded", str(error), min(3600, max(1, math.ceil(error.seconds))))
-        return None
+            retry = min(3600, max(1, math.ceil(error.seconds)))
+            raise Refusal(429, "overloaded", str(error), retry=retry) from error
 
-    async def _turn(self, size: int) -> None:
+    async def _wait_for_turn(self, size: int) -> None:
         """Waits for a turn of a request of this size."""
         self._size += size
         if self._free_turns:
@@ -142,19 +130,19 @@ class Accepted:
         self._tokens = 0
         admission.requests += 1
 
-    def read(self, count: int) -> None:
+    def add_bytes(self, count: int) -> None:
         """Records that this many more bytes of its body are in memory."""
         self._bytes += count
         self._size += count
         self._admission.bytes += count
 
-    async def turn(self) -> None:
-        """Waits until it may be parsed and tokenized."""
+    async def wait_for_turn(self) -> None:
+        """Waits until the request may be parsed and tokenized."""
         if not self._has_turn:
-            await self._admission._turn(self._size)
+            await self._admission._wait_for_turn(self._size)
             self._has_turn = True
 
-    def submitted(self, tokens: int) -> None:
+    def give_back_turn(self, tokens: int) -> None:
         """Gives back its turn, because its tokens are in the scheduler."""
         self._tokens += tokens
         self._end_turn()

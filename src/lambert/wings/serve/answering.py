@@ -62,16 +62,16 @@ class Answering:
 
         Raises what `make` raises.
         """
-        request, tokens = await self._in_turn(lambda: with_tokens(make()), size)
-        return await self._computed(request, size, tokens), tokens
+        request, tokens = await self._in_turn(lambda: add_token_count(make()), size)
+        return await self._compute(request, size, tokens), tokens
 
     async def predictions(self, model: TextModel, texts: Sequence[Text], top: int = 0) -> list[Row]:
         """Returns the prediction for each text, or {"error": ...} for one that the task cannot read."""
-        places, size = [f"inputs[{number}]" for number in range(len(texts))], characters(texts)
+        places, size = [f"inputs[{number}]" for number in range(len(texts))], count_characters(texts)
         good, request, errors = await self._in_turn(lambda: model.readable(texts, places, top), size)
         answers: dict[int, Row] = {number: {"error": str(error)} for number, error in errors.items()}
         if request is not None:
-            found = await self._computed(request, size, with_tokens(request)[1])
+            found = await self._compute(request, size, add_token_count(request)[1])
             answers |= dict(zip(good, found, strict=True))
         return [answers[number] for number in range(len(texts))]
 
@@ -79,15 +79,15 @@ class Answering:
         """As `call`, in the turn of the request that is being answered."""
         accepted = CURRENT.get()
         if accepted is not None:
-            await accepted.turn()
+            await accepted.wait_for_turn()
         return await self.call(function, size)
 
-    async def _computed(self, request: Request[R], size: int, tokens: int) -> R:
+    async def _compute(self, request: Request[R], size: int, tokens: int) -> R:
         future = self.scheduler.submit(request.work, request.source)
         accepted = CURRENT.get()
         if accepted is not None:
-            accepted.submitted(tokens)
-        await self._arrivals.arrival(future)
+            accepted.give_back_turn(tokens)
+        await self._arrivals.wait(future)
         if future.cancelled():  # the scheduler was closed
             raise asyncio.CancelledError
         outputs = future.result()
@@ -107,7 +107,7 @@ class _Arrivals:
         self._lock = threading.Lock()
         self._arrived: list[asyncio.Future[None]] = []
 
-    async def arrival(self, future: "Future[Any]") -> None:
+    async def wait(self, future: "Future[Any]") -> None:
         """Waits until the Future is done. Cancels it if the caller is cancelled."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
@@ -140,13 +140,13 @@ class _Arrivals:
             loop.call_soon(self._release, loop)
 
 
-def characters(texts: Sequence[Text]) -> int:
+def count_characters(texts: Sequence[Text]) -> int:
     """Returns the number of characters of texts and rows, plus the fixed cost of each text."""
     return _TEXT * len(texts) + sum(
         sum(len(str(value)) for value in text.values()) if isinstance(text, Mapping) else len(text) for text in texts
     )
 
 
-def with_tokens(request: Request[R]) -> tuple[Request[R], int]:
+def add_token_count(request: Request[R]) -> tuple[Request[R], int]:
     indices_S = np.arange(request.source.size(0))
     return request, int(request.source.lengths(np.zeros_like(indices_S), indices_S).sum()) if len(indices_S) else 0

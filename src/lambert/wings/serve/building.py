@@ -3,6 +3,7 @@
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from lambert.core.launcher import save_traceback
@@ -12,11 +13,12 @@ from lambert.engine.precision import resolve_precision
 from lambert.inference.config import InferenceConfig
 from lambert.inference.scheduler import Scheduler
 from lambert.inference.text_model import TextModel
+from lambert.runs.result import Say
 from lambert.wings.serve.admission import Admission
-from lambert.wings.serve.answering import Answering, characters, with_tokens
-from lambert.wings.serve.app import application
+from lambert.wings.serve.answering import Answering, add_token_count, count_characters
+from lambert.wings.serve.app import create_application
 from lambert.wings.serve.config import ServeConfig
-from lambert.wings.serve.gate import Gate, Limits
+from lambert.wings.serve.gate import Gate
 from lambert.wings.serve.metrics import Metrics
 from lambert.wings.serve.models import Models
 
@@ -28,8 +30,22 @@ _WARM_TEXTS = 16
 WARM_TEXT = "The first batch takes longer, because memory is allocated and kernels are chosen. " * 4
 
 
-def build(config: ServeConfig, key: str, hosts: frozenset[str], say: Callable[[str], None]) -> tuple[Any, ...]:
-    """Returns the fields of `Built`."""
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service that is not running yet."""
+
+    app: Gate
+    """The ASGI application."""
+    state: Any
+    """`ready`: whether it takes requests."""
+    models: Models
+    metrics: Metrics
+    close: Callable[..., None]
+    """Computes the accepted requests, or with `now=True` only the present batches, then ends the threads."""
+
+
+def build(config: ServeConfig, key: str, say: Say) -> Service:
+    """Loads the models, computes a batch with each, and returns the service."""
     world = World(device=device_named(config.device, 0))
     precision: Any = resolve_precision(config.precision, world) if config.precision == "auto" else config.precision
     metrics = Metrics()
@@ -45,8 +61,8 @@ def build(config: ServeConfig, key: str, hosts: frozenset[str], say: Callable[[s
         texts = [WARM_TEXT] * max(_WARM_TEXTS, scheduler.workers)
         model.vectors(texts)
         begin = time.perf_counter()
-        request, tokens = with_tokens(model.vectors(texts))
-        admission.expect(characters(texts) / (time.perf_counter() - begin), tokens / characters(texts))
+        request, tokens = add_token_count(model.vectors(texts))
+        admission.expect(count_characters(texts) / (time.perf_counter() - begin), tokens / count_characters(texts))
         request.finish(scheduler.submit(request.work, request.source).result())
 
     inference = InferenceConfig(precision, device=config.device)
@@ -56,12 +72,12 @@ def build(config: ServeConfig, key: str, hosts: frozenset[str], say: Callable[[s
         scheduler.close(now=True)
         raise
     metrics.watch(scheduler, models)
-    app = application(config, models, answering, metrics)
-    limits = Limits(hosts, key, config.body_bytes, config.seconds)
+    app = create_application(config, models, answering, metrics)
 
     def report(error: BaseException) -> None:
         # The message of the error may contain what a client sent, so it is not printed.
         where = save_traceback("serve", "".join(traceback.format_exception(error)))
         say(f"warning: a request failed because of a bug ({type(error).__name__}). {where}")
 
-    return Gate(app, limits, admission, metrics, report), app.state, models, metrics, answering.close
+    gate = Gate(app, config, key, admission, metrics, report)
+    return Service(gate, app.state, models, metrics, answering.close)

@@ -1,5 +1,6 @@
 """The settings of `lambert serve`."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +9,12 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from lambert.core.errors import UsageError
+from lambert.core.files import open_regular
 from lambert.core.settings import check
 from lambert.inference.config import Precisions
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_KEY_BYTES = 4096
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)", re.DOTALL)
 
 
@@ -68,6 +72,12 @@ class ServeConfig:
         return int(self.max_body_megabytes * 1e6)
 
     @property
+    def allowed_hosts(self) -> frozenset[str]:
+        """Names that the Host header of a request may have; "*": any."""
+        own = {self.host.lower()} - {"0.0.0.0", "::"}
+        return frozenset({*LOOPBACK, *own, *(name.lower() for name in self.hosts)})
+
+    @property
     def models(self) -> list[tuple[str, Path]]:
         """The names and folders of the models. A model without a name has that of its run folder or folder."""
         found = []
@@ -78,3 +88,26 @@ class ServeConfig:
             own = own.parent if own.name == "model" and own.parent.name else own
             found.append((named[1] if named else own.name, path))
         return found
+
+
+def read_api_key(config: ServeConfig) -> str:
+    """Returns the API key, empty if none was given. Raises UsageError for a key that no header can have, and for a file
+    that has no key or cannot be read."""
+    path = config.api_key_file
+    place = "LAMBERT_API_KEY" if path is None else str(path)
+    if path is None:
+        key = os.environ.get("LAMBERT_API_KEY", "").strip()
+        if not key:
+            return ""
+    else:
+        if path.exists() and not path.is_file():  # a pipe would block, and a device may have no end
+            raise UsageError(f"api_key_file = {path} is not a file: write the key to a file.")
+        try:
+            with open_regular(path) as file:
+                key = file.read(_KEY_BYTES + 1).decode("ascii", "replace").strip()
+        except OSError as error:
+            raise UsageError(f"api_key_file = {path} cannot be read: {error.strerror}.") from error
+    if not key or len(key) > _KEY_BYTES or not key.isascii() or not key.isprintable():
+        what = f"of at most {_KEY_BYTES:,} letters and digits"
+        raise UsageError(f"{place} has no API key: {'set it to one' if path is None else 'write one line'} {what}.")
+    return key

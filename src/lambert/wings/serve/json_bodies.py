@@ -16,8 +16,8 @@ _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 _SHOWN = 64
 
 
-def route_class(answering: Answering, most_items: int) -> type[APIRoute]:
-    """Returns the class of routes whose bodies are parsed by the threads of `answering`, with at most `most_items`
+def create_route_class(answering: Answering, most_items: int) -> type[APIRoute]:
+    """Returns the class of routes whose bodies are parse_body by the threads of `answering`, with at most `most_items`
     items in a list."""
 
     class JsonRequest(Request):
@@ -30,7 +30,7 @@ def route_class(answering: Answering, most_items: int) -> type[APIRoute]:
         async def json(self) -> Any:
             if not hasattr(self, "_json"):
                 body = await self.body()
-                self._json = await answering.call(lambda: parsed(body, most_items), len(body))
+                self._json = await answering.call(lambda: parse_body(body, most_items), len(body))
             return self._json
 
     class JsonRoute(APIRoute):
@@ -49,7 +49,7 @@ def route_class(answering: Answering, most_items: int) -> type[APIRoute]:
     return JsonRoute
 
 
-def parsed(body: bytes, most_items: int) -> Any:
+def parse_body(body: bytes, most_items: int) -> Any:
     """Returns the value of a JSON text in UTF-8.
 
     Raises Refusal: 400 if it is not strict JSON, 422 for half of a surrogate pair, 413 if the list of a field has more
@@ -72,7 +72,7 @@ def parsed(body: bytes, most_items: int) -> Any:
                 message = f"{len(items):,} texts are more than {most_items:,}: send fewer."
                 raise Refusal(413, "items", message, name[:_SHOWN])
     if _HALF_PAIR.search(body):
-        place = _half_pair(value)
+        place = _find_half_pair(value)
         if place is not None:
             message = "A text contains half of a surrogate pair, which is not a character."
             raise Refusal(422, "text", message, place)
@@ -83,7 +83,7 @@ def _not_json(constant: str) -> NoReturn:
     raise Refusal(400, "json", f"The body has {constant}, which is not JSON: send a finite number or null.")
 
 
-def _half_pair(value: Any) -> str | None:
+def _find_half_pair(value: Any) -> str | None:
     """Returns the place of a text that UTF-8 cannot encode, a key included."""
     waiting = [("", value)]
     while waiting:
@@ -108,7 +108,7 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def listed(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> Response:
+def encode_list(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> Response:
     """Returns the answer {**head, name: [items]}. Other threads run between items; encoding the whole list at once
     would stop the event loop. Numbers that are not finite become null."""
     rows = b",".join([to_json(item, inf_nan_mode="null") for item in items])

@@ -1,6 +1,7 @@
 """The counts and times of a service, in the text format of Prometheus (GET /metrics)."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import InfoMetricFamily, Metric
@@ -19,23 +20,24 @@ class Metrics(Observer):
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         ProcessCollector(registry=self.registry)
-        self._requests = self._counter(
-            "lambert_requests", "Requests that were answered; status 499: the client left.", "path", "model", "status"
+        counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
+        self._requests = counter(
+            "lambert_requests", "Requests that were answered; status 499: the client left.", ("path", "model", "status")
         )
-        self._request_seconds = self._histogram(
-            "lambert_request_seconds", "Time from a request's headers to the end of its answer.", _SECONDS,
-            "path", "model",
+        self._request_seconds = histogram(
+            "lambert_request_seconds", "Time from a request's headers to the end of its answer.", ("path", "model"),
+            buckets=_SECONDS,
         )  # fmt: skip
-        self._refusals = self._counter("lambert_refusals", "Requests that were refused, by reason.", "reason")
+        self._refusals = counter("lambert_refusals", "Requests that were refused, by reason.", ("reason",))
         self.in_flight = Gauge("lambert_requests_in_flight", "Requests that have begun.", registry=self.registry)
-        self._queue_seconds = self._histogram(
-            "lambert_queue_seconds", "Time that a request's first sequences waited to be computed.", _SECONDS
+        self._queue_seconds = histogram(
+            "lambert_queue_seconds", "Time that a request's first sequences waited to be computed.", buckets=_SECONDS
         )
-        self._tokens = self._counter("lambert_tokens", "Tokens computed.")
-        self._sequences = self._counter("lambert_sequences", "Sequences computed.")
-        self._batch_tokens = self._histogram("lambert_batch_tokens", "Tokens of a batch.", _TOKENS)
-        self._batch_seconds = self._histogram("lambert_batch_seconds", "Time to compute a batch.", _SECONDS)
-        self._reloads = self._counter("lambert_reloads", "Reloads of the models, by result.", "result")
+        self._tokens = counter("lambert_tokens", "Tokens computed.")
+        self._sequences = counter("lambert_sequences", "Sequences computed.")
+        self._batch_tokens = histogram("lambert_batch_tokens", "Tokens of a batch.", buckets=_TOKENS)
+        self._batch_seconds = histogram("lambert_batch_seconds", "Time to compute a batch.", buckets=_SECONDS)
+        self._reloads = counter("lambert_reloads", "Reloads of the models, by result.", ("result",))
 
     def watch(self, scheduler: Scheduler, models: Iterable[Served]) -> None:
         """Adds the metrics that are computed on request."""
@@ -47,16 +49,16 @@ class Metrics(Observer):
         )  # fmt: skip
         self.registry.register(_ModelInfo(models))
 
-    def answered(self, path: str, model: str, status: int, seconds: float) -> None:
+    def count_answer(self, path: str, model: str, status: int, seconds: float) -> None:
         """Counts an answered request."""
         self._requests.labels(path, model, str(status)).inc()
         self._request_seconds.labels(path, model).observe(seconds)
 
-    def refused(self, reason: str) -> None:
+    def count_refusal(self, reason: str) -> None:
         """Counts a refused request."""
         self._refusals.labels(reason).inc()
 
-    def reloaded(self, result: str) -> None:
+    def count_reload(self, result: str) -> None:
         """Counts a reload of the models: `changed`, `unchanged` or `failed`."""
         self._reloads.labels(result).inc()
 
@@ -72,12 +74,6 @@ class Metrics(Observer):
     def text(self) -> bytes:
         """Returns all metrics."""
         return generate_latest(self.registry)
-
-    def _counter(self, name: str, description: str, *labels: str) -> Counter:
-        return Counter(name, description, labels, registry=self.registry)
-
-    def _histogram(self, name: str, description: str, bounds: Iterable[float], *labels: str) -> Histogram:
-        return Histogram(name, description, labels, registry=self.registry, buckets=tuple(bounds))
 
     def _gauge(self, name: str, description: str, value: Callable[[], float]) -> None:
         Gauge(name, description, registry=self.registry).set_function(value)

@@ -85,7 +85,7 @@ class Served:
             found["max_length"] = settings.max_length
             found["labels"] = list(settings.labels)
             found["inputs"], found["optional_inputs"] = self.model.task.inputs()
-            found["example"] = _example(task, found["inputs"], settings.columns)
+            found["example"] = _choose_example(task, found["inputs"], settings.columns)
         return found
 
 
@@ -129,7 +129,7 @@ class Models:
         changed, failed = [], []
         for name, served in list(self._served.items()):
             try:
-                if version_of(served.path) != served.version:
+                if compute_version(served.path) != served.version:
                     self._served[name] = self._load(name, served.path)
                     changed.append(name)
             except BaseException as error:  # a panic in Rust is not an Exception
@@ -141,27 +141,27 @@ class Models:
         """Loads a model and checks that all its files are of one version, because a folder may be replaced at any
         time."""
         for _ in range(_TRIES):
-            version = version_of(path)
+            version = compute_version(path)
             try:
                 model = TextModel(path, "", self._code, self._inference, self._world)
-                _own(model)
+                _copy_weights(model)
             except Exception:  # half a folder may raise anything
-                if version_of(path) == version:
+                if compute_version(path) == version:
                     raise
                 continue
-            if version_of(path) == version:
+            if compute_version(path) == version:
                 self._warm(model)
                 return Served(name, path, model, version, int(time.time()))
         raise DataError(f"{path} changes while it is read: replace it by renaming a complete folder.")
 
 
-def _own(model: TextModel) -> None:
+def _copy_weights(model: TextModel) -> None:
     """Copies the weights from the mapped file, which may be overwritten while they are served."""
     for tensor in (*model.model.parameters(), *model.model.buffers()):
         tensor.data = tensor.data.clone()
 
 
-def version_of(path: Path) -> str:
+def compute_version(path: Path) -> str:
     """Returns the version of a model folder (`Served.version`)."""
     found = hashlib.sha256()
     for file in model_files(model_folder(path)):
@@ -170,7 +170,7 @@ def version_of(path: Path) -> str:
     return found.hexdigest()[:12]
 
 
-def _example(task: str, names: list[str], columns: Columns) -> Any:
+def _choose_example(task: str, names: list[str], columns: Columns) -> Any:
     """Returns an example input of the task: a text if the model reads texts as well as objects."""
     if task == "squad" or (len(names) == 1 and not is_template(columns.text)):
         return EXAMPLES.get(task, EXAMPLES[""])

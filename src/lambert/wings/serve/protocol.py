@@ -12,16 +12,28 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from lambert.wings.serve.admission import Admission, Refusal
+from lambert.runs.result import Say
+from lambert.wings.serve.admission import Admission
+from lambert.wings.serve.config import ServeConfig
 from lambert.wings.serve.gate import OPEN_PATHS
 from lambert.wings.serve.metrics import Metrics
+from lambert.wings.serve.refusals import Refusal
 
 _CLOSING_SECONDS = 5.0
+_HEADER_SECONDS = 10.0
+"""Maximum time from the first byte of a request, or from the start of a connection, to the end of the headers."""
+_STALLED_SECONDS = 10.0
+"""Maximum time in which a client reads nothing of its answer."""
+_HEADER_BYTES, _HEADERS = 32_768, 100
+"""Maximum bytes of the path and of all headers, and maximum number of headers."""
+_UNREAD_BODIES = 8
+"""Maximum size of all answers that clients have not read, as a number of bodies of the maximum size. Beyond it, the
+connection that has been stalled for longest is closed."""
 _READ_SECONDS = 1.0
 """Seconds between checks of how much of an answer a client has read."""
 _SAID_SECONDS = 60.0
@@ -30,50 +42,28 @@ _LINGER_SECONDS = 1.0
 """Seconds in which a new connection may still send its request when the service ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Limits on connections."""
-
-    header_seconds: float
-    """Maximum time from the first byte of a request, or from the start of a connection, to the end of the headers."""
-    answer_seconds: float
-    """Maximum time from the end of the headers until the answer is written, and again until the client has read it."""
-    stalled_seconds: float
-    """Maximum time in which a client reads nothing of its answer."""
-    unread_bytes: int
-    """Maximum bytes of all answers that clients have not read. Beyond it, the connection that has been stalled for
-    longest is closed."""
-    ending_seconds: float
-    """Maximum time of a request when the service ends."""
-    connections: int
-    """Maximum number of open connections."""
-    body_bytes: int
-    """Maximum bytes of a body."""
-    header_bytes: int = 32_768
-    """Maximum bytes of the path and of all headers."""
-    headers: int = 100
-    """Maximum number of headers."""
-
-
 class _TooLarge(Exception):
     pass
 
 
-def protocol_class(
-    limits: ConnectionLimits, admission: Admission, metrics: Metrics, say: Callable[[str], None]
+def create_protocol_class(
+    config: ServeConfig, connections: int, admission: Admission, metrics: Metrics, say: Say
 ) -> type[HttpToolsProtocol]:
-    """Returns the protocol for `uvicorn.Config(http=...)`. `say` gets a line when connections are refused."""
+    """Returns the protocol for `uvicorn.Config(http=...)`, with at most this many open connections. `say` gets a line
+    when connections are refused."""
+    header_seconds, stalled_seconds = min(_HEADER_SECONDS, config.seconds), min(_STALLED_SECONDS, config.seconds)
+    unread_bytes = _UNREAD_BODIES * config.body_bytes
     reading: set[Any] = set()
     """Connections whose clients have not read everything that was written."""
     said = -math.inf
 
     def refuse_connection(now: float) -> None:
         nonlocal said
-        metrics.refused("connections")
+        metrics.count_refusal("connections")
         if now - said >= _SAID_SECONDS:
             said = now
             say(
-                f"warning: {limits.connections:,} connections are open, as many as the limit of open files allows "
+                f"warning: {connections:,} connections are open, as many as the limit of open files allows "
                 "(ulimit -n): others are closed at once."
             )
 
@@ -90,10 +80,10 @@ def protocol_class(
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            if len(self.connections) > limits.connections:
+            if len(self.connections) > connections:
                 refuse_connection(self.loop.time())
                 transport.abort()
-            self._arm(limits.header_seconds, self._slow)
+            self._arm(header_seconds, self._slow)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._disarm()
@@ -110,12 +100,12 @@ def protocol_class(
         def data_received(self, data: bytes) -> None:
             if not self.begun:
                 self.begun = True
-                self._arm(limits.header_seconds, self._slow)
+                self._arm(header_seconds, self._slow)
             before = self.in_headers
             super().data_received(data)
             if before and self.in_headers and not self.transport.is_closing():
                 self.unfinished += len(data)
-                if self.unfinished > limits.header_bytes:
+                if self.unfinished > _HEADER_BYTES:
                     self.refusal = 431
                     self.send_400_response("")
 
@@ -133,21 +123,22 @@ def protocol_class(
 
         def _measure(self, size: int) -> None:
             self.size += size
-            if self.size > limits.header_bytes or len(self.headers) > limits.headers:
+            if self.size > _HEADER_BYTES or len(self.headers) > _HEADERS:
                 self.refusal = 431
                 raise _TooLarge
 
         def on_headers_complete(self) -> None:
-            seconds = limits.ending_seconds if self.ending else limits.answer_seconds
+            # Until the answer is written, and again until the client has read it.
+            seconds = (1 if self.ending else 2) * config.seconds
             self._arm(seconds, self._abort)
             if not self.look:
                 self.deadline = self.loop.time() + seconds
             self.in_headers = False
-            if (refusal := self._refusal()) is not None:
+            if (refusal := self._check_load()) is not None:
                 self.skipping = True
-                metrics.refused(refusal.reason)
-                metrics.answered("other", "", 429, 0.0)
-                self.transport.write(_refused(refusal))
+                metrics.count_refusal(refusal.reason)
+                metrics.count_answer("other", "", 429, 0.0)
+                self.transport.write(_format_answer(429, refusal.detail, f"retry-after: {refusal.retry}"))
                 return
             super().on_headers_complete()
             if self.ending:
@@ -164,7 +155,7 @@ def protocol_class(
             else:
                 super().on_message_complete()
 
-        def _refusal(self) -> Refusal | None:
+        def _check_load(self) -> Refusal | None:
             """Returns why the load of the service makes it refuse the request. The gate decides about requests that
             share their connection with other answers, or whose connection must close."""
             alone = self.cycle is None or self.cycle.response_complete
@@ -173,9 +164,13 @@ def protocol_class(
             if self.parser.get_method() != b"POST" or self.url in _OPEN or self.parser.should_upgrade():
                 return None
             length = next((value for name, value in self.headers if name == b"content-length"), b"")
-            if not length.isdigit() or len(length) > 18 or int(length) > limits.body_bytes:
+            if not length.isdigit() or len(length) > 18 or int(length) > config.body_bytes:
                 return None
-            return admission.refusal(int(length))
+            try:
+                admission.check(int(length))
+            except Refusal as refusal:
+                return refusal
+            return None
 
         def on_response_complete(self) -> None:
             waiting = bool(self.pipeline)
@@ -184,7 +179,7 @@ def protocol_class(
                 self.unread, self.moved = self.transport.get_write_buffer_size(), self.loop.time()
                 reading.add(self)
                 self.look = self.loop.call_later(_READ_SECONDS, self._read)
-                _close_stalled(reading, limits.unread_bytes, self.loop.time())
+                _close_stalled(reading, unread_bytes, self.loop.time())
             if self.transport.is_closing() or (not self.in_headers and not waiting):
                 self._disarm()
                 self.begun = False
@@ -201,8 +196,8 @@ def protocol_class(
                 return
             if unread != self.unread:
                 self.unread, self.moved = unread, now
-            if now >= min(self.deadline, self.moved + limits.stalled_seconds):
-                metrics.refused("unread")
+            if now >= min(self.deadline, self.moved + stalled_seconds):
+                metrics.count_refusal("unread")
                 self.transport.abort()
             else:
                 self.look = self.loop.call_later(_READ_SECONDS, self._read)
@@ -218,21 +213,19 @@ def protocol_class(
             self.ending = True
             if self.cycle is not None and not self.cycle.response_complete:
                 self.cycle.keep_alive = False
-                self._arm(limits.ending_seconds, self._abort)
+                self._arm(config.seconds, self._abort)
             elif self.in_headers or self.cycle is None:
                 if not self.begun:
-                    self._arm(min(_LINGER_SECONDS, limits.header_seconds), self.transport.close)
+                    self._arm(min(_LINGER_SECONDS, header_seconds), self.transport.close)
             else:
                 self.transport.close()
 
         def send_400_response(self, msg: str) -> None:
             """Answers a request that is not HTTP, whose headers are too large, or too slow."""
             status, self.refusal = self.refusal or 400, 0
-            reason, phrase, message = _ANSWERS[status]
-            metrics.refused(reason)
-            content = json.dumps({"error": message}).encode()
-            head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n"
-            self.transport.write(f"{head}connection: close\r\n\r\n".encode() + content)
+            reason, message = _ANSWERS[status]
+            metrics.count_refusal(reason)
+            self.transport.write(_format_answer(status, message, "connection: close"))
             self.transport.close()
             self._arm(_CLOSING_SECONDS, self._abort)
 
@@ -269,15 +262,15 @@ def _close_stalled(reading: Iterable[Any], most: int, now: float) -> None:
         connection.transport.abort()
 
 
-def _refused(refusal: Refusal) -> bytes:
-    content = json.dumps({"error": refusal.message}).encode()
-    head = f"HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\nretry-after: {refusal.seconds}\r\n"
+def _format_answer(status: int, message: str, header: str) -> bytes:
+    content = json.dumps({"error": message}).encode()
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n{header}\r\n"
     return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
 
 
 _OPEN = frozenset(path.encode() for path in OPEN_PATHS)
-_ANSWERS: dict[int, tuple[str, str, str]] = {
-    400: ("malformed", "Bad Request", "This is not HTTP/1.1."),
-    408: ("header_time", "Request Timeout", "The headers were not complete in time."),
-    431: ("headers", "Request Header Fields Too Large", "The headers are too large or too many: send less."),
+_ANSWERS: dict[int, tuple[str, str]] = {
+    400: ("malformed", "This is not HTTP/1.1."),
+    408: ("header_time", "The headers were not complete in time."),
+    431: ("headers", "The headers are too large or too many: send less."),
 }

@@ -10,16 +10,15 @@ gpus      GPUs of a replica
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
+from cyclopts.exceptions import CycloptsError
+
+from lambert import cli
 from lambert.core.errors import UsageError
-from lambert.core.registry import nearest
 from lambert.wings.serve.config import ServeConfig
 
 _LISTS = ("model", "hosts", "code")
-_READ: dict[type, Callable[[str], Any]] = {int: int, float: float, str: str}
 ONGOING = 256
 """Maximum number of requests that a replica accepts at the same time. It computes them together, so many are better
 than few."""
@@ -53,27 +52,24 @@ def application(arguments: Mapping[str, str]) -> Any:
 
 def settings(arguments: Mapping[str, str]) -> ServeConfig:
     """Returns the settings of a replica. It accepts any host, because Ray's proxies listen."""
-    kinds = {field.name: type(field.default) for field in fields(ServeConfig)}
-    values: dict[str, Any] = {"hosts": ("*",)}
-    if not arguments.get("model"):
-        raise UsageError("Ray Serve requires a model: model=FOLDER or model=NAME=FOLDER.")
-    for name, value in arguments.items():
-        if name not in kinds:
-            raise UsageError(f"{name} is not an argument of the application.{nearest(name, kinds)}")
-        try:
-            values[name] = tuple(value.split(",")) if name in _LISTS else _READ.get(kinds[name], Path)(value)
-        except ValueError as error:
-            raise UsageError(f"{name}={value} is not a number.") from error
-    return ServeConfig(**values)
+    given = {"hosts": "*", **arguments}
+    values = {name: text.split(",") if name in _LISTS else [text] for name, text in given.items()}
+    try:
+        config: ServeConfig = cli.settings(
+            ["serve", *(f"--{name}={value}" for name, several in values.items() for value in several)]
+        )
+    except CycloptsError as error:
+        raise UsageError(" ".join(str(error).split())) from error
+    return config
 
 
 def _builder(config: ServeConfig, cpus: int) -> Callable[[], Any]:
     def build() -> Any:
         import torch
 
-        from lambert.wings.serve.server import built
+        from lambert.wings.serve.server import load
 
         torch.set_num_threads(cpus)
-        return built(config).app
+        return load(config).app
 
     return build

@@ -1,6 +1,6 @@
-"""Answers with an error status, and their messages."""
+"""Refusals: answers with an error status, their messages, and their description for OpenAPI."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,9 +11,12 @@ from starlette.exceptions import HTTPException
 from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.core.registry import nearest
 from lambert.wings.serve.bodies import Failure
-from lambert.wings.serve.gate import BUG, OVERLOADED, TOO_LATE, TRANSFER_ENCODING
 from lambert.wings.serve.metrics import Metrics
 
+OVERLOADED = "Too much work is waiting (262,000 tokens): try again in 5 s."
+TOO_LATE = "The request was not computed within 30 s: try again later, or send fewer texts."
+TRANSFER_ENCODING = "The only Transfer-Encoding that is read is chunked."
+BUG = "The service has a bug, which its operator can read about."
 _DESCRIBED = {
     400: ("The body is not JSON, or the Host header is foreign.", "The body is not JSON: see line 1, column 12."),
     401: ("The API key is missing or wrong.", "Send the API key as `Authorization: Bearer KEY`."),
@@ -46,7 +49,7 @@ _FIELDS = {404: "model", 413: "inputs", 422: "inputs"}
 _RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
 
 
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def document(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Returns the description of refusals for OpenAPI."""
     found: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
@@ -60,7 +63,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return found
 
 
-OF_TEXTS = documented(*_DESCRIBED)
+OF_TEXTS = document(*_DESCRIBED)
 """The refusals of a route that takes texts."""
 
 
@@ -73,14 +76,20 @@ class Refusal(HTTPException):
         reason: Its name in the metrics.
         message: What is wrong and what to do.
         field: The field of the body that is wrong.
+        retry: Seconds after which the request may be sent again; 0: never.
+        unread: For the gate: whether the client may still be sending its body.
     """
 
-    def __init__(self, status: int, reason: str, message: str, field: str | None = None) -> None:
-        super().__init__(status, message)
-        self.status, self.reason, self.message, self.field = status, reason, message, field
+    def __init__(
+        self, status: int, reason: str, message: str, field: str | None = None, *, retry: int = 0, unread: bool = True
+    ) -> None:
+        super().__init__(status, message, {"Retry-After": str(retry)} if retry else None)
+        self.reason, self.field, self.retry, self.unread = reason, field, retry, unread
 
 
-def failure(status: int, message: str, field: str | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
+def build_answer(
+    status: int, message: str, field: str | None = None, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
     """Returns the answer. UTF-8 can encode all characters of its message and field."""
     content = {"error": _ascii(message), "field": _ascii(field)} if field else {"error": _ascii(message)}
     return JSONResponse(content, status, headers)
@@ -90,39 +99,40 @@ def add_handlers(app: FastAPI, metrics: Metrics) -> None:
     """Adds handlers that turn the errors of routes into answers."""
 
     @app.exception_handler(Refusal)
-    async def refused(request: Request, error: Refusal) -> JSONResponse:
-        metrics.refused(error.reason)
-        headers = {"Retry-After": "1"} if error.status == 503 else None
-        return failure(error.status, error.message, error.field, headers)
+    async def answer_refusal(request: Request, error: Refusal) -> JSONResponse:
+        metrics.count_refusal(error.reason)
+        return build_answer(error.status_code, error.detail, error.field, error.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        metrics.refused("fields")
-        message, field = wrong_field(
+    async def answer_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        metrics.count_refusal("fields")
+        message, field = describe_field(
             error.errors(), [*request.scope["route"].body_field.field_info.annotation.model_fields]
         )
-        return failure(422, message, field)
+        return build_answer(422, message, field)
 
     @app.exception_handler(HTTPException)
-    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
-        metrics.refused({404: "path", 405: "method"}.get(error.status_code, "body"))
+    async def answer_unknown(request: Request, error: HTTPException) -> JSONResponse:
+        metrics.count_refusal({404: "path", 405: "method"}.get(error.status_code, "body"))
         headers = dict(error.headers or {})
         allowed = f"This path has another method: send {headers.get('allow', headers.get('Allow', 'another'))}."
-        return failure(error.status_code, allowed if error.status_code == 405 else str(error.detail), headers=headers)
+        return build_answer(
+            error.status_code, allowed if error.status_code == 405 else str(error.detail), headers=headers
+        )
 
     @app.exception_handler(LambertError)
-    async def wrong(request: Request, error: LambertError) -> JSONResponse:
+    async def answer_error(request: Request, error: LambertError) -> JSONResponse:
         mistaken = isinstance(error, DataError | UsageError)
-        metrics.refused("text" if mistaken else "machine")
-        return failure(422 if mistaken else 503, str(error), headers=None if mistaken else {"Retry-After": "1"})
+        metrics.count_refusal("text" if mistaken else "machine")
+        return build_answer(422 if mistaken else 503, str(error), headers=None if mistaken else {"Retry-After": "1"})
 
     @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> JSONResponse:
-        metrics.refused("bug")
-        return failure(500, BUG)  # Starlette raises the error again, and the gate reports it
+    async def answer_bug(request: Request, error: Exception) -> JSONResponse:
+        metrics.count_refusal("bug")
+        return build_answer(500, BUG)  # Starlette raises the error again, and the gate reports it
 
 
-def wrong_field(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str]:
+def describe_field(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str]:
     """Returns the message and the field for errors of pydantic. The message repeats nothing of the input except the
     name of an unknown field.
 
@@ -133,22 +143,22 @@ def wrong_field(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str]:
     # type. An unknown field is often a missing one, misspelt.
     first = max(
         errors,
-        key=lambda one: (len(_place(one)), one["type"] == "extra_forbidden", not one["type"].endswith("_type")),
+        key=lambda one: (len(_locate(one)), one["type"] == "extra_forbidden", not one["type"].endswith("_type")),
     )
-    place, kind, limits = _place(first), first["type"], first.get("ctx") or {}
+    place, kind, limits = _locate(first), first["type"], first.get("ctx") or {}
     field = "".join(f"[{part}]" if isinstance(part, int) else part for part in place)[:200]
     if not place:
         return "The body must be a JSON object.", "body"
     if kind == "extra_forbidden":
         return f"{field[:64]!r} is unknown.{nearest(field, [*known])}", field
     if kind in _SENT:
-        forms = dict.fromkeys(_SENT[one["type"]] for one in errors if _place(one) == place and one["type"] in _SENT)
+        forms = dict.fromkeys(_SENT[one["type"]] for one in errors if _locate(one) == place and one["type"] in _SENT)
         return f"{field!r} must be {' or '.join(forms)}.", field
     said = _SAID.get(kind)
     return (f"{field!r} {said.format(**limits)}." if said else first["msg"]), field
 
 
-def _place(error: Any) -> list[str | int]:
+def _locate(error: Any) -> list[str | int]:
     """Returns the field and the numbers in lists of an error of pydantic, without its names of the forms of a union."""
     place = list(error["loc"][1:])
     return place[:1] + [part for part in place[1:] if isinstance(part, int)]

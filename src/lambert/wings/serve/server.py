@@ -13,29 +13,24 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lambert.core.errors import LambertError, MachineError, UsageError
-from lambert.core.files import open_regular
 from lambert.core.signals import HANGUPS, block_signals, unblock_signals
-from lambert.wings.serve.config import ServeConfig
+from lambert.runs.result import Say, silent
+from lambert.wings.serve.config import LOOPBACK, ServeConfig, read_api_key
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-Say = Callable[[str], None]
+if TYPE_CHECKING:
+    from lambert.wings.serve.building import Service
+
 _FILES = 65_536
 """Number of open files that the process requests; each connection is one."""
 _RESERVED_FILES = 128
-_KEY_BYTES = 4096
 _SEND_BYTES = 262_144
 """Bytes of an answer that the system buffers for a client that does not read (Linux doubles them). The default on Linux
 is 4 MB, and a smaller answer would count as read."""
-_HEADER_SECONDS = 10.0
-_STALLED_SECONDS = 10.0
-_UNREAD_BODIES = 8
-"""Maximum size of all unread answers, as a number of bodies of the maximum size."""
 _ACCEPT_SECONDS = 1.0
 """Maximum time in which an ending service accepts the connections that wait in the queue of the socket."""
 _ACCEPTED = 16
@@ -56,30 +51,16 @@ class Ended(LambertError):
         self.exit_code = 128 + number
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A service that is not running yet."""
-
-    app: Any
-    """The ASGI application."""
-    state: Any
-    """`ready`: whether it takes requests."""
-    models: Any
-    metrics: Any
-    close: Callable[..., None]
-    """Computes the accepted requests, or with `now=True` only the present batches, then ends the threads."""
-
-
-def built(config: ServeConfig, say: Say = lambda line: None) -> Built:
+def load(config: ServeConfig, say: Say = silent) -> "Service":
     """Loads the models, computes a batch with each, and returns the service. Raises as `serve` does."""
     try:
         from lambert.wings.serve.building import build
     except ImportError as error:
         raise _missing(error) from error
-    return Built(*build(config, api_key(config), _hosts(config), say))
+    return build(config, read_api_key(config), say)
 
 
-def serve(config: ServeConfig, say: Say) -> None:
+def serve(config: ServeConfig, say: Say = silent) -> None:
     """Serves until SIGTERM or SIGINT, then answers the requests that were accepted. SIGHUP loads changed models again.
 
     Raises:
@@ -91,28 +72,25 @@ def serve(config: ServeConfig, say: Say) -> None:
     try:
         import uvicorn
 
-        from lambert.wings.serve.protocol import ConnectionLimits, protocol_class
+        from lambert.wings.serve.protocol import create_protocol_class
     except ImportError as error:
         raise _missing(error) from error
-    if not api_key(config) and config.host not in LOOPBACK:
+    if not read_api_key(config) and config.host not in LOOPBACK:
         raise UsageError(
             f"host = {config.host!r} lets other machines connect, and there is no API key: set LAMBERT_API_KEY or "
             "--api-key-file."
         )
-    listener = _bound(config)
+    listener = _bind(config)
     block_signals(HANGUPS)
-    service = built(config, say)
-    limits = ConnectionLimits(
-        header_seconds=min(_HEADER_SECONDS, config.seconds), answer_seconds=2 * config.seconds,
-        ending_seconds=config.seconds, connections=_connections(), body_bytes=config.body_bytes,
-        stalled_seconds=min(_STALLED_SECONDS, config.seconds), unread_bytes=_UNREAD_BODIES * config.body_bytes,
-    )  # fmt: skip
+    service = load(config, say)
+    protocol = create_protocol_class(config, _count_connections(), service.app.admission, service.metrics, say)
     settings = uvicorn.Config(
-        service.app, http=protocol_class(limits, service.app.admission, service.metrics, say), ws="none",
-        log_level="error", access_log=False, lifespan="off", server_header=False, timeout_keep_alive=10,
+        service.app, http=protocol, ws="none", log_level="error", access_log=False, lifespan="off",
+        server_header=False, timeout_keep_alive=10,
         timeout_graceful_shutdown=math.ceil(config.seconds) + 2,
     )  # fmt: skip
-    _listen(listener, config)
+    with _closing_on_error(listener, config):
+        listener.listen(2048)
     host, port = listener.getsockname()[:2]
     for served in service.models:
         what = f"{served.name} ({served.task or 'no task'}, {served.model.precision})"
@@ -158,7 +136,7 @@ def _end_process(early: Ended | None) -> None:
 class _Reload:
     """Reloads changed models in a thread. A request to reload that arrives meanwhile is remembered."""
 
-    def __init__(self, service: Built, say: Say) -> None:
+    def __init__(self, service: "Service", say: Say) -> None:
         self._service, self._say = service, say
         self._asked = threading.Event()
         self._thread = threading.Thread(target=self._work, name="lambert-reload", daemon=True)
@@ -172,14 +150,14 @@ class _Reload:
             self._asked.wait()
             self._asked.clear()
             changed, failed = self._service.models.reload()
-            self._service.metrics.reloaded("failed" if failed else "changed" if changed else "unchanged")
+            self._service.metrics.count_reload("failed" if failed else "changed" if changed else "unchanged")
             for message in failed:
                 self._say(f"warning: {' '.join(message.split())}")
             if changed or not failed:
                 self._say(f"loaded again: {', '.join(changed) or 'nothing, no file has changed'}")
 
 
-async def _run(server: Any, listener: socket.socket, service: Built, reload: _Reload, ended: list[int]) -> None:
+async def _run(server: Any, listener: socket.socket, service: "Service", reload: _Reload, ended: list[int]) -> None:
     """Runs until a signal ends the service. `ended` gets the first and the second signal; the second closes all
     connections."""
     loop = asyncio.get_running_loop()
@@ -239,63 +217,30 @@ def _missing(error: ImportError) -> UsageError:
     return UsageError(f"serve needs {error.name}: pip install 'lambert-bert[serve]'.")
 
 
-def api_key(config: ServeConfig) -> str:
-    """Returns the API key, empty if none was given. Raises UsageError for a key that no header can have, and for a file
-    that has no key or cannot be read."""
-    path = config.api_key_file
-    place = "LAMBERT_API_KEY" if path is None else str(path)
-    if path is None:
-        key = os.environ.get("LAMBERT_API_KEY", "").strip()
-        if not key:
-            return ""
-    else:
-        if path.exists() and not path.is_file():  # a pipe would block, and a device may have no end
-            raise UsageError(f"api_key_file = {path} is not a file: write the key to a file.")
-        try:
-            with open_regular(path) as file:
-                key = file.read(_KEY_BYTES + 1).decode("ascii", "replace").strip()
-        except OSError as error:
-            raise UsageError(f"api_key_file = {path} cannot be read: {error.strerror}.") from error
-    if not key or len(key) > _KEY_BYTES or not key.isascii() or not key.isprintable():
-        what = f"of at most {_KEY_BYTES:,} letters and digits"
-        raise UsageError(f"{place} has no API key: {'set it to one' if path is None else 'write one line'} {what}.")
-    return key
-
-
-def _hosts(config: ServeConfig) -> frozenset[str]:
-    own = {config.host.lower()} - {"0.0.0.0", "::"}
-    return frozenset({*LOOPBACK, *own, *(name.lower() for name in config.hosts)})
-
-
-def _bound(config: ServeConfig) -> socket.socket:
+def _bind(config: ServeConfig) -> socket.socket:
     """Returns a socket that is bound to the address and does not listen yet."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)  # connections inherit it
-    try:
+    with _closing_on_error(listener, config):
         listener.bind((config.host, config.port))
-    except OSError as error:
-        listener.close()
-        raise _unusable(config, error) from error
     return listener
 
 
-def _listen(listener: socket.socket, config: ServeConfig) -> None:
+@contextmanager
+def _closing_on_error(listener: socket.socket, config: ServeConfig) -> Iterator[None]:
     try:
-        listener.listen(2048)
+        yield
     except OSError as error:
         listener.close()
-        raise _unusable(config, error) from error
+        raise MachineError(
+            f"{config.host}:{config.port} cannot be used: {error.strerror}. Choose another address with --host and "
+            "--port."
+        ) from error
 
 
-def _unusable(config: ServeConfig, error: OSError) -> MachineError:
-    return MachineError(
-        f"{config.host}:{config.port} cannot be used: {error.strerror}. Choose another address with --host and --port."
-    )
-
-
-def _connections() -> int:
+def _count_connections() -> int:
     """Raises the limit of open files if possible. Returns how many connections it allows."""
     try:
         import resource

@@ -16,7 +16,7 @@ from lambert.wings.corpus.config import DeduplicateConfig
 from lambert.wings.corpus.duplicates import lists, signatures, spill
 from lambert.wings.corpus.pipeline import prepare
 from lambert.wings.corpus.reading import slices
-from lambert.wings.corpus.verbs.prepare import summary, summary_of_steps
+from lambert.wings.corpus.verbs.prepare import summarize, summarize_steps
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("rensa")
@@ -53,9 +53,9 @@ def test_near_duplicates_are_not_in_the_corpus(inputs: Path) -> None:
     assert counts["documents"] == 62
     assert counts["unreadable"] == 2
     assert manifest["settings"]["deduplicate"]["threshold"] == 0.8
-    lines = summary_of_steps(manifest["steps"])
+    lines = summarize_steps(manifest["steps"])
     assert any("dropped: 50 near duplicates, 10 exact duplicates" in line for line in lines)
-    assert {len(re.match(r"\w+ +", line)[0]) for line in (*lines, summary(manifest)[0])} == {12}  # type: ignore[index]
+    assert {len(re.match(r"\w+ +", line)[0]) for line in (*lines, summarize(manifest)[0])} == {12}  # type: ignore[index]
 
 
 def test_repeated_paragraphs_are_removed(inputs: Path) -> None:

@@ -14,7 +14,7 @@ from lambert.core.errors import UsageError
 from lambert.wings.corpus.config import DeduplicateConfig
 from lambert.wings.corpus.duplicates import minhash, near, shingles, signatures, spill
 from lambert.wings.corpus.duplicates.deduplication import Lists, deduplicate
-from lambert.wings.corpus.duplicates.drops import REASONS, remaining
+from lambert.wings.corpus.duplicates.lists import REASONS, apply_drops
 from lambert.wings.corpus.parts import GROUP_CHARACTERS, read_documents, read_part, write_part
 from lambert.wings.corpus.reading.pieces import Piece
 
@@ -51,13 +51,13 @@ def similar_pairs(texts: Iterable[str], threshold: float) -> list[tuple[str, str
 
 def survivors(texts: Sequence[str], threshold: float) -> dict[str, str]:
     """The text that is kept for each text, by comparing all pairs."""
-    found = {text: text for text in sorted(set(texts), key=shingles.text_hash)}
+    found = {text: text for text in sorted(set(texts), key=shingles.hash_text)}
     changed = True
     links = similar_pairs(found, threshold)
     while changed:
         changed = False
         for pair in links:
-            least = min((found[text] for text in pair), key=shingles.text_hash)
+            least = min((found[text] for text in pair), key=shingles.hash_text)
             for text in pair:  # until nothing changes
                 changed |= found[text] != least
                 found[text] = least
@@ -94,7 +94,7 @@ def run(tmp_path: Path) -> Run:
         made = [write(tmp_path / "in", [[text] for text in texts], f"{work}{n}") for n, texts in enumerate(parts)]
         config = DeduplicateConfig(**settings)  # type: ignore[arg-type]
         lists = deduplicate(made, tmp_path / work, config, workers, lambda done, total, note: None)
-        left = [piece.text for n, (_, path) in enumerate(made) for piece in remaining(read_part(path), lists.of(n))]
+        left = [piece.text for n, (_, path) in enumerate(made) for piece in apply_drops(read_part(path), lists.of(n))]
         return lists, left
 
     return run
@@ -117,7 +117,7 @@ def test_the_result_is_that_of_all_pairs(run: Run, threshold: float, words: int,
 def test_the_survivor_is_the_text_with_the_smallest_key(run: Run) -> None:
     texts = [edited(draw_text(1, 400), 0.002, seed) for seed in range(8)]
     lists, left = run(texts)
-    assert left == [min(texts, key=shingles.text_hash)]
+    assert left == [min(texts, key=shingles.hash_text)]
     (samples,) = lists.record["samples"].values()
     assert {entry["survivor"]["text"] for entry in samples} == {left[0][:300]}
     at = texts.index(left[0])
@@ -185,7 +185,7 @@ def test_long_documents_are_compared_whole(tmp_path: Path) -> None:
     config = DeduplicateConfig()
     lists = deduplicate([(key, path)], tmp_path / "work", config, 1, lambda done, total, note: None)
     assert lists.record["documents"] == 3
-    left = [piece.text for piece in remaining(read_part(path), lists.of(0))]
+    left = [piece.text for piece in apply_drops(read_part(path), lists.of(0))]
     assert left.count(other) == 1
     assert sum(one in text for text in left) == 1
     for batch in (1, 10**9):
@@ -200,7 +200,7 @@ def test_unreadable_documents_are_kept_for_the_next_step(tmp_path: Path) -> None
     pieces = [*bad, Piece("a b", "row 3"), *damaged, Piece("a b", "row 5")]
     write_part(tmp_path / "part", ["in"], pieces)
     lists = deduplicate([("k", tmp_path / "part")], tmp_path / "work", DeduplicateConfig(), 1, lambda *_: None)
-    found = remaining(read_part(tmp_path / "part"), lists.of(0))
+    found = apply_drops(read_part(tmp_path / "part"), lists.of(0))
     assert [replace(piece, id="", source="") for piece in found] == pieces[:-1]
 
 
@@ -208,7 +208,7 @@ def test_repeated_paragraphs_stay_in_one_document(run: Run) -> None:
     lines = [draw_text(seed, 40) for seed in range(4)]
     texts = [f"title\n\n{lines[0]}\n\n{lines[1]}", f"{lines[2]}\n\n{lines[0].upper()}", f"{lines[3]}\nend\n{lines[3]}"]
     lists, left = run(texts, paragraphs=True)
-    first, second = sorted(texts[:2], key=shingles.text_hash)
+    first, second = sorted(texts[:2], key=shingles.hash_text)
     removed = "\n".join(line for line in second.split("\n") if line.lower() != lines[0])
     assert sorted(left) == sorted([first, removed, texts[2]])  # a repetition within a document is no business of ours
     assert lists.record["lines_removed"] == 1
@@ -263,13 +263,13 @@ def test_nothing_to_compare(run: Run) -> None:
 def test_hashes_do_not_depend_on_the_batch() -> None:
     texts = ["A b, c d e f.", "", "word", "他说 the end. «Ünï» don't", "a b c d e f", "ไทย x"]
     words = shingles.find_words(texts)
-    hashes, bounds = shingles.shingles(texts, words)
+    hashes, bounds = shingles.hash_shingles(texts, words)
     for number, text in enumerate(texts):
-        own, _ = shingles.shingles([text], shingles.find_words([text]))
+        own, _ = shingles.hash_shingles([text], shingles.find_words([text]))
         assert own.tolist() == hashes[bounds[number] : bounds[number + 1]].tolist()
     assert np.diff(words.bounds_D1).tolist() == [6, 0, 1, 7, 6, 4]
     assert hashes[bounds[0] : bounds[1]].tolist() == hashes[bounds[4] : bounds[5]].tolist()
-    assert shingles.lines_with_words(shingles.find_words(["a\n\n!\nb c\n", "", "x"])).tolist() == [2, 0, 1]
+    assert shingles.count_lines_with_words(shingles.find_words(["a\n\n!\nb c\n", "", "x"])).tolist() == [2, 0, 1]
 
 
 def test_signatures_have_the_expected_error_and_merge() -> None:
@@ -280,22 +280,22 @@ def test_signatures_have_the_expected_error_and_merge() -> None:
             hashes = rng.integers(0, 1 << 64, shared + 2 * own, dtype=np.uint64)
             first, second = hashes[: shared + own], hashes[own:]
             bounds = np.array([0, len(first), 2 * len(first)])
-            found = minhash.signatures(np.concatenate([first, second]), bounds)
-            errors.append(minhash.estimates(found[:1], found[1:])[0] - shared / (shared + 2 * own))
-            assert (found.min(axis=0) == minhash.signatures(hashes, np.array([0, len(hashes)]))[0]).all()
+            found = minhash.compute_signatures(np.concatenate([first, second]), bounds)
+            errors.append(minhash.estimate_similarities(found[:1], found[1:])[0] - shared / (shared + 2 * own))
+            assert (found.min(axis=0) == minhash.compute_signatures(hashes, np.array([0, len(hashes)]))[0]).all()
         assert abs(np.mean(errors)) < 0.01
         assert np.std(errors) < 0.045
 
 
 def test_signatures_are_the_same_on_every_machine() -> None:
     texts = [draw_text(seed) for seed in range(50)]
-    hashes, bounds = shingles.shingles(texts, shingles.find_words(texts))
-    found = minhash.signatures(hashes, bounds)
+    hashes, bounds = shingles.hash_shingles(texts, shingles.find_words(texts))
+    found = minhash.compute_signatures(hashes, bounds)
     assert int(shingles.mix(found.astype(np.uint64)).sum()) == 418133878213159157
 
 
 def test_bands_follow_from_the_threshold() -> None:
-    assert [minhash.band_rows(threshold) for threshold in (0.5, 0.7, 0.8, 0.9, 1.0)] == [3, 4, 6, 10, 16]
+    assert [minhash.choose_band_rows(threshold) for threshold in (0.5, 0.7, 0.8, 0.9, 1.0)] == [3, 4, 6, 10, 16]
     assert [round(minhash.candidate_share(at, 6), 3) for at in (0.5, 0.7, 0.8, 0.9)] == [0.282, 0.928, 0.998, 1.0]
 
 

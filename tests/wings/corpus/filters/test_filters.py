@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lambert.core.errors import DataError, UsageError
-from lambert.wings.corpus.batch import Batch, PlainWords
-from lambert.wings.corpus.cleaning import normalise
+from lambert.wings.corpus.batch import Batch, Outcome, PlainWords
+from lambert.wings.corpus.cleaning import compose
 from lambert.wings.corpus.filters.c4 import C4, c4
 from lambert.wings.corpus.filters.decontamination import Decontaminate, Decontamination, strings
 from lambert.wings.corpus.filters.fineweb import FineWeb, fineweb
 from lambert.wings.corpus.filters.gopher import Gopher, gopher
-from lambert.wings.corpus.filters.outcome import Outcome
 from lambert.wings.corpus.filters.personal import mask, personal_data
 from lambert.wings.corpus.filters.repetition import Repetition, gopher_repetition
 from lambert.wings.corpus.filters.whitespace import normalise_batch
@@ -148,6 +148,17 @@ def test_plain_words_are_those_of_the_texts(texts: list[str]) -> None:
     batch = PlainWords(texts)
     found = [batch.data[a:b].decode() for a, b in zip(batch.starts_N.tolist(), batch.ends_N.tolist(), strict=True)]
     assert found == [word for text in texts for word in plain_words(text)]
+
+
+def normalise(text: str) -> str:
+    """The text with composed characters, without invisible ones and with single spaces and blank lines."""
+    lines = (line.strip() for line in re.sub(r"[^\S\n]+", " ", compose(text)).split("\n"))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
+
+
+def test_normalise_composes_and_removes_what_cannot_be_seen() -> None:
+    assert normalise("Cafe\u0301 \u00ad\t so\u200bft\u00a0 end \n\n\n\n next") == "Café soft end\n\nnext"
+    assert normalise("क्\u200dष") == "क्\u200dष"  # a joiner that shapes a letter
 
 
 @settings(max_examples=200, deadline=None)

@@ -9,7 +9,7 @@ import pytest
 
 from lambert.wings.corpus.reading.wikis.functions import FUNCTIONS
 from lambert.wings.corpus.reading.wikis.locale import rows, wiki_of
-from lambert.wings.corpus.reading.wikis.patterns import Call, compiled
+from lambert.wings.corpus.reading.wikis.patterns import Call, compile_pattern
 from lambert.wings.corpus.reading.wikitext import Wikitext
 
 WIKIS: dict[str, Wikitext] = {}
@@ -32,7 +32,7 @@ def test_rows_of_all_tables_are_well_formed() -> None:
     codes = {row["wiki"] for row in rows("wikis/locales.tsv")}
     for row in rows("wikis/templates.tsv"):
         assert row["wiki"] in codes | {"*"}
-        compiled(row["text"], FUNCTIONS)
+        compile_pattern(row["text"], FUNCTIONS)
         names.update((row["wiki"], name[:1].lower() + name[1:]) for name in row["names"].split("¦"))
     assert not [name for name, count in names.items() if count > 1], "the first row would hide the others"
     for row in rows("wikis/locales.tsv"):
@@ -44,11 +44,11 @@ def test_rows_of_all_tables_are_well_formed() -> None:
 @pytest.mark.parametrize("pattern", ["{1", "<{1}", "{1}>", "{1:nothing}", "@nothing"])
 def test_patterns_that_are_not_well_formed(pattern: str) -> None:
     with pytest.raises((ValueError, KeyError)):
-        compiled(pattern, FUNCTIONS)
+        compile_pattern(pattern, FUNCTIONS)
 
 
 def test_patterns() -> None:
-    rule = compiled("{text/1}< ({2}<, {3}>)>{*+}", FUNCTIONS)
+    rule = compile_pattern("{text/1}< ({2}<, {3}>)>{*+}", FUNCTIONS)
     wiki = wiki_of("en")
     assert rule(Call("x", {"1": "a", "2": "b", "3": "c"}), wiki) == "a (b, c)a+b+c"
     assert rule(Call("x", {"1": "a", "3": "c"}), wiki) == "aa+c"

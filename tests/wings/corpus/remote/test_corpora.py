@@ -300,8 +300,8 @@ def test_a_copy_that_is_killed_continues(bucket: Any, rows: Path, tmp_path: Path
     corpora.begin(url, tmp_path / "work")
     arguments = [sys.executable, "-c", code, str(tmp_path / "plain"), url]
     assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
-    assert corpora.published(url, lambda found: None) is None
+    assert corpora.find_published(url, lambda found: None) is None
     publish(tmp_path / "plain", url, lambda *_: None)
-    assert corpora.published(url, lambda found: None) == made
+    assert corpora.find_published(url, lambda found: None) == made
     files.invalidate_cache()
     assert not files.exists(f"{name}/corpus/{MARK}")

@@ -16,8 +16,7 @@ from lambert.core.urls import public
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.pipeline import prepare
 from lambert.wings.corpus.remote import fetch as module
-from lambert.wings.corpus.remote.addresses import name_of
-from lambert.wings.corpus.remote.fetch import fetch
+from lambert.wings.corpus.remote.fetch import fetch, name_of
 from lambert.wings.corpus.remote.servers import source_of
 
 pytest.importorskip("pyarrow")

@@ -150,11 +150,11 @@ def test_inputs_that_changed_or_are_gone_are_named(tmp_path: Path) -> None:
 def test_a_sample_has_whole_documents_of_all_parts(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_sample, "STRETCHES", 4)
     split = Split(single)
-    whole = corpus_sample.sampled(split)
+    whole = corpus_sample.sample_split(split)
     assert whole.share == 1.0
     lengths = np.bincount(np.asarray(split.documents), np.diff(np.asarray(split.ends), prepend=0))
     assert whole.document_lengths.tolist() == lengths.tolist()
-    sample = corpus_sample.sampled(split, sentences=4 * 40)
+    sample = corpus_sample.sample_split(split, sentences=4 * 40)
     assert 0 < sample.share < 1
     assert set(sample.document_lengths.tolist()) <= set(lengths.tolist())
     assert sample.documents[0] == 0
@@ -162,15 +162,15 @@ def test_a_sample_has_whole_documents_of_all_parts(single: Path, monkeypatch: py
     assert sample.ends[-1] == sample.tokens
     for block in (1 << 20, 100, 7):
         monkeypatch.setattr(corpus_sample, "BLOCK", block)
-        counts = corpus_sample.piece_counts(split)
+        counts = corpus_sample.count_pieces(split)
         assert counts.tolist() == np.bincount(split.take(0, split.tokens), minlength=split.vocabulary).tolist()
-        assert corpus_sample.piece_counts(split, 500).sum() == 500
+        assert corpus_sample.count_pieces(split, 500).sum() == 500
 
 
 def test_a_sample_inside_one_document(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\n".join(texts(60)))
     prepare(PrepareConfig((tmp_path / "a.txt",), tmp_path / "corpus", vocabulary=150))
-    sample = corpus_sample.sampled(Split(tmp_path / "corpus"), sentences=corpus_sample.STRETCHES * 4)
+    sample = corpus_sample.sample_split(Split(tmp_path / "corpus"), sentences=corpus_sample.STRETCHES * 4)
     assert len(sample.document_lengths) == corpus_sample.STRETCHES
     text = Outline(page(tmp_path / "corpus")).text
     assert "the corpus is one document" in text  # and no pairs can be packed
@@ -192,18 +192,18 @@ def test_the_documents_of_each_file_are_counted(tmp_path: Path, monkeypatch: pyt
 
 def test_padding() -> None:
     lengths = np.array([64] * 32 + [128] * 32)
-    to_length, shuffled, by_length = corpus_packing.padding(lengths, 128)
+    to_length, shuffled, by_length = corpus_packing.measure_padding(lengths, 128)
     assert to_length == pytest.approx(0.25)
     assert by_length == 0.0
     assert shuffled == pytest.approx(0.25)
 
 
 def test_epochs_are_those_of_the_packed_sequences(single: Path) -> None:
-    packed = corpus_packing.Packed(corpus_sample.sampled(Split(single)))
+    packed = corpus_packing.Packed(corpus_sample.sample_split(Split(single)))
     lengths = packed.lengths("full", 128)
     assert not isinstance(lengths, str)
     assert lengths.sum() == Split(single).tokens + 2 * len(lengths)
-    (row,) = [row for row in packed.epochs_table(())["rows"] if row[0] == "mini-laptop"]
+    (row,) = [row for row in packed.make_epochs_table(())["rows"] if row[0] == "mini-laptop"]
     assert row[5] == f"{len(lengths):,}"
     assert float(row[-1].replace(",", "")) == pytest.approx(1200 * 128 / len(lengths), rel=0.01)
 
@@ -226,4 +226,4 @@ def test_histograms(lengths: list[int]) -> None:
     svg = histogram.draw("Tokens", np.array(lengths))
     assert "var(--run-0)" in svg
     assert "#fe0" not in svg
-    assert dict(histogram.quantiles(np.array(lengths)))["longest"] == f"{max(lengths):,}"
+    assert dict(histogram.list_quantiles(np.array(lengths)))["longest"] == f"{max(lengths):,}"

@@ -109,7 +109,7 @@ def chosen(tokenizer: Tokenizer, texts: list[str], count: int) -> list[Word]:
     for text in texts:
         for word in text.split():
             raw[f" {word}"] += 1
-    return division.ranked(division.word_counts(division.counts(raw)), 2)[:count]
+    return division.rank_words(division.word_counts(division.counts(raw)), 2)[:count]
 
 
 def viterbi(unit: str, scores: dict[str, float], unknown: float) -> list[str]:
@@ -149,7 +149,7 @@ def test_words_of_a_text_become_pieces(kind: str) -> None:
     tokenizer, texts = made(kind), paragraphs(1, 40)
     words = chosen(tokenizer, texts, 60)
     assert len(words) == 60
-    larger = Division(tokenizer, "t").extended(words)
+    larger = Division(tokenizer, "t").extend(words)
     before, after = tokenizer.get_vocab(), larger.get_vocab()
     numbers = numbers_of(tokenizer, len(words))
     kept = {piece: number for piece, number in before.items() if number not in numbers}
@@ -184,7 +184,7 @@ def test_a_word_that_begins_another_does_not_divide_it(kind: str) -> None:
     words = [division.word(division.piece(text)) for text in texts]
     numbers = numbers_of(tokenizer, len(words))
     for ordered in (words, words[::-1]):
-        larger = division.extended(ordered)
+        larger = division.extend(ordered)
         for number, word in zip(numbers, ordered, strict=True):
             assert larger.encode(f" {word.text}", add_special_tokens=False).ids == [number]
     if kind in UNIGRAM:  # not by chance
@@ -194,8 +194,8 @@ def test_a_word_that_begins_another_does_not_divide_it(kind: str) -> None:
             others = sum(scores.get(piece, -1e9) for piece in viterbi(word.piece, scores, -1e9))
             assert own > others + 0.05
             scores[word.piece] = own
-    more = Division(division.extended(words[1:2]), "t")
-    twice = more.extended([more.word(word.piece) for word in (*words[:1], *words[2:])])
+    more = Division(division.extend(words[1:2]), "t")
+    twice = more.extend([more.word(word.piece) for word in (*words[:1], *words[2:])])
     for number, place in zip(numbers, (1, 0, 2, 3), strict=True):
         assert twice.encode(f" {texts[place]}", add_special_tokens=False).ids == [number]
 
@@ -205,7 +205,7 @@ def test_unknown_characters_stay_as_they_were(kind: str) -> None:
     """The rarest piece of Unigram decides what an unknown character costs."""
     tokenizer = made(kind)
     division = Division(tokenizer, "t")
-    larger = division.extended([division.word(division.piece("hydrothermodynamically")), division.word("\u2581xqzjkv")])
+    larger = division.extend([division.word(division.piece("hydrothermodynamically")), division.word("\u2581xqzjkv")])
     least = [min(score for _, score in tk.describe(one)["model"]["vocab"]) for one in (tokenizer, larger)]
     assert least[0] == least[1]
     for text in ("\u4e2d\u6587 a\u4e2d the\u6587re", "x\u00e9y \u00e9a\u00e9the\u00e9", "hydro\u00e9thermo"):

@@ -31,7 +31,7 @@ def test_counts_of_words_are_those_of_whole_texts(lowercase: bool) -> None:
     for text in TEXTS:
         cleaned = " ".join(sentences.split(sentences.clean(text)[0]))
         counts = division.counts(Counter(cleaned.split()))
-        assert counts == Counter(additions.units(tokenizer, text))
+        assert counts == Counter(additions.split_units(tokenizer, text))
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         found = division.fragments(counts, unknown)
         assert (found.tokens, found.unknown) == (len(ids), ids.count(unknown))
@@ -53,9 +53,9 @@ def test_words_that_save_most_come_first() -> None:
         "x" * 101: 9,
     }
     counts = division.word_counts(counts)
-    ranked = division.ranked(counts, 3)
+    ranked = division.rank_words(counts, 3)
     assert [(word.text, word.saves) for word in ranked] == [("inthe", 9), ("overing", 9), ("zz", 9)]
-    assert [word.text for word in division.ranked(counts, 2, without={"zz"})] == ["inthe", "overing", "overdent"]
+    assert [word.text for word in division.rank_words(counts, 2, without={"zz"})] == ["inthe", "overing", "overdent"]
     assert ranked[1].ids == (PIECES.index("over"), PIECES.index("##ing"))
     assert Word("a", "a", 4, (1, 2, 3)).saves == 8
 
@@ -63,7 +63,7 @@ def test_words_that_save_most_come_first() -> None:
 def test_new_pieces_follow_the_old_ones() -> None:
     tokenizer = tk.build(PIECES, lowercase=True)
     division = Division(tokenizer, "t")
-    larger = division.extended([division.word("overing"), division.word("inthe")])
+    larger = division.extend([division.word("overing"), division.word("inthe")])
     assert larger.get_vocab_size() == len(PIECES) + 2
     assert [larger.id_to_token(number) for number in range(len(PIECES) + 2)] == [*PIECES, "overing", "inthe"]
     assert larger.encode("Overing, overingthe [MASK]", add_special_tokens=False).tokens == [
@@ -77,10 +77,10 @@ def test_added_tokens_keep_their_ids() -> None:
     tokenizer.add_tokens(["covid", "[ENT]"])
     before = tokenizer.get_vocab()
     division = Division(tokenizer, "it")
-    larger = division.extended([division.word("overing")])
+    larger = division.extend([division.word("overing")])
     assert larger.get_vocab() == before | {"overing": len(before)}
     assert larger.encode("overing covid", add_special_tokens=False).tokens == ["overing", "covid"]
-    ranked = division.ranked({"covid": 9, "overing": 5}, 1)
+    ranked = division.rank_words({"covid": 9, "overing": 5}, 1)
     assert [word.text for word in ranked] == ["overing"]
 
 
@@ -95,7 +95,7 @@ def test_ids_with_gaps_continue_after_the_largest() -> None:
     gapped = Tokenizer(models.WordPiece(vocab=ids, unk_token="[UNK]"))
     gapped.pre_tokenizer = tk.build(PIECES, lowercase=True).pre_tokenizer
     division = Division(gapped, "t")
-    larger = division.extended([division.word("overing")])
+    larger = division.extend([division.word("overing")])
     assert larger.get_vocab() == ids | {"overing": 2 * len(PIECES) - 1}
     assert larger.encode("overing the", add_special_tokens=False).ids == [2 * len(PIECES) - 1, ids["the"]]
 
@@ -112,7 +112,7 @@ def test_what_is_between_spaces(tmp_path: Path) -> None:
 def test_lists_of_words(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     path.write_bytes("\ufeffone\tx\r\n\n  two \n\tthree\n".encode())
-    assert expansion.listed(path) == ["one", "two"]
+    assert expansion.read_word_list(path) == ["one", "two"]
     path.write_bytes(b"\xff")
     with pytest.raises(DataError, match="cannot be read as a list of words"):
-        expansion.listed(path)
+        expansion.read_word_list(path)

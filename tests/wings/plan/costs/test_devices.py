@@ -2,7 +2,7 @@
 
 import pytest
 
-from lambert.wings.plan.costs.devices import DEVICES, cluster, recognised
+from lambert.wings.plan.costs.devices import DEVICES, cluster, recognise
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from lambert.wings.plan.costs.devices import DEVICES, cluster, recognised
     ],
 )
 def test_names_of_drivers(name: str, device: str | None) -> None:
-    found = recognised(name)
+    found = recognise(name)
     assert (found.name if found else None) == device
 
 

@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from lambert.wings.plan.costs.failures import daly, group_mtbf, useful_share
-from lambert.wings.plan.costs.simulation import Run, shortened, simulate, simulations
-from lambert.wings.plan.costs.stragglers import Lateness, expected_maximum
+from lambert.wings.plan.costs.simulation import Run, daly, shorten, simulate, simulate_often, useful_share
+from lambert.wings.plan.costs.stragglers import Lateness, estimate_maximum
 
 pytest.importorskip("simpy")
 HOUR = 3600.0
@@ -14,7 +13,7 @@ HOUR = 3600.0
 
 @pytest.mark.parametrize(("nodes", "hours"), [(1, 1), (8, 8), (512, 512)])
 def test_the_useful_share_is_dalys(nodes: int, hours: float) -> None:
-    mtbf, cost, restart, interval = group_mtbf(hours * HOUR, nodes), 30.0, 120.0, 1800.0
+    mtbf, cost, restart, interval = hours * HOUR / nodes, 30.0, 120.0, 1800.0
     run = Run(1.0, 30_000_000, nodes, hours * HOUR, interval, cost, restart)
     found = simulate(run, seed=3)
     assert found.failures > 3000
@@ -24,12 +23,12 @@ def test_the_useful_share_is_dalys(nodes: int, hours: float) -> None:
 def test_a_run_that_is_shorter_than_the_time_between_failures() -> None:
     """A single simulation has no failure, or one that costs a large share."""
     mtbf, seconds, restart = 50 * HOUR, 3600.0, 600.0
-    found = simulations(Run(1.0, 3600, 8, 8 * mtbf, restart=restart))
+    found = simulate_often(Run(1.0, 3600, 8, 8 * mtbf, restart=restart))
     assert len({outcome.failures for outcome in found}) > 1
     mean = sum(outcome.seconds for outcome in found) / len(found)
     assert seconds / mean == pytest.approx(useful_share(mtbf, seconds, 0.0, restart), abs=0.005)
-    assert found == simulations(Run(1.0, 3600, 8, 8 * mtbf, restart=restart))
-    assert len(simulations(Run(1.0, 10**7, mtbf=HOUR, interval=60.0))) == 20
+    assert found == simulate_often(Run(1.0, 3600, 8, 8 * mtbf, restart=restart))
+    assert len(simulate_often(Run(1.0, 10**7, mtbf=HOUR, interval=60.0))) == 20
 
 
 def test_no_interval_is_better_than_dalys() -> None:
@@ -72,7 +71,7 @@ def test_a_run_that_hardly_advances_is_given_up() -> None:
 def test_an_update_takes_as_long_as_its_slowest_device(ranks: int, interval: float) -> None:
     run = Run(0.5, 100_000, interval=interval, late=Lateness(ranks, 2.0, 0.05))
     found = simulate(run)
-    waiting = expected_maximum(ranks, 2.0, 0.1) - 2.0
+    waiting = estimate_maximum(ranks, 2.0, 0.1) - 2.0
     assert found.waiting / run.updates == pytest.approx(waiting, abs=0.002)
     assert found.seconds / run.updates == pytest.approx(0.5 + waiting, abs=0.002)
     assert simulate(run, seed=1).seconds != found.seconds
@@ -80,7 +79,7 @@ def test_an_update_takes_as_long_as_its_slowest_device(ranks: int, interval: flo
 
 def test_a_slow_device_lengthens_every_update() -> None:
     usual, slow = (simulate(Run(1.0, 10_000, late=Lateness(8, 1.0, 0.01, factor))).seconds for factor in (1.0, 1.5))
-    assert slow - usual == pytest.approx(10_000 * (0.5 - (expected_maximum(8, 1.0, 0.01) - 1.0)), rel=0.01)
+    assert slow - usual == pytest.approx(10_000 * (0.5 - (estimate_maximum(8, 1.0, 0.01) - 1.0)), rel=0.01)
 
 
 def test_stragglers_and_failures_add_up() -> None:
@@ -95,12 +94,12 @@ def test_stragglers_and_failures_add_up() -> None:
 def test_long_runs_are_shortened_to_what_is_computed_in_seconds(interval: float) -> None:
     """By what is counted instead of by the clock: a failure is an event, and so are 200 checkpoints."""
     long = Run(1.0, 2 * 10**9, 64, 64 * 86_400.0, interval, 5.0, 60.0, Lateness(512, 1.0))
-    short = shortened(long)
+    short = shorten(long)
     assert short.updates < long.updates
     assert short.events <= 2501
-    assert shortened(short) == short
-    found, calls = simulate(short), len(simulations(short))
+    assert shorten(short) == short
+    found, calls = simulate(short), len(simulate_often(short))
     assert found.failures + short.updates / short.per_checkpoint / 200 < 2 * 2501
     assert calls == 20
     few = Run(1.0, 50_000_000, 1, 10**6, 3600.0, 5.0, 60.0)
-    assert shortened(few) == few, "more updates alone do not shorten a run"
+    assert shorten(few) == few, "more updates alone do not shorten a run"

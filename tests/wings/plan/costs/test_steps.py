@@ -7,7 +7,7 @@ import pytest
 from lambert.data.batch_sizes import even_count
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.planning import operations
-from lambert.wings.plan.costs.communication import exchange, exposed
+from lambert.wings.plan.costs.communication import exchange, find_exposed
 from lambert.wings.plan.costs.devices import DEVICES, LINKS, cluster
 from lambert.wings.plan.costs.steps import predict
 from lambert.wings.plan.costs.work import Work, shapes_of
@@ -68,8 +68,8 @@ def test_two_levels_send_each_gradient_once_from_a_node() -> None:
 
 
 def test_what_is_ready_last_is_never_hidden() -> None:
-    assert exposed(1.0, 10.0, 0.2) == pytest.approx(0.2)
-    assert exposed(1.0, 0.5, 0.2) == pytest.approx(0.5)
+    assert find_exposed(1.0, 10.0, 0.2) == pytest.approx(0.2)
+    assert find_exposed(1.0, 0.5, 0.2) == pytest.approx(0.5)
 
 
 def test_sharded_moments_take_less_memory() -> None:

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lambert.core.contents import misfit, sha256
-from lambert.core.files import atomic_folder, make_folder, read_file, remove_all_leftovers
-from lambert.core.shards import RECORD_HASH, has_hash, with_hash
+from lambert.core.contents import sha256
+from lambert.core.files import atomic_folder, make_folder, remove_all_leftovers
+from lambert.core.shards import RECORD_HASH, with_hash
 from lambert.wings.corpus.config import DeduplicateConfig
-from lambert.wings.corpus.duplicates import drops, minhash
-from lambert.wings.corpus.duplicates.drops import Drops
-from lambert.wings.corpus.duplicates.lists import write_lists
-from lambert.wings.corpus.duplicates.near import Index, clusters
+from lambert.wings.corpus.disk import digest, have_hashes, read_record
+from lambert.wings.corpus.duplicates import minhash
+from lambert.wings.corpus.duplicates.lists import DOCUMENT, LINE, Drops, write_lists
+from lambert.wings.corpus.duplicates.near import Index, link_clusters
 from lambert.wings.corpus.duplicates.signatures import Sign, Signed
 from lambert.wings.corpus.duplicates.similarity import link_similar
-from lambert.wings.corpus.plan import Make, Plan, Progress, digest, here
+from lambert.wings.corpus.units import Make, Plan, Progress, make_here
 
 VERSION = 1
 """Increase it when the files of this step change, so that those of older versions are made again."""
@@ -34,7 +34,7 @@ _RECORD = {
     "dropped": {"*": int}, "lines_removed": int, "pairs": {"compared": int, "similar": int}, "files": {"*": str},
     "samples": {"*": [{"hash": str, "source": str, "place": str, "text": str}]},
 }  # fmt: skip
-_FILES = {"documents": drops.DOCUMENT, "lines": drops.LINE}
+_FILES = {"documents": DOCUMENT, "lines": LINE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Lists:
 
 def deduplicate(
     parts: Sequence[tuple[str, Path]], folder: Path, config: DeduplicateConfig, workers: int, progress: Progress,
-    make: Make = here,
+    make: Make = make_here,
 ) -> Lists:  # fmt: skip
     """Compares the documents of the parts with each other and returns the lists of duplicates. Finished work is not
     repeated.
@@ -94,13 +94,13 @@ def deduplicate(
 
 
 def _name(key: str, least: int) -> str:
-    versions = [VERSION, minhash.rensa().ALGORITHM_VERSION, unicodedata.unidata_version]
+    versions = [VERSION, minhash.import_rensa().ALGORITHM_VERSION, unicodedata.unidata_version]
     return digest([versions, key, least])[:16]
 
 
 def _sign(
     signed: Sequence[Signed], folder: Path, least: int, workers: int, progress: Progress,
-    make: Make = here,
+    make: Make = make_here,
 ) -> list[int]:  # fmt: skip
     """Makes the files of parts that lack them, removes those of other parts, and returns the numbers of documents."""
     records = {part.name: record for part in signed if (record := part.complete())}
@@ -132,7 +132,7 @@ def _write(
 
     index = Index(signed, counts)
     unsure = folder / "unsure"
-    found = clusters(index, config.threshold, folder, unsure)
+    found = link_clusters(index, config.threshold, folder, unsure)
     compared = link_similar(index, found, unsure, config.threshold, folder, workers, tick)
     written = write_lists(index, found, folder, paragraphs=config.paragraphs)
     record = {
@@ -148,11 +148,8 @@ def _write(
 
 def _complete(lists: Path, key: str) -> dict[str, Any] | None:
     """Returns the record of the lists if they are complete and have this key, otherwise None."""
-    try:
-        record = json.loads(read_file(lists / "record.json"))
-        if misfit(record, _RECORD) or not has_hash(record, RECORD_HASH) or record["key"] != key:
-            return None
-        whole = record["files"] == {f"{name}.bin": sha256(lists / f"{name}.bin") for name in sorted(_FILES)}
-    except (OSError, ValueError, RecursionError):
+    record = read_record(lists / "record.json", _RECORD)
+    if record is None or record["key"] != key:
         return None
-    return dict(record) if whole else None
+    files = [f"{name}.bin" for name in _FILES]
+    return record if have_hashes({lists / name: record["files"].get(name, "") for name in files}) else None

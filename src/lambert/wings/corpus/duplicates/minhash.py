@@ -6,13 +6,12 @@ resemblance and containment of documents"). Documents whose signatures are equal
 Leskovec, Rajaraman and Ullman, "Mining of massive datasets", section 3.4.
 """
 
-import importlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lambert.core.errors import UsageError
+from lambert.core.registry import import_extra
 from lambert.wings.corpus.duplicates.shingles import Hashes, Integers, mix
 
 PERMUTATIONS = 126
@@ -24,22 +23,21 @@ _SEED = 1
 Signatures = npt.NDArray[np.uint32]
 
 
-def rensa() -> Any:
+def import_rensa() -> Any:
     """Returns rensa's class for MinHash. Raises UsageError if it is not installed."""
-    try:
-        return importlib.import_module("rensa").RMinHash
-    except ImportError as error:
-        raise UsageError("Near duplicates are found with rensa: pip install 'lambert-bert[dedup]'.") from error
+    return import_extra("rensa", "Near duplicates are found with rensa", "dedup").RMinHash
 
 
-def signatures(hashes: Hashes, bounds_D1: Integers) -> Signatures:
+def compute_signatures(hashes: Hashes, bounds_D1: Integers) -> Signatures:
     """Returns the signature of each document [D, PERMUTATIONS] from the hashes of its shingles, at least one. The
     signature of a document in several pieces is the minimum over the pieces."""
-    matrix = rensa().digest_matrix_from_flat_token_hashes(hashes, bounds_D1.astype(np.uint64), PERMUTATIONS, _SEED)
+    matrix = import_rensa().digest_matrix_from_flat_token_hashes(
+        hashes, bounds_D1.astype(np.uint64), PERMUTATIONS, _SEED
+    )
     return np.array(matrix.to_rows(), dtype=np.uint32).reshape(-1, PERMUTATIONS)
 
 
-def estimates(first: Signatures, second: Signatures) -> npt.NDArray[np.float64]:
+def estimate_similarities(first: Signatures, second: Signatures) -> npt.NDArray[np.float64]:
     """Returns the estimated similarity of each pair of documents [n] from their signatures [n, PERMUTATIONS]."""
     return np.asarray((first == second).mean(axis=1))
 
@@ -54,13 +52,13 @@ def candidate_share(similarity: float, rows: int) -> float:
     return 1 - (1 - similarity**rows) ** (PERMUTATIONS // rows)
 
 
-def band_rows(threshold: float) -> int:
+def choose_band_rows(threshold: float) -> int:
     """Returns the number of values in a band: as many as possible, because more values mean fewer candidates to check,
     while at least the share `RECALL` of the pairs at the threshold become candidates."""
     return max(rows for rows in range(1, 17) if rows == 1 or candidate_share(threshold, rows) >= RECALL)
 
 
-def band_hashes(signatures_DP: Signatures, rows: int) -> Hashes:
+def hash_bands(signatures_DP: Signatures, rows: int) -> Hashes:
     """Returns a hash of each band [D, PERMUTATIONS // rows]. Those of different bands differ."""
     bands = PERMUTATIONS // rows
     values = signatures_DP[:, : bands * rows].reshape(len(signatures_DP), bands, rows).astype(np.uint64)

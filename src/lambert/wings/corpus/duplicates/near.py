@@ -74,7 +74,7 @@ class Index:
             for at, records in part.read():
                 yield number, at, records
 
-    def located(self, ranks: Ranks) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def locate_ranks(self, ranks: Ranks) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Returns the part of each document [n] and its number in the part [n]."""
         return self.locate(self.numbers[ranks])
 
@@ -86,7 +86,7 @@ class Index:
 
     def signatures(self, ranks: Ranks) -> minhash.Signatures:
         """Returns the signatures of documents [n, PERMUTATIONS]."""
-        parts, numbers = self.located(ranks)
+        parts, numbers = self.locate_ranks(ranks)
         found = np.empty((len(ranks), minhash.PERMUTATIONS), dtype=np.uint32)
         for part in np.unique(parts).tolist():
             own = np.flatnonzero(parts == part)
@@ -119,7 +119,7 @@ class Clusters:
             found = above
 
 
-def clusters(index: Index, threshold: float, folder: Path, unsure: Path) -> Clusters:
+def link_clusters(index: Index, threshold: float, folder: Path, unsure: Path) -> Clusters:
     """Links the documents that are similar by their signatures, and returns the clusters. Pairs with an estimate near
     the threshold, which must be compared exactly, are written to the file `unsure`."""
     found = Clusters(len(index))
@@ -127,14 +127,14 @@ def clusters(index: Index, threshold: float, folder: Path, unsure: Path) -> Clus
     for at in range(0, len(repeated), PAIRS):
         chosen = repeated[at : at + PAIRS]
         found.link(np.stack([chosen - 1, chosen], axis=1))
-    for entries in _bands(index, minhash.band_rows(threshold), folder):
-        for pairs in _compared(entries, index, threshold, found):
+    for entries in _write_bands(index, minhash.choose_band_rows(threshold), folder):
+        for pairs in _compare_buckets(entries, index, threshold, found):
             with open_regular(unsure, "ab") as file:
                 spill.write(file, pairs)
     return found
 
 
-def _bands(index: Index, rows: int, folder: Path) -> spill.Partitions:
+def _write_bands(index: Index, rows: int, folder: Path) -> spill.Partitions:
     """Writes the band hashes of all documents with text; of documents with the same text, those of the first."""
     bands = minhash.PERMUTATIONS // rows
     partitions = spill.Partitions(folder / "bands", ENTRY, bands * len(index))
@@ -142,14 +142,14 @@ def _bands(index: Index, rows: int, folder: Path) -> spill.Partitions:
         first = int(index.firsts[part]) + at
         ranks = index.ranks[first : first + len(records)]
         taken = np.flatnonzero((records["shingles"] > 0) & ~index.repeated[ranks])
-        hashes = minhash.band_hashes(records["signature"][taken], rows)
+        hashes = minhash.hash_bands(records["signature"][taken], rows)
         entries = np.empty(hashes.shape, dtype=ENTRY)
         entries["hash"], entries["rank"] = hashes, ranks[taken, None]
         partitions.add(hashes.ravel(), entries.ravel())
     return partitions
 
 
-def _compared(entries: npt.NDArray[Any], index: Index, threshold: float, found: Clusters) -> Iterator[Pairs]:
+def _compare_buckets(entries: npt.NDArray[Any], index: Index, threshold: float, found: Clusters) -> Iterator[Pairs]:
     """Compares the members of each bucket by their signatures, links those that are surely similar, and yields the
     pairs that may be similar. Pairs that are already in one cluster are not compared, which changes no cluster."""
     hashes = np.ascontiguousarray(entries["hash"])
@@ -176,7 +176,7 @@ def _compared(entries: npt.NDArray[Any], index: Index, threshold: float, found: 
             pairs = np.stack([ranks[leaders[at : at + PAIRS]], ranks[members[at : at + PAIRS]]], axis=1)
             roots = found.roots(pairs)
             pairs = pairs[roots[:, 0] != roots[:, 1]]
-            estimate = minhash.estimates(index.signatures(pairs[:, 0]), index.signatures(pairs[:, 1]))
+            estimate = minhash.estimate_similarities(index.signatures(pairs[:, 0]), index.signatures(pairs[:, 1]))
             sure = estimate >= threshold + margin
             found.link(pairs[sure])
             yield pairs[~sure & (estimate >= threshold - margin)]

@@ -61,7 +61,7 @@ def find_words(texts: list[str]) -> Words:
     """Returns the words and lines of the texts."""
     codes = np.frombuffer("".join(text + "\n" for text in texts).encode("utf-32-le"), dtype=np.uint32)
     ends_D = np.cumsum([len(text) + 1 for text in texts])
-    values = _values().take(codes, mode="clip")
+    values = _compute_values().take(codes, mode="clip")
     inside = values != 0
     edges = np.diff(inside, prepend=False, append=False)  # whether a word begins or ends before each character
     alone = (values & _ALONE).astype(np.bool_)
@@ -73,10 +73,10 @@ def find_words(texts: list[str]) -> Words:
     bounds_D1 = np.concatenate([[0], np.searchsorted(starts_N, ends_D)])
     line_ends_L = np.flatnonzero(codes == ord("\n"))
     line_bounds_D1 = np.concatenate([[0], np.searchsorted(line_ends_L, ends_D)])
-    return Words(_combined(values, starts_N, ends_N), starts_N, bounds_D1, line_ends_L, line_bounds_D1)
+    return Words(_hash_ranges(values, starts_N, ends_N), starts_N, bounds_D1, line_ends_L, line_bounds_D1)
 
 
-def shingles(texts: list[str], words: Words) -> tuple[Hashes, Integers]:
+def hash_shingles(texts: list[str], words: Words) -> tuple[Hashes, Integers]:
     """Returns the hashes of the shingles of each text, repeated ones included, and their bounds [D + 1]. A text with
     fewer words has one shingle of all its words; a text without words has one shingle, the text itself.
     """
@@ -86,7 +86,7 @@ def shingles(texts: list[str], words: Words) -> tuple[Hashes, Integers]:
     padded = np.zeros(int(padded_D.sum()), dtype=np.uint64)
     padded[np.arange(len(words.hashes_N)) + np.repeat(first_D - words.bounds_D1[:-1], counts_D)] = words.hashes_N
     for d in np.flatnonzero(counts_D == 0):
-        padded[first_D[d]] = text_hash(texts[d])
+        padded[first_D[d]] = hash_text(texts[d])
     found = np.zeros(len(padded), dtype=np.uint64)
     for offset in range(SHINGLE):
         factor = np.uint64(pow(_BASE, offset + 1, 1 << 64))
@@ -97,18 +97,18 @@ def shingles(texts: list[str], words: Words) -> tuple[Hashes, Integers]:
     return mix(found[kept]), np.concatenate([[0], np.cumsum(padded_D - SHINGLE + 1)])
 
 
-def paragraphs(words: Words, least: int) -> tuple[Hashes, Integers, Integers]:
+def hash_paragraphs(words: Words, least: int) -> tuple[Hashes, Integers, Integers]:
     """Returns the hashes of the words of each line with at least `least` characters and a word, the text [n] of each
     such line and its number in the text [n]."""
     starts_L = np.concatenate([[0], words.line_ends_L[:-1] + 1])
     first_L, last_L = (np.searchsorted(words.starts_N, positions) for positions in (starts_L, words.line_ends_L))
     lines = np.flatnonzero((words.line_ends_L - starts_L >= least) & (last_L > first_L))
     texts = np.searchsorted(words.line_bounds_D1, lines, side="right") - 1
-    hashes = mix(_combined(words.hashes_N, first_L[lines], last_L[lines]))
+    hashes = mix(_hash_ranges(words.hashes_N, first_L[lines], last_L[lines]))
     return hashes, texts, lines - words.line_bounds_D1[texts]
 
 
-def lines_with_words(words: Words) -> Integers:
+def count_lines_with_words(words: Words) -> Integers:
     """Returns the number of lines of each text [D] that have a word."""
     lines_N = np.searchsorted(words.line_ends_L, words.starts_N)
     new_N = np.diff(lines_N, prepend=-1) > 0
@@ -116,7 +116,7 @@ def lines_with_words(words: Words) -> Integers:
     return np.diff(before_N1[words.bounds_D1])
 
 
-def text_hash(*pieces: str) -> int:
+def hash_text(*pieces: str) -> int:
     """Returns the 64-bit BLAKE2b hash of a text that is given in pieces."""
     digest = blake2b(digest_size=8)
     for piece in pieces:
@@ -124,17 +124,17 @@ def text_hash(*pieces: str) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def _combined(values: Hashes, starts: Integers, ends: Integers) -> Hashes:
+def _hash_ranges(values: Hashes, starts: Integers, ends: Integers) -> Hashes:
     """Returns the polynomial hash of the values in each range. It does not depend on the start of the range: prefix
     sums of values times powers are subtracted and divided by the first power."""
-    powers, inverse = _powers(1 << max(len(values) - 1, 1).bit_length())
+    powers, inverse = _compute_powers(1 << max(len(values) - 1, 1).bit_length())
     sums = np.zeros(len(values) + 1, dtype=np.uint64)
     np.cumsum(values * powers[: len(values)], out=sums[1:])
     return mix((sums[ends] - sums[starts]) * inverse[starts])
 
 
 @lru_cache(2)
-def _powers(count: int) -> tuple[Hashes, Hashes]:
+def _compute_powers(count: int) -> tuple[Hashes, Hashes]:
     """Returns the powers 0 to `count` - 1 of an odd number and of its inverse modulo 2^64."""
     powers, inverse = (np.full(count, base, dtype=np.uint64) for base in (_BASE, pow(_BASE, -1, 1 << 64)))
     powers[0] = inverse[0] = 1
@@ -142,7 +142,7 @@ def _powers(count: int) -> tuple[Hashes, Hashes]:
 
 
 @lru_cache(1)
-def _values() -> Hashes:
+def _compute_values() -> Hashes:
     """Returns the value of each code point: 0 if it separates words, odd if it is a word of its own, otherwise even."""
     codes = np.arange(1, CODES + 1, dtype=np.uint64)
     letter = np.zeros(CODES, dtype=np.bool_)

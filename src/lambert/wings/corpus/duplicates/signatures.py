@@ -5,7 +5,6 @@ The files of a part are `signatures-KEY.bin` and `lines-KEY.bin`, arrays of reco
 written after them. They are complete or absent, and depend only on the part.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,10 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lambert.core.contents import misfit, sha256
-from lambert.core.files import atomic_file, check_regular, open_regular, read_file, replace_files
-from lambert.core.shards import RECORD_HASH, has_hash, with_hash
-from lambert.wings.corpus.disk import disk_errors
+from lambert.core.contents import sha256
+from lambert.core.files import atomic_file, check_regular, open_regular
+from lambert.wings.corpus.disk import disk_errors, have_hashes, read_record, write_record
 from lambert.wings.corpus.duplicates import minhash, shingles
 from lambert.wings.corpus.duplicates.spill import write
 from lambert.wings.corpus.parts import read_part
@@ -70,14 +68,9 @@ class Signed:
 
     def complete(self) -> dict[str, Any] | None:
         """Returns the record if the files are unchanged since they were written, otherwise None."""
-        try:
-            record = json.loads(read_file(self.record))
-            if misfit(record, _RECORD) or not has_hash(record, RECORD_HASH):
-                return None
-            whole = record["files"] == {path.name: sha256(path) for path in (self.documents, self.lines)}
-        except (OSError, ValueError, RecursionError):
-            return None
-        return dict(record) if whole else None
+        record = read_record(self.record, _RECORD)
+        hashes = {path: record["files"].get(path.name) for path in (self.documents, self.lines)} if record else {}
+        return record if have_hashes(hashes) else None
 
     def read(self, count: int = 1 << 14) -> Iterator[tuple[int, Records]]:
         """Yields the records of at most `count` documents at a time, with the number of the first."""
@@ -99,7 +92,7 @@ class Sign:
     def __init__(self, least: int) -> None:
         """`least` is the number of characters of a long line; 0: lines are not hashed."""
         self._least = least
-        minhash.rensa()
+        minhash.import_rensa()
 
     def __call__(self, part: Signed) -> dict[str, Any]:
         count = 0
@@ -115,10 +108,8 @@ class Sign:
             to_documents.flush()
             to_lines.flush()
         files = {path.name: sha256(path) for path in (part.documents, part.lines)}
-        record = with_hash({"key": part.key, "documents": count, "files": files}, RECORD_HASH)
         with disk_errors(part.record):
-            replace_files({part.record: (json.dumps(record) + "\n").encode()})
-        return record
+            return write_record(part.record, {"key": part.key, "documents": count, "files": files})
 
 
 def describe(pieces: Iterable[Piece], least: int) -> Iterator[tuple[Records, Records]]:
@@ -174,14 +165,14 @@ class _Batch:
             self._begun["key"] = self.keys
             return self._begun, np.zeros(0, dtype=LINE)
         words = shingles.find_words(self.texts)
-        hashes, bounds = shingles.shingles(self.texts, words)
+        hashes, bounds = shingles.hash_shingles(self.texts, words)
         blank = np.array([not text or text.isspace() for text in self.texts])
         documents = np.array(self._documents)
         pieces = np.zeros(len(self.texts), dtype=DOCUMENT)
         pieces["characters"] = [len(text) for text in self.texts]
         pieces["shingles"] = np.where(blank, 0, np.diff(bounds))
-        pieces["lines"] = shingles.lines_with_words(words)
-        pieces["signature"] = minhash.signatures(hashes, bounds)
+        pieces["lines"] = shingles.count_lines_with_words(words)
+        pieces["signature"] = minhash.compute_signatures(hashes, bounds)
         pieces["signature"][blank] = np.iinfo(np.uint32).max
         begun = len(self._begun)
         pieces = np.concatenate([self._begun, pieces])
@@ -195,7 +186,7 @@ class _Batch:
         self._begun = records[ended:]
         lines = np.zeros(0, dtype=LINE)
         if self._least:
-            found, texts, numbers = shingles.paragraphs(words, self._least)
+            found, texts, numbers = shingles.hash_paragraphs(words, self._least)
             lines = np.zeros(len(found), dtype=LINE)
             lines["hash"], lines["document"] = found, documents[texts]
             lines["line"] = numbers + np.array(self._lines)[texts]

@@ -33,7 +33,7 @@ class WriteShingles:
         part, documents, out = item
         counts = []
         with disk_errors(out), out.open("wb") as file:
-            for own in _sets(part, documents):
+            for own in _compute_sets(part, documents):
                 spill.write(file, own)
                 counts.append(len(own))
         return np.array(counts, dtype=np.int64)
@@ -46,13 +46,13 @@ def link_similar(
     """Links the pairs whose similarity is at least the threshold. Returns the number of compared pairs and the number
     of similar pairs."""
     unique = folder / "unique-pairs"
-    needed = _unique(pairs, found, len(index), unique)
+    needed = _write_unique(pairs, found, len(index), unique)
     counts = {"compared": 0, "similar": 0}
     if not needed.any():
         unique.unlink(missing_ok=True)
         return counts
     ranks = np.flatnonzero(needed).astype(np.uint32)
-    parts, numbers = index.located(ranks)
+    parts, numbers = index.locate_ranks(ranks)
     order = np.lexsort((numbers, parts))
     ranks, parts, numbers = ranks[order], parts[order], numbers[order]
     bounds = np.searchsorted(parts, range(len(index.parts) + 1))
@@ -99,7 +99,7 @@ def jaccard(first: shingles.Hashes, second: shingles.Hashes) -> float:
     return shared / max(len(first) + len(second) - shared, 1)
 
 
-def _unique(pairs: Path, found: Clusters, count: int, unique: Path) -> npt.NDArray[np.bool_]:
+def _write_unique(pairs: Path, found: Clusters, count: int, unique: Path) -> npt.NDArray[np.bool_]:
     """Writes each pair that is not in one cluster once, sorted, and returns whether each document is in one [by
     rank]."""
     needed = np.zeros(count, dtype=np.bool_)
@@ -119,7 +119,7 @@ def _unique(pairs: Path, found: Clusters, count: int, unique: Path) -> npt.NDArr
     return needed
 
 
-def _sets(part: Path, documents: npt.NDArray[np.int64]) -> Iterator[shingles.Hashes]:
+def _compute_sets(part: Path, documents: npt.NDArray[np.int64]) -> Iterator[shingles.Hashes]:
     """Yields the sorted shingles of each of these documents of a part, at most `MOST`."""
     texts: list[str] = []
     last: list[bool] = []
@@ -128,7 +128,7 @@ def _sets(part: Path, documents: npt.NDArray[np.int64]) -> Iterator[shingles.Has
 
     def flush() -> Iterator[shingles.Hashes]:
         nonlocal begun
-        hashes, bounds = shingles.shingles(texts, shingles.find_words(texts))
+        hashes, bounds = shingles.hash_shingles(texts, shingles.find_words(texts))
         for piece, ends in enumerate(last):
             found = hashes[bounds[piece] : bounds[piece + 1]] if texts[piece] else hashes[:0]
             own = np.unique(np.concatenate([begun, found]))[:MOST]

@@ -11,12 +11,12 @@ from lambert.core.contents import sha256
 from lambert.core.errors import UsageError
 from lambert.core.files import not_read
 from lambert.core.settings import as_dict
+from lambert.wings.corpus.batch import Filter
 from lambert.wings.corpus.filters.c4 import c4
 from lambert.wings.corpus.filters.decontamination import Decontamination
 from lambert.wings.corpus.filters.fineweb import fineweb
 from lambert.wings.corpus.filters.gopher import gopher
 from lambert.wings.corpus.filters.language import LanguageFilter
-from lambert.wings.corpus.filters.outcome import Filter
 from lambert.wings.corpus.filters.personal import personal_data
 from lambert.wings.corpus.filters.repetition import gopher_repetition
 from lambert.wings.corpus.filters.whitespace import normalise_batch

@@ -9,9 +9,8 @@ import numpy.typing as npt
 
 from lambert.core.settings import check
 from lambert.text.sentences import split
-from lambert.wings.corpus.batch import Batch, Booleans
+from lambert.wings.corpus.batch import Batch, Booleans, Outcome
 from lambert.wings.corpus.characters import END, QUOTE, Integers
-from lambert.wings.corpus.filters.outcome import Outcome
 
 CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 POLICIES = (b"terms of use", b"privacy policy", b"cookie policy", b"uses cookies", b"use of cookies", b"use cookies")
@@ -45,11 +44,11 @@ def c4(batch: Batch, rules: C4, language: str) -> Outcome:
         outcome.texts |= cited
     lower = batch.data.lower()
     for phrase, reason in ((b"lorem ipsum", "lorem ipsum"), (b"{", "curly bracket")):
-        outcome.drop(np.bincount(batch.document_of(_positions(lower, phrase)), minlength=len(batch)) > 0, reason)
-    kept_L = _kept_L(batch, rules, lower)
+        outcome.drop(batch.count_D(batch.document_of(_positions(lower, phrase))) > 0, reason)
+    kept_L = _select_L(batch, rules, lower)
     lines_D1 = np.append(np.searchsorted(batch.documents_L, np.arange(len(batch))), len(kept_L))
-    removed_D = np.bincount(batch.documents_L[~kept_L], minlength=len(batch))
-    few_D = np.bincount(batch.documents_L[kept_L], minlength=len(batch)) < rules.min_sentences
+    removed_D = batch.count_D(batch.documents_L[~kept_L])
+    few_D = batch.count_D(batch.documents_L[kept_L]) < rules.min_sentences
     paragraphs_L = np.cumsum(np.diff(batch.numbers_L, prepend=-2) > 1, dtype=np.int64)
     for document in np.flatnonzero((removed_D > 0) | few_D).tolist():
         if document in outcome.dropped:
@@ -58,7 +57,7 @@ def c4(batch: Batch, rules: C4, language: str) -> Outcome:
         if removed_D[document]:
             first, after = lines_D1[document : document + 2].tolist()
             lines = np.arange(first, after)[kept_L[first:after]]
-            outcome.texts[document] = data = _joined(batch, lines, paragraphs_L)
+            outcome.texts[document] = data = _join_lines(batch, lines, paragraphs_L)
         if few_D[document] and len(split(data.decode(), language, "paragraphs")) < rules.min_sentences:
             outcome.dropped[document] = "too few sentences"
     return outcome
@@ -66,7 +65,7 @@ def c4(batch: Batch, rules: C4, language: str) -> Outcome:
 
 def _without_citations(batch: Batch) -> dict[int, bytes]:
     """Returns the texts that have citation marks, without them."""
-    brackets = np.flatnonzero(batch.data_B == ord("["))
+    brackets = batch.find(b"[")
     after = batch.data_B[brackets + 1]
     maybe = brackets[((after - ord("0")) < 10) | (after == ord("]")) | (after == ord("e")) | (after == ord("c"))]
     found = {}
@@ -77,13 +76,14 @@ def _without_citations(batch: Batch) -> dict[int, bytes]:
     return found
 
 
-def _kept_L(batch: Batch, rules: C4, lower: bytes) -> Booleans:
+def _select_L(batch: Batch, rules: C4, lower: bytes) -> Booleans:
     """Returns whether each line is kept."""
     last = batch.flags_B[batch.last_L]
     kept_L: Booleans = (last & (END | QUOTE)) != 0
-    for mark in CLOSING:
-        kept_L &= ~_ends_with(batch, mark.encode())
-    kept_L &= ~_ends_with(batch, b"...") & ~_ends_with(batch, "…".encode())
+    after_L = batch.ends_N[batch.end_L - 1]
+    for mark in (*CLOSING, "...", "…"):
+        ending = mark.encode()
+        kept_L &= ~batch.has(after_L - len(ending), ending)
     kept_L &= batch.end_L - batch.first_L >= rules.min_line_words
     line_at = batch.starts_N[batch.first_L]
     cookies = b"cookie" in lower  # one search instead of four
@@ -97,26 +97,17 @@ def _kept_L(batch: Batch, rules: C4, lower: bytes) -> Booleans:
     return kept_L
 
 
-def _ends_with(batch: Batch, sequence: bytes) -> Booleans:
-    """Returns whether each line ends with this sequence of bytes."""
-    after_L = batch.ends_N[batch.end_L - 1]
-    same_L = np.ones(len(after_L), dtype=np.bool_)
-    for step, byte in enumerate(reversed(sequence), 1):
-        same_L &= batch.data_B[after_L - step] == byte
-    return same_L
-
-
 def _positions(data: bytes, phrase: bytes) -> Integers:
-    def found() -> Iterator[int]:
+    def find() -> Iterator[int]:
         at = data.find(phrase)
         while at >= 0:
             yield at
             at = data.find(phrase, at + 1)
 
-    return np.fromiter(found(), dtype=np.int64)
+    return np.fromiter(find(), dtype=np.int64)
 
 
-def _joined(batch: Batch, lines: Integers, paragraphs_L: npt.NDArray[np.int64]) -> bytes:
+def _join_lines(batch: Batch, lines: Integers, paragraphs_L: npt.NDArray[np.int64]) -> bytes:
     """Returns a text of these lines."""
     data, parts, before = batch.data, [], None
     begins, ends = batch.starts_N[batch.first_L[lines]].tolist(), batch.ends_N[batch.end_L[lines] - 1].tolist()

@@ -14,9 +14,8 @@ from lambert.core.errors import DataError
 from lambert.core.settings import check
 from lambert.text.rows import kind, read_content
 from lambert.text.tables import read_cells
-from lambert.wings.corpus.batch import Batch, Booleans, Hashes, PlainWords
+from lambert.wings.corpus.batch import Batch, Booleans, Hashes, Outcome, PlainWords
 from lambert.wings.corpus.characters import Integers
-from lambert.wings.corpus.filters.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)

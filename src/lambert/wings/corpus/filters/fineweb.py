@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lambert.core.settings import check
-from lambert.wings.corpus.batch import Batch
+from lambert.wings.corpus.batch import Batch, Outcome
 from lambert.wings.corpus.characters import END
-from lambert.wings.corpus.filters.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +30,16 @@ class FineWeb:
 def fineweb(batch: Batch, rules: FineWeb) -> Outcome:
     """Drops documents that look like lists or menus. Only lines with words count."""
     outcome = Outcome()
-    documents_L, count = batch.documents_L, len(batch)
+    documents_L = batch.documents_L
     lines_D = np.maximum(batch.lines_D, 1)
     outcome.drop(batch.lines_D == 0, "empty")
     ended_L = (batch.flags_B[batch.last_L] & END) != 0
-    ended_D = np.bincount(documents_L[ended_L], minlength=count)
+    ended_D = batch.count_D(documents_L[ended_L])
     outcome.drop(ended_D / lines_D < rules.min_ended_lines, "too few lines end with punctuation")
-    short_D = np.bincount(documents_L[batch.characters_L < rules.short_line], minlength=count)
+    short_D = batch.count_D(documents_L[batch.characters_L < rules.short_line])
     outcome.drop(short_D / lines_D > rules.max_short_lines, "too many short lines")
     again_L = batch.repeated_L
-    inside_D = np.bincount(documents_L[again_L], batch.characters_L[again_L], minlength=count)
-    all_D = np.maximum(np.bincount(documents_L, batch.characters_L, minlength=count), 1)
+    inside_D = batch.count_D(documents_L[again_L], batch.characters_L[again_L])
+    all_D = np.maximum(batch.count_D(documents_L, batch.characters_L), 1)
     outcome.drop(inside_D / all_D > rules.max_repeated_characters, "characters in repeated lines")
     return outcome

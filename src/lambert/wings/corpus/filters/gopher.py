@@ -6,9 +6,8 @@ import numpy as np
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
-from lambert.wings.corpus.batch import Batch, Booleans, word_hashes
+from lambert.wings.corpus.batch import Batch, Outcome, word_hashes
 from lambert.wings.corpus.characters import LETTER, Integers
-from lambert.wings.corpus.filters.outcome import Outcome
 
 ELLIPSIS, BULLET = "…".encode(), "•".encode()
 _REST = np.uint64(48)
@@ -60,48 +59,32 @@ def gopher(batch: Batch, rules: Gopher) -> Outcome:
     length_D = np.diff(batch.letters_N1[batch.words_D1]) / some_D
     outcome.drop(length_D < rules.min_word_length, "words too short")
     outcome.drop(length_D > rules.max_word_length, "words too long")
-    outcome.drop(_counted(batch, _all(batch, b"#")) / some_D > rules.max_symbols, "too many #")
+    outcome.drop(batch.count_D(batch.document_of(batch.find(b"#"))) / some_D > rules.max_symbols, "too many #")
     outcome.drop(_ellipses_D(batch) / some_D > rules.max_symbols, "too many ellipses")
     first_L, last_L = batch.starts_N[batch.first_L], batch.last_L
-    bullets_L = (batch.data_B[first_L] == ord("-")) | _are(batch, first_L, BULLET)
-    bullets_D = np.bincount(batch.documents_L[bullets_L], minlength=len(batch))
+    bullets_L = (batch.data_B[first_L] == ord("-")) | batch.has(first_L, BULLET)
+    bullets_D = batch.count_D(batch.documents_L[bullets_L])
     outcome.drop(bullets_D / lines_D > rules.max_bullet_lines, "too many bullets")
-    trailing_L = _are(batch, last_L - 2, b"...") | _are(batch, last_L, ELLIPSIS)
-    trailing_D = np.bincount(batch.documents_L[trailing_L], minlength=len(batch))
+    trailing_L = batch.has(last_L - 2, b"...") | batch.has(last_L, ELLIPSIS)
+    trailing_D = batch.count_D(batch.documents_L[trailing_L])
     outcome.drop(trailing_D / lines_D > rules.max_ellipsis_lines, "too many lines end with an ellipsis")
-    without_D = np.bincount(batch.documents_N[_without_letters(batch)], minlength=len(batch))
+    without_D = batch.count_D(batch.documents_N[_without_letters(batch)])
     outcome.drop((words_D - without_D) / some_D < rules.min_alphabetic, "too few words with letters")
     if rules.min_stop_words:
         outcome.drop(_stop_words_D(batch, rules.stop_words) < rules.min_stop_words, "too few stop words")
     return outcome
 
 
-def _all(batch: Batch, byte: bytes) -> Integers:
-    return np.flatnonzero(batch.data_B == ord(byte))
-
-
-def _counted(batch: Batch, positions: Integers) -> Integers:
-    """Returns how many of these positions each document has."""
-    return np.bincount(batch.document_of(positions), minlength=len(batch))
-
-
-def _are(batch: Batch, positions: Integers, sequence: bytes) -> Booleans:
-    """Returns whether the bytes at each of these positions are this sequence."""
-    same = np.ones(len(positions), dtype=np.bool_)
-    for step, byte in enumerate(sequence):
-        same &= batch.data_B.take(positions + step, mode="clip") == byte
-    return same
-
-
 def _ellipses_D(batch: Batch) -> Integers:
     """Returns the number of "..." that do not overlap, and of "…", in each document."""
-    dots = _all(batch, b".")
+    dots = batch.find(b".")
     first = np.flatnonzero(np.diff(dots, prepend=-2) != 1)  # of each run of full stops
     threes = np.diff(first, append=len(dots)) // 3
     some = threes > 0
-    three_D = np.bincount(batch.document_of(dots[first[some]]), weights=threes[some], minlength=len(batch))
-    last = _all(batch, ELLIPSIS[-1:]) - 2
-    return three_D.astype(np.int64) + _counted(batch, last[_are(batch, last, ELLIPSIS)])
+    three_D = batch.count_D(batch.document_of(dots[first[some]]), threes[some]).astype(np.int64)
+    last = batch.find(ELLIPSIS[-1:]) - 2
+    found: Integers = three_D + batch.count_D(batch.document_of(last[batch.has(last, ELLIPSIS)]))
+    return found
 
 
 def _without_letters(batch: Batch) -> Integers:

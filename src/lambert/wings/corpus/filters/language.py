@@ -5,7 +5,6 @@ the features of a text, byte by byte, and a naive Bayes classifier weighs them. 
 of a batch at once. A test compares the results with those of the package.
 """
 
-import importlib
 import math
 import unicodedata
 from collections import Counter
@@ -17,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import UsageError
-from lambert.wings.corpus.batch import Batch
-from lambert.wings.corpus.filters.outcome import Outcome
+from lambert.core.registry import import_extra
+from lambert.wings.corpus.batch import Batch, Outcome
 
 SEEN = 300
 """Number of characters that are read from the middle of a document (our choice: reading 1,000 changes 1% of the
@@ -71,9 +70,11 @@ class Identifier:
     def __call__(self, texts: Sequence[str]) -> list[tuple[str, float]]:
         """Returns the ISO 639 code of the most probable language of each text, and its probability."""
         data = [unicodedata.normalize("NFC", text.lower() if text.isupper() else text).encode() for text in texts]
-        return [self._decided(features, len(own)) for features, own in zip(self._visited(data), data, strict=True)]
+        return [
+            self._classify(features, len(own)) for features, own in zip(self._find_features(data), data, strict=True)
+        ]
 
-    def _visited(self, data: list[bytes]) -> list[npt.NDArray[np.int32]]:
+    def _find_features(self, data: list[bytes]) -> list[npt.NDArray[np.int32]]:
         """Returns the features that the automaton finds in each text."""
         longest = sorted(range(len(data)), key=lambda number: -len(data[number]))
         steps = len(data[longest[0]]) if data else 0
@@ -92,7 +93,7 @@ class Identifier:
             own[number] = found[column][found[column] >= 0]
         return own
 
-    def _decided(self, features: npt.NDArray[np.int32], length: int) -> tuple[str, float]:
+    def _classify(self, features: npt.NDArray[np.int32], length: int) -> tuple[str, float]:
         """Returns the language with the highest posterior and its probability, with the temperature of py3langid."""
         if not len(features):
             return UNKNOWN, 0.0
@@ -119,7 +120,4 @@ def middle(data: bytes) -> str:
 
 def langid() -> Any:
     """Returns the module of the identifier. Raises UsageError if py3langid is not installed."""
-    try:
-        return importlib.import_module("py3langid.langid")
-    except ImportError as error:
-        raise UsageError("clean = language needs py3langid: pip install 'lambert-bert[language]'.") from error
+    return import_extra("py3langid.langid", "clean = language needs py3langid", "language")

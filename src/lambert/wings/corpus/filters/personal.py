@@ -1,4 +1,4 @@
-"""Replaces personal data that have a recognisable form. Digits and marks in a batch show the lines to check."""
+"""Replaces personal data of recognisable form. Only lines with certain digits and marks are searched."""
 
 import ipaddress
 import re
@@ -8,9 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from lambert.wings.corpus.batch import Batch, Booleans
+from lambert.wings.corpus.batch import Batch, Booleans, Outcome
 from lambert.wings.corpus.characters import Bytes, Integers
-from lambert.wings.corpus.filters.outcome import Outcome
 
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 EMAIL = re.compile(
@@ -55,7 +54,7 @@ def personal_data(batch: Batch) -> Outcome:
     """Replaces e-mail addresses, public IP addresses, IBANs, credit-card numbers with a valid check digit, and phone
     numbers with + or in the US forms, by fixed forms."""
     outcome = Outcome()
-    breaks = np.flatnonzero(batch.data_B == ord("\n"))
+    breaks = batch.find(b"\n")
     lines = np.unique(np.searchsorted(breaks, _candidates(batch)) - 1)
     changes: dict[int, list[tuple[int, int, bytes]]] = {}
     for begin, end in zip((breaks[lines] + 1).tolist(), breaks[lines + 1].tolist(), strict=True):
@@ -66,11 +65,7 @@ def personal_data(batch: Batch) -> Outcome:
             changes.setdefault(document, []).append((begin, end, masked.encode()))
             outcome.found.setdefault(document, Counter()).update(found)
     for document, places in changes.items():
-        parts, at = [], int(batch.starts_D[document])
-        for begin, end, masked_line in places:
-            parts += [batch.data[at:begin], masked_line]
-            at = end
-        outcome.texts[document] = b"".join([*parts, batch.data[at : batch.ends_D[document]]])
+        outcome.texts[document] = batch.replace(batch.starts_D[document], batch.ends_D[document], places)
     return outcome
 
 
@@ -136,7 +131,7 @@ def _candidates(batch: Batch) -> Integers:
     digit_B = (data_B - ord("0")) < 10  # bytes below "0" wrap around
     edges = np.flatnonzero(digit_B[1:] != digit_B[:-1]) + 1
     begin, end = edges[::2], edges[1::2]  # of each run of digits
-    found = [np.flatnonzero(data_B == ord("@"))]
+    found = [batch.find(b"@")]
     if len(begin):
         lengths, gaps = end - begin, np.append(begin[1:] - end[:-1], 1 << 30)
         before = data_B[begin - 1]
@@ -149,7 +144,7 @@ def _candidates(batch: Batch) -> Integers:
         apart = (gaps > 1) | (data_B[end] == ord("\n"))  # the last run is always apart
         chains = np.append(0, np.flatnonzero(apart)[:-1] + 1)
         found.append(begin[chains[np.add.reduceat(lengths, chains) >= 13]])
-    colons = np.flatnonzero(data_B == ord(":"))
+    colons = batch.find(b":")
     if len(colons):
         colons = colons[_hexadecimal(data_B[colons - 1]) & _hexadecimal(data_B[colons + 1])]
         pairs = np.diff(colons, append=1 << 60) <= 5

@@ -1,15 +1,15 @@
 """The repetition filter of Gopher."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
-from lambert.wings.corpus.batch import Batch, Booleans, Hashes, slot_counts, with_document
+from lambert.wings.corpus.batch import Batch, Booleans, Hashes, Outcome, slot_counts, with_document
 from lambert.wings.corpus.characters import Integers
-from lambert.wings.corpus.filters.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
     """Drops documents that repeat themselves. Only lines with words count."""
     outcome = Outcome()
     characters_D = np.maximum(batch.characters_D, 1)
-    documents_L, count = batch.documents_L, len(batch)
+    documents_L = batch.documents_L
 
     new_L = np.ones(len(documents_L), dtype=np.bool_)  # whether a line begins a paragraph
     new_L[1:] = (np.diff(batch.numbers_L) > 1) | (np.diff(documents_L) > 0)
@@ -49,19 +49,17 @@ def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
     last_P = np.append(first_P[1:], len(new_L))[: len(first_P)] - 1
     begin_P, end_P = batch.first_L[first_P], batch.end_L[last_P]
     documents_P = documents_L[first_P]
-    again_P = batch.repeated(batch.starts_N[begin_P], batch.ends_N[end_P - 1])
+    again_P = batch.find_repeated(batch.starts_N[begin_P], batch.ends_N[end_P - 1])
     characters_P = batch.characters(batch.starts_N[begin_P], batch.ends_N[end_P - 1])
-    share_D = np.bincount(documents_P[again_P], minlength=count) / np.maximum(
-        np.bincount(documents_P, minlength=count), 1
-    )
+    share_D = batch.count_D(documents_P[again_P]) / np.maximum(batch.count_D(documents_P), 1)
     outcome.drop(share_D > rules.paragraphs, "repeated paragraphs")
-    inside_D = np.bincount(documents_P[again_P], characters_P[again_P], minlength=count)
+    inside_D = batch.count_D(documents_P[again_P], characters_P[again_P])
     outcome.drop(inside_D / characters_D > rules.paragraph_characters, "characters in repeated paragraphs")
 
     again_L = batch.repeated_L
-    share_D = np.bincount(documents_L[again_L], minlength=count) / np.maximum(batch.lines_D, 1)
+    share_D = batch.count_D(documents_L[again_L]) / np.maximum(batch.lines_D, 1)
     outcome.drop(share_D > rules.lines, "repeated lines")
-    inside_D = np.bincount(documents_L[again_L], batch.characters_L[again_L], minlength=count)
+    inside_D = batch.count_D(documents_L[again_L], batch.characters_L[again_L])
     outcome.drop(inside_D / characters_D > rules.line_characters, "characters in repeated lines")
 
     _drop_by_words(batch, rules, outcome)
@@ -76,18 +74,18 @@ def _drop_by_words(batch: Batch, rules: Repetition, outcome: Outcome) -> None:
     if not suspicious_D.any():
         return
     characters_D = np.maximum(batch.characters_D, 1)
-    positions, keys, size = _repeating(batch, np.flatnonzero(suspicious_D[batch.documents_N]), 2)
+    positions, keys, size = _find_repeating(batch, np.flatnonzero(suspicious_D[batch.documents_N]), 2)
     for maximum in rules.top:
         outcome.drop(_top_D(batch, positions, keys, size) / characters_D > maximum, f"most frequent {size} words")
-        positions, keys, size = _repeating(batch, _longer(positions), size + 1)
+        positions, keys, size = _find_repeating(batch, _longer(positions), size + 1)
     for maximum in rules.repeated:
-        over_D = _covered_D(batch, positions, size) / characters_D > maximum  # is an upper bound of the share
+        over_D = _count_covered_D(batch, positions, size) / characters_D > maximum  # is an upper bound of the share
         for document in np.flatnonzero(over_D).tolist():
             if document not in outcome.dropped:
                 inside = _inside(batch, positions, keys, size, document)
                 if inside / int(characters_D[document]) > maximum:
                     outcome.dropped[document] = f"repeated {size} words"
-        positions, keys, size = _repeating(batch, _longer(positions), size + 1)
+        positions, keys, size = _find_repeating(batch, _longer(positions), size + 1)
 
 
 def _suspicious_D(batch: Batch, rules: Repetition) -> Booleans:
@@ -107,7 +105,7 @@ def _suspicious_D(batch: Batch, rules: Repetition) -> Booleans:
             inside = (letters[positions + size] - letters[positions] + size - 1) * counts[some]
             suspicious_D[documents[inside > maximum * characters_D[documents]]] = True
         else:
-            suspicious_D |= _covered_D(batch, positions, size) / characters_D > maximum
+            suspicious_D |= _count_covered_D(batch, positions, size) / characters_D > maximum
         positions = _longer(positions)
     return suspicious_D
 
@@ -129,7 +127,7 @@ def _longer(positions: Integers) -> Integers:
     return positions[:-1][np.diff(positions) == 1] if len(positions) else positions
 
 
-def _repeating(batch: Batch, candidates: Integers, size: int) -> tuple[Integers, Hashes, int]:
+def _find_repeating(batch: Batch, candidates: Integers, size: int) -> tuple[Integers, Hashes, int]:
     """Returns the positions, in increasing order, among the candidates at which a sequence of `size` words begins that
     occurs more than once in its document; the key of each sequence; and `size`."""
     candidates, keys = _grams(batch, candidates, size)
@@ -158,14 +156,13 @@ def _top_D(batch: Batch, positions: Integers, keys: Hashes, size: int) -> Intege
     return characters_D
 
 
-def _covered_D(batch: Batch, positions: Integers, size: int) -> npt.NDArray[np.number]:
+def _count_covered_D(batch: Batch, positions: Integers, size: int) -> npt.NDArray[Any]:
     """Returns the number of characters of each document in words that are part of one of these sequences."""
     if not len(positions):
         return np.zeros(len(batch))
     end = np.minimum(positions + size, np.append(positions[1:], len(batch.starts_N)))
     inside = batch.letters_N1[end] - batch.letters_N1[positions]
-    covered: npt.NDArray[np.number] = np.bincount(batch.documents_N[positions], inside, minlength=len(batch))
-    return covered
+    return batch.count_D(batch.documents_N[positions], inside)
 
 
 def _inside(batch: Batch, positions: Integers, keys: Hashes, size: int, document: int) -> int:

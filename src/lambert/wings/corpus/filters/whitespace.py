@@ -1,17 +1,17 @@
-"""Applies `normalise` to a batch. Only texts that change are rewritten."""
+"""The filter `normalise`. Only texts that change are rewritten."""
 
 import unicodedata
 
 import numpy as np
 
-from lambert.wings.corpus.batch import Batch, Booleans
+from lambert.wings.corpus.batch import Batch, Booleans, Outcome
 from lambert.wings.corpus.characters import UNUSUAL, Integers
 from lambert.wings.corpus.cleaning import INVISIBLE_CHARACTERS, compose
-from lambert.wings.corpus.filters.outcome import Outcome
 
 
 def normalise_batch(batch: Batch) -> Outcome:
-    """Composes characters, removes invisible ones and reduces white space, with the result of `cleaning.normalise`."""
+    """Composes characters (NFC), removes invisible ones, and reduces each run of spaces to one space and each run of
+    blank lines to one blank line."""
     outcome = Outcome()
     composed: dict[int, bytes] = {}
     unusual = np.flatnonzero((batch.flags_B & UNUSUAL) != 0)
@@ -19,28 +19,28 @@ def normalise_batch(batch: Batch) -> Outcome:
         text = batch.text(document)
         if INVISIBLE_CHARACTERS.search(text) or not unicodedata.is_normalized("NFC", text):
             composed[document] = compose(text).encode()
-    outcome.texts = {document: data for document, data in _spaced(batch).items() if document not in composed}
+    outcome.texts = {document: data for document, data in _normalise_spaces(batch).items() if document not in composed}
     if composed:
-        spaced = _spaced(Batch([*composed.values()]))
+        spaced = _normalise_spaces(Batch([*composed.values()]))
         for number, (document, data) in enumerate(composed.items()):
             outcome.texts[document] = spaced.get(number, data)
     return outcome
 
 
-def _spaced(batch: Batch) -> dict[int, bytes]:
+def _normalise_spaces(batch: Batch) -> dict[int, bytes]:
     """Returns the texts that change if runs of spaces become one space, and runs of blank lines one blank line."""
     changes: dict[int, list[tuple[int, int, bytes]]] = {
-        document: [] for document in np.flatnonzero(~_trimmed(batch)).tolist()
+        document: [] for document in np.flatnonzero(~_is_trimmed(batch)).tolist()
     }
     wrong = _wrong_gaps(batch)
     begins, ends = batch.ends_N[wrong].tolist(), batch.starts_N[wrong + 1].tolist()
     for document, begin, end in zip(batch.documents_N[wrong].tolist(), begins, ends, strict=True):
         breaks = batch.data.count(b"\n", begin, end)
         changes.setdefault(document, []).append((begin, end, b"\n" * min(breaks, 2) or b" "))
-    return {document: _changed(batch, document, places) for document, places in changes.items()}
+    return {document: _replace_gaps(batch, document, places) for document, places in changes.items()}
 
 
-def _trimmed(batch: Batch) -> Booleans:
+def _is_trimmed(batch: Batch) -> Booleans:
     """Returns whether each document begins and ends with a word, or is empty [D]."""
     empty_D: Booleans = batch.starts_D == batch.ends_D
     if not len(batch.starts_N):
@@ -65,13 +65,9 @@ def _wrong_gaps(batch: Batch) -> Integers:
     return inside
 
 
-def _changed(batch: Batch, document: int, places: list[tuple[int, int, bytes]]) -> bytes:
+def _replace_gaps(batch: Batch, document: int, places: list[tuple[int, int, bytes]]) -> bytes:
     """Returns the text of a document from its first to its last word, with other white space at these places."""
     first, after = batch.words_D1[document : document + 2].tolist()
     if first == after:
         return b""
-    parts, at = [], int(batch.starts_N[first])
-    for begin, end, space in places:
-        parts += [batch.data[at:begin], space]
-        at = end
-    return b"".join([*parts, batch.data[at : batch.ends_N[after - 1]]])
+    return batch.replace(batch.starts_N[first], batch.ends_N[after - 1], places)

@@ -1,20 +1,21 @@
-"""Resolution of paths, folders and globs to input files."""
+"""Finds the input files that paths, folders and globs name, and checks their first bytes."""
 
 import glob
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError
-from lambert.core.files import not_read
-from lambert.core.unsupported import is_work_folder, refuse_archive
+from lambert.core.files import not_read, open_regular
+from lambert.core.unsupported import explain_markup, is_work_folder, refuse_archive
 from lambert.text.arrow import is_dataset, list_dataset_files
-from lambert.text.streams import EXPANSION, inner_suffix
-from lambert.wings.corpus.reading.beginnings import begins_as
+from lambert.text.encodings import UTF8
+from lambert.text.streams import EXPANSION, Stream, inner_suffix, unpack
+from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.reading.labelled import LABELLED, is_corpus, refuse_corpus
-from lambert.wings.corpus.reading.readers import SUFFIXES
+from lambert.wings.corpus.reading.readers import SUFFIXES, recognise
 
 
 def find(
@@ -47,7 +48,7 @@ def find_sources(
         else:
             matches = [Path(match) for match in sorted(glob.glob(os.path.expanduser(str(entry)), recursive=True))]
             if not matches:
-                raise DataError(f"No such file or folder: {entry}.{_near(path)}")
+                raise DataError(f"No such file or folder: {entry}.{_describe_near(path)}")
         for match in matches:
             refuse_archive(match)
             refuse_corpus(match)
@@ -72,25 +73,25 @@ def find_sources(
     return chosen, list(passed)
 
 
-def text_bytes(files: Mapping[Path, int], weights: Sequence[float] = ()) -> int:
+def estimate_text(files: Mapping[Path, int], weights: Sequence[float] = ()) -> int:
     """Returns an estimate of the bytes of text in the files, based on their sizes.
 
     Args:
-        files: For each file, the number of the input that names it. weights: How often the documents of each input are
-            used; empty: once.
+        files: For each file, the number of the input that names it.
+        weights: How often the documents of each input are used; empty: once.
     """
     times = {file: weights[number] if weights else 1.0 for file, number in files.items()}
-    return int(sum(size_of(file) * EXPANSION.get(file.suffix.lower(), 1.0) * times[file] for file in files))
+    return int(sum(find_size(file) * EXPANSION.get(file.suffix.lower(), 1.0) * times[file] for file in files))
 
 
-def hashed(
+def hash_files(
     found: Sequence[Path], progress: Callable[[int, int, str], None]
 ) -> tuple[list[dict[str, Any]], list[tuple[int, int, int] | None]]:
     """Returns `file`, `bytes` and `sha256` of each file, and the `HashedFile.stamp` of each before it was read. Raises
     DataError if one cannot be read."""
     inputs: list[dict[str, Any]] = []
     stamps: list[tuple[int, int, int] | None] = []
-    done, total = 0, sum(map(size_of, found))
+    done, total = 0, sum(map(find_size, found))
     progress(0, total, "hashing inputs")
     for file in found:
         try:
@@ -103,7 +104,7 @@ def hashed(
     return inputs, stamps
 
 
-def size_of(file: Path) -> int:
+def find_size(file: Path) -> int:
     """Returns the size of a file in bytes; 0 if it no longer exists, which is reported when it is read."""
     try:
         return file.stat().st_size
@@ -139,9 +140,48 @@ def _is_text(file: Path, text_field: str) -> bool:
     return inner in SUFFIXES or not inner
 
 
-def _near(path: Path) -> str:
+def _describe_near(path: Path) -> str:
     if not path.parent.is_dir():
         return f" The folder {path.parent} does not exist."
     names = sorted(child.name for child in path.parent.iterdir() if not child.name.startswith("."))[:5]
     folder = "The current folder" if path.parent == Path() else path.parent
     return f" {folder} holds: {', '.join(names)}." if names else f" {folder} is empty."
+
+
+def check_beginnings(found: Iterable[Path], config: PrepareConfig, urls: Mapping[str, str] | None = None) -> None:
+    """Calls `check_prose` for the files that `config` names and for those that may be tables, if formats are recognised
+    by name and content. `urls` has the URLs of copies."""
+    if config.format != "auto":
+        return
+    named = set(map(Path, config.input))
+    for file in found:
+        if file in named or inner_suffix(file) in LABELLED:  # a glob matches files of all kinds
+            check_prose(file, config.text_field, config.layout.encoding, (urls or {}).get(str(file), ""))
+
+
+def check_prose(path: Path, text_field: str = "text", encoding: str = UTF8, url: str = "") -> None:
+    """Raises DataError if a file begins with markup or looks like labelled data. A server may have sent an HTML page
+    instead of the file at `url`."""
+    try:
+        with open_regular(path) as raw:
+            opened, inner = unpack(path, raw)
+            beginning = Stream(opened).peek()
+            kind, problem = recognise(inner, beginning, text_field, encoding)
+    except OSError as error:
+        raise not_read(path, error) from error
+    if url and kind not in ("html", "warc") and "HTML page" in explain_markup(beginning):
+        what = "gave an HTML page, such as one for a login or an error, and not a file of text"
+        raise DataError(f"{url} {what}. Check the URL, and delete the copy {path}.")
+    if problem:
+        anyway = ", or use --format text to read the markup as text" if "markup" in problem else ""
+        raise DataError(f"{path} {problem}{anyway}.")
+
+
+def begins_as(path: Path, kind: str, text_field: str = "text") -> bool:
+    """Returns whether a file is of a kind, such as "mediawiki", by its name and first bytes."""
+    try:
+        with open_regular(path) as raw:
+            opened, inner = unpack(path, raw)
+            return recognise(inner, Stream(opened).peek(), text_field)[0] == kind
+    except OSError:
+        return False

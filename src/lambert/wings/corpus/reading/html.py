@@ -1,12 +1,11 @@
 """Extracts the main text of HTML pages with resiliparse (https://resiliparse.chatnoir.eu)."""
 
 import codecs
-import importlib
 import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from lambert.core.errors import UsageError
+from lambert.core.registry import import_extra
 from lambert.wings.corpus.reading.pieces import Layout, Piece
 
 PAGE = 16 << 20
@@ -25,11 +24,11 @@ _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM
 def read_html(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads an HTML file, which is one document: its main text."""
     data = stream.read(PAGE + 1)
-    text, problem = page_text(data)
+    text, problem = extract_page(data)
     yield Piece(text, "line 1", error=problem)
 
 
-def page_text(page: bytes, charset: str = "") -> tuple[str, str]:
+def extract_page(page: bytes, charset: str = "") -> tuple[str, str]:
     """Returns (main text of a page, "") or ("", reason why there is none).
 
     Args:
@@ -39,24 +38,22 @@ def page_text(page: bytes, charset: str = "") -> tuple[str, str]:
     """
     if len(page) > PAGE:
         return "", f"is longer than {PAGE >> 20} MiB"
-    try:
-        extract = importlib.import_module("resiliparse.extract.html2text").extract_plain_text
-        web_name = importlib.import_module("resiliparse.parse.encoding").map_encoding_to_html5
-    except ImportError as error:
-        raise UsageError("Reading HTML needs resiliparse: pip install 'lambert-bert[web]'.") from error
-    if _depth(page) > DEPTH:
+    needs = "Reading HTML needs resiliparse"
+    extract = import_extra("resiliparse.extract.html2text", needs, "web").extract_plain_text
+    web_name = import_extra("resiliparse.parse.encoding", needs, "web").map_encoding_to_html5
+    if _measure_depth(page) > DEPTH:
         return "", f"has more than {DEPTH:,} nested <div>"
     declared = _CHARSET.search(page[:_DECLARED])
     names = [name for mark, name in _BOMS.items() if page.startswith(mark)]
     names += [web_name(name, False) for name in (charset, declared[1].decode() if declared else "") if name]
-    text, problem = _decoded(page, [name for name in names if name])
+    text, problem = _decode(page, [name for name in names if name])
     if problem:
         return "", problem
     # A page without a main part, such as a list of links, is taken as a whole.
     return next(filter(None, (extract(text, main_content=main, alt_texts=False) for main in (True, False))), ""), ""
 
 
-def _decoded(page: bytes, names: list[str]) -> tuple[str, str]:
+def _decode(page: bytes, names: list[str]) -> tuple[str, str]:
     """Returns (text, "") or ("", problem). `names` are possible encodings, the most probable first."""
     try:
         return page.decode(names[0] if names and names[0].startswith("utf") else "utf-8"), ""
@@ -69,7 +66,7 @@ def _decoded(page: bytes, names: list[str]) -> tuple[str, str]:
     return text, ""
 
 
-def _depth(page: bytes) -> int:
+def _measure_depth(page: bytes) -> int:
     depth = most = 0
     for match in _DIV.finditer(page):
         depth = max(0, depth - 1 if match[1] else depth + 1)

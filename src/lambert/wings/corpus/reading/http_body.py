@@ -1,11 +1,10 @@
 """Decodes the bodies of HTTP responses, with limits: chunks, gzip, deflate, Brotli and Zstandard."""
 
-import importlib
 import re
 import zlib
 from collections.abc import Mapping
 
-from lambert.core.errors import UsageError
+from lambert.core.registry import import_extra
 from lambert.text.streams import zstd
 
 _CHUNK = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,1000})?\r?\n")
@@ -17,7 +16,7 @@ class Undecodable(Exception):
     """A body cannot be decoded. The message is the end of a sentence."""
 
 
-def decoded(headers: Mapping[str, str], body: bytes, limit: int) -> bytes:
+def decode_body(headers: Mapping[str, str], body: bytes, limit: int) -> bytes:
     """Returns the body of a response. Archives often keep the headers of bodies that they have decoded, so a body that
     does not begin as its headers say is returned as it is.
 
@@ -28,17 +27,17 @@ def decoded(headers: Mapping[str, str], body: bytes, limit: int) -> bytes:
     Raises Undecodable, and UsageError if a library is missing.
     """
     if "chunked" in headers.get("transfer-encoding", "").lower():
-        body = _joined(body)
+        body = _join_chunks(body)
     names = [name for name in re.split(r"[\s,]+", headers.get("content-encoding", "").lower()) if name]
     if len(names) > _ENCODINGS:
         raise Undecodable(f"has {len(names)} content encodings")
     for name in reversed(names):
         if name not in ("identity", "none", "utf-8"):
-            body = _unpacked(name, body, limit)
+            body = _decompress(name, body, limit)
     return body
 
 
-def _joined(body: bytes) -> bytes:
+def _join_chunks(body: bytes) -> bytes:
     """Returns the content of chunks (RFC 9112, section 7.1). The last one may be cut off."""
     found, position = [], 0
     while match := _CHUNK.match(body, position):
@@ -56,7 +55,7 @@ def _joined(body: bytes) -> bytes:
     raise Undecodable("has a broken chunk")
 
 
-def _unpacked(name: str, body: bytes, limit: int) -> bytes:
+def _decompress(name: str, body: bytes, limit: int) -> bytes:
     """Returns the decompressed body, or its beginning if it is cut off."""
     try:
         if name in ("gzip", "x-gzip"):
@@ -78,10 +77,7 @@ def _unpacked(name: str, body: bytes, limit: int) -> bytes:
 
 
 def _brotli(body: bytes, limit: int) -> bytes:
-    try:
-        brotli = importlib.import_module("brotli")
-    except ImportError as error:
-        raise UsageError("Reading Brotli needs a library: pip install 'lambert-bert[web]'.") from error
+    brotli = import_extra("brotli", "Reading Brotli needs a library", "web")
     decompressor = brotli.Decompressor()
     try:
         data = bytes(decompressor.process(body, output_buffer_limit=limit + 1))

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from xml.parsers import expat
 
 from lambert.text.streams import BLOCK, Stream
-from lambert.wings.corpus.reading.pieces import PIECE, Layout, Piece, described
+from lambert.wings.corpus.reading.pieces import PIECE, Layout, Piece, format_metadata
 from lambert.wings.corpus.reading.wikitext import Wikitext
 
 PAGE = 64 << 20
@@ -65,35 +65,35 @@ def read_mediawiki(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
 
     Redirects, pages outside namespace 0 and pages that are not wikitext are skipped and counted.
     """
-    pages = _pages(stream)
+    pages = _split_pages(stream)
     head, problem = next(pages)
     site = _Site()
     try:
         if not problem:
-            site = _site(head)
+            site = _parse_site(head)
     except expat.ExpatError as error:
         problem = f"has a broken <siteinfo> ({expat.errors.messages[error.code]})"
     if problem:
         yield Piece("", "line 1", error=problem)
     wikitext = Wikitext(site.files, site.code)
     for number, (raw, damage) in enumerate(pages, 1):
-        if reason := _by_tags(raw):
+        if reason := _refuse_by_tags(raw):
             yield Piece("", f"page {number}", passed_over=reason)
             continue
         page = _Page()
         problem = damage or _parse(raw, page)
-        place = f"page {number}{f' ({_short(page.title)})' if page.title else ''}"
+        place = f"page {number}{f' ({_shorten(page.title)})' if page.title else ''}"
         if problem:
             yield Piece("", place, error=problem)
-        elif reason := _by_content(page, site if b"<ns>" not in raw else _Site()):
+        elif reason := _refuse_by_content(page, site if b"<ns>" not in raw else _Site()):
             yield Piece("", place, passed_over=reason)
         else:
-            yield from _pieces(page, wikitext, place)
+            yield from _convert_page(page, wikitext, place)
 
 
-def _pages(stream: BinaryIO) -> Iterator[tuple[bytes, str]]:
+def _split_pages(stream: BinaryIO) -> Iterator[tuple[bytes, str]]:
     """Yields (bytes before the first page, problem), then for each page (its bytes, "") or (b"", problem)."""
-    read = _utf8(stream)
+    read = _read_utf8(stream)
     held = bytearray()
     begun = skipping = False
     searched = 0  # bytes of `held` without an end of a page
@@ -151,7 +151,7 @@ def _too_long() -> str:
     return f"is longer than {PAGE >> 20} MiB"
 
 
-def _utf8(stream: BinaryIO) -> Callable[[], bytes]:
+def _read_utf8(stream: BinaryIO) -> Callable[[], bytes]:
     """Returns a function that reads the next block of the stream, converted from UTF-16 if it begins with its mark."""
     first = stream.read(BLOCK)
     if not first.startswith(UTF16):
@@ -170,7 +170,7 @@ def _utf8(stream: BinaryIO) -> Callable[[], bytes]:
     return read
 
 
-def _site(head: bytes) -> _Site:
+def _parse_site(head: bytes) -> _Site:
     begin, end = head.find(b"<siteinfo>"), head.find(b"</siteinfo>")
     code = _LANGUAGE.search(head)
     site = _Site(code=(code[1] or code[2]).decode().replace("_", "-").lower() if code else "")
@@ -191,7 +191,7 @@ def _site(head: bytes) -> _Site:
             if key in _FILES:
                 site.files.add(found)
 
-    _parser(start, finish, name.append).Parse(head[begin : end + len(b"</siteinfo>")], True)
+    _make_parser(start, finish, name.append).Parse(head[begin : end + len(b"</siteinfo>")], True)
     return site
 
 
@@ -217,7 +217,7 @@ def _parse(raw: bytes, page: _Page) -> str:
         found.clear()
 
     try:
-        _parser(start, finish, found.append).Parse(raw, True)
+        _make_parser(start, finish, found.append).Parse(raw, True)
     except expat.ExpatError as error:
         try:
             raw.decode("utf-8")
@@ -227,7 +227,7 @@ def _parse(raw: bytes, page: _Page) -> str:
     return ""
 
 
-def _parser(
+def _make_parser(
     start: Callable[[str, dict[str, str]], None], finish: Callable[[str], None], text: Callable[[str], None]
 ) -> expat.XMLParserType:
     parser = expat.ParserCreate("UTF-8")
@@ -237,14 +237,14 @@ def _parser(
     return parser
 
 
-def _by_tags(raw: bytes) -> str:
+def _refuse_by_tags(raw: bytes) -> str:
     """Returns why a page is not an article, or "", from tags that its text cannot contain, without parsing it."""
     if b"<ns>0</ns>" not in raw and b"<ns>" in raw:
         return "other namespace"
     return "redirect" if b"<redirect" in raw else ""
 
 
-def _by_content(page: _Page, site: _Site) -> str:
+def _refuse_by_content(page: _Page, site: _Site) -> str:
     """Returns why a parsed page is not an article, or ""."""
     namespace, colon, _ = page.title.partition(":")
     if colon and namespace.lower() in site.others:
@@ -254,26 +254,26 @@ def _by_content(page: _Page, site: _Site) -> str:
     return "" if page.model in ("", "wikitext") else "other content"
 
 
-def _short(title: str) -> str:
+def _shorten(title: str) -> str:
     words = " ".join(title.split())
     return words if len(words) <= 80 else f"{words[:77]}..."
 
 
-def _pieces(page: _Page, wikitext: Wikitext, place: str) -> Iterator[Piece]:
+def _convert_page(page: _Page, wikitext: Wikitext, place: str) -> Iterator[Piece]:
     """Yields the pieces of an article. An article longer than MediaWiki allows is converted in parts that end with a
     paragraph, which bounds the memory for any markup."""
-    start, title, about = 0, f"{page.title}\n\n", described({"title": page.title})
+    start, title, about = 0, f"{page.title}\n\n", format_metadata({"title": page.title})
     while len(page.text) - start > PIECE:
         cut = page.text.rfind("\n\n", start + PIECE // 2, start + PIECE)
         cut = cut if cut >= 0 else start + PIECE
         text = wikitext.plain(page.text[start:cut])
-        yield Piece(f"{title}{text}\n\n", place, last=False, metadata=about, found=_found(text, wikitext))
+        yield Piece(f"{title}{text}\n\n", place, last=False, metadata=about, found=_take_counts(text, wikitext))
         start, title = cut, ""
     text = wikitext.plain(page.text[start:])
-    yield Piece(title + text if text else "", place, metadata=about, found=_found(text, wikitext))
+    yield Piece(title + text if text else "", place, metadata=about, found=_take_counts(text, wikitext))
 
 
-def _found(text: str, wikitext: Wikitext) -> dict[str, int]:
+def _take_counts(text: str, wikitext: Wikitext) -> dict[str, int]:
     """Returns the counts of the text that was just converted, and resets its holes. Sentences are counted by their end
     marks."""
     found = {"sentences": sum(map(text.count, _ENDS)) + text.endswith((".", "!", "?"))}

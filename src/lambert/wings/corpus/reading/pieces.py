@@ -56,20 +56,20 @@ class Layout:
     """Whether a stream begins at the beginning of the file. If not, it has only later rows, lines or pages."""
 
 
-def row_piece(row: Mapping[str, Any], layout: Layout, place: str) -> Piece:
+def make_row_piece(row: Mapping[str, Any], layout: Layout, place: str) -> Piece:
     """Returns a row, which has the field of the text, as a document."""
-    piece = text_piece(row[layout.text_field], layout.text_field, place)
-    return replace(piece, metadata=described(row, layout.metadata)) if layout.metadata else piece
+    piece = make_text_piece(row[layout.text_field], layout.text_field, place)
+    return replace(piece, metadata=format_metadata(row, layout.metadata)) if layout.metadata else piece
 
 
-def lacks(field: str, names: Iterable[str], what: str) -> str:
+def describe_missing(field: str, names: Iterable[str], what: str) -> str:
     """Returns the end of a sentence that says that a table or an object lacks this column or field (`what`), and what
     to do."""
     listed = ", ".join(str(name)[:40] for name in list(names)[:8])
     return f"has no {what} {field!r} ({what}s: {listed}): name its {what} of text as text_field"
 
 
-def text_piece(text: Any, field: str, place: str) -> Piece:
+def make_text_piece(text: Any, field: str, place: str) -> Piece:
     """Returns the value of a field as a document, or as an unusable document if it is not a text."""
     if text is None:
         return Piece("", place)
@@ -79,10 +79,10 @@ def text_piece(text: Any, field: str, place: str) -> Piece:
         text.encode("utf-8")
     except UnicodeEncodeError:
         return Piece("", place, error="contains half of a surrogate pair, which is not a character")
-    return Piece(with_newlines(text), place)
+    return Piece(normalise_newlines(text), place)
 
 
-def bounded(piece: Piece) -> Iterator[Piece]:
+def divide_piece(piece: Piece) -> Iterator[Piece]:
     """Yields a piece in parts of at most `PIECE` characters, divided after a paragraph, or else a line, or else a
     word."""
     text, start = piece.text, 0
@@ -105,18 +105,18 @@ def _kind(value: Any) -> str:
     return f"a value of the type {type(value).__name__}"
 
 
-def described(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
+def format_metadata(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
     """Returns the values with these names, or all, as the metadata of a document. Values of types that JSON lacks
     become text."""
     chosen = values if names is None else {name: values[name] for name in names if name in values}
     return json.dumps(chosen, ensure_ascii=True, default=str) if chosen else ""
 
 
-def with_newlines(text: str) -> str:
+def normalise_newlines(text: str) -> str:
     """Returns a text in which all line breaks are line feeds."""
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def as_text(source: str) -> str:
+def escape_name(source: str) -> str:
     """Returns the name of an input file as Unicode. Bytes that are not valid UTF-8 are escaped."""
     return source.encode(errors="backslashreplace").decode()

@@ -53,18 +53,18 @@ from lambert.wings.corpus.reading.pieces import (
     PIECE,
     Layout,
     Piece,
-    bounded,
-    described,
-    lacks,
-    row_piece,
-    with_newlines,
+    describe_missing,
+    divide_piece,
+    format_metadata,
+    make_row_piece,
+    normalise_newlines,
 )
 from lambert.wings.corpus.reading.warc import SEPARATOR as RECORDS
 from lambert.wings.corpus.reading.warc import read_warc
 
 __all__ = ["KIND", "PIECE", "READERS", "SUFFIXES", "Layout", "Piece", "read"]
 
-# both begin with a literal, which makes the search 20 times as fast; white space before it is stripped later
+# Both patterns begin with a literal, which makes the search 20 times as fast. White space before it is stripped later.
 _BLANK_LINE = re.compile(rb"\n(?:[ \t]*\r?\n)+")
 _LINE_END = re.compile(rb"\n")
 NOTHING = re.compile(rb"")
@@ -78,14 +78,14 @@ def read_text(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads plain UTF-8 text."""
     if layout.documents == "line":
         for raw, number, last in _lines(stream, PIECE):
-            yield _decoded(raw, number, last)
+            yield _decode(raw, number, last)
         return
     separator = {"file": None, "blank-line": _BLANK_LINE}[layout.documents]
     for raw, number, last in _parts(stream, separator):
         if separator is None or not last:
-            yield _decoded(raw, number, last)
+            yield _decode(raw, number, last)
         elif raw.strip():
-            yield _decoded(raw.removesuffix(b"\r"), number, last)
+            yield _decode(raw.removesuffix(b"\r"), number, last)
 
 
 def read_wikipedia(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
@@ -96,9 +96,9 @@ def read_wikipedia(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         if opened and following is end:
             yield Piece("", f"line {number}", error="has no </doc>: the file is truncated")
         elif raw.strip() or not last:
-            piece = _decoded(raw.rstrip() if last else raw, number, last)
+            piece = _decode(raw.rstrip() if last else raw, number, last)
             begin = _WIKI_START.match(piece.text)
-            about = described(dict(_ATTRIBUTE.findall(begin[0]))) if begin else ""
+            about = format_metadata(dict(_ATTRIBUTE.findall(begin[0]))) if begin else ""
             yield replace(piece, text=piece.text[begin.end() if begin else 0 :], metadata=about)
         opened = opened and not last
 
@@ -107,14 +107,14 @@ def read_jsonl(stream: Stream, layout: Layout) -> Iterator[Piece]:
     """Reads JSON: an object in each line, or objects over several lines, alone or in an array, with text in the field
     `layout.text_field`."""
     for read in read_json_rows(stream, not layout.headed or has_lines(stream.peek())):
-        yield Piece("", read.place, error=read.error) if read.error else _field(read.row, layout, read.place)
+        yield Piece("", read.place, error=read.error) if read.error else _convert_row(read.row, layout, read.place)
 
 
 def read_csv(stream: Stream, layout: Layout) -> Iterator[Piece]:
     """Reads a table with the names of its columns in the first line and text in the column `layout.text_field`, or in
     the column with this number."""
     table = layout.table or table_of(stream.peek(), "")
-    names, problem = _columns(table, layout)
+    names, problem = _find_columns(table, layout)
     if problem:
         yield from [Piece("", f"line {table.begin[1] + 1}", error=problem)] * layout.headed
         return
@@ -123,10 +123,10 @@ def read_csv(stream: Stream, layout: Layout) -> Iterator[Piece]:
         start = (0, 0)
     stream.read(start[0])
     for read in read_table_rows(stream, table, names, *start):
-        yield Piece("", read.place, error=read.error) if read.error else row_piece(read.row, layout, read.place)
+        yield Piece("", read.place, error=read.error) if read.error else make_row_piece(read.row, layout, read.place)
 
 
-def _columns(table: Table, layout: Layout) -> tuple[list[str], str]:
+def _find_columns(table: Table, layout: Layout) -> tuple[list[str], str]:
     """Returns the names of the columns of a table, and "" or why it does not have exactly one column of text."""
     field = layout.text_field
     names = [*table.first]
@@ -137,22 +137,22 @@ def _columns(table: Table, layout: Layout) -> tuple[list[str], str]:
     found = aliases(names, [field, *layout.metadata])
     names = [found.get(name, name) for name in names]
     if field not in names:
-        return [], lacks(field, names, "column")
+        return [], describe_missing(field, names, "column")
     return names, "" if names.count(field) == 1 else f"has two columns {field!r}"
 
 
 def read_parquet(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads a Parquet file with text in the column `layout.text_field`. A few rows are in memory at a time."""
-    yield from _by_columns(ParquetFile, stream, layout, layout.groups)
+    yield from _read_columns(ParquetFile, stream, layout, layout.groups)
 
 
 def read_arrow(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads an Arrow file or stream with text in the column `layout.text_field`. A record batch is in memory at a time;
     datasets writes 1,000 rows in one."""
-    yield from _by_columns(ArrowFile, stream, layout)
+    yield from _read_columns(ArrowFile, stream, layout)
 
 
-def _by_columns(
+def _read_columns(
     kind: Callable[[BinaryIO], ArrowFile | ParquetFile], stream: BinaryIO, layout: Layout, *groups: Any
 ) -> Iterator[Piece]:
     """Yields the rows of a file of this kind. `groups` are the further arguments of its `rows`."""
@@ -165,12 +165,12 @@ def _by_columns(
     found = aliases(names, wanted)
     columns = {name: found.get(name, name) for name in names if found.get(name, name) in wanted}
     if layout.text_field not in columns.values():
-        yield Piece("", "row 1", error=lacks(layout.text_field, names, "column"))
+        yield Piece("", "row 1", error=describe_missing(layout.text_field, names, "column"))
         return
     number = 0
     try:
         for number, row in enumerate(file.rows([*columns], *groups), 1):
-            yield row_piece({columns[name]: value for name, value in row.items()}, layout, f"row {number}")
+            yield make_row_piece({columns[name]: value for name, value in row.items()}, layout, f"row {number}")
     except UnreadableTable as error:
         yield Piece("", f"row {number + 1}", error=str(error))
 
@@ -231,7 +231,7 @@ def read(
     """
     with open_file(path) as raw:
         opened, inner = unpack(path, raw, layout.max_ratio)
-        for piece in pieces(opened, inner, layout, kind):
+        for piece in read_pieces(opened, inner, layout, kind):
             yield piece
             tell(raw.tell())
 
@@ -244,13 +244,13 @@ def open_file(path: Path) -> BinaryIO:
         raise not_read(path, error) from error
 
 
-def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator[Piece]:
+def read_pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator[Piece]:
     """Yields the pieces of a decompressed stream, as `read` does. `suffix` is that of the file's name."""
     stream = Stream(opened)
     place = "line 1"
     try:
         if kind == "auto":
-            kind, problem = recognised(suffix, stream.peek(), layout.text_field, layout.encoding)
+            kind, problem = recognise(suffix, stream.peek(), layout.text_field, layout.encoding)
         elif kind in READERS:  # a reader of the user may decompress
             problem = explain_repacked(stream.peek())
         else:
@@ -272,7 +272,7 @@ def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator
             stream.read(len(BOM))
         for piece in reader(cast(BinaryIO, opened if kind in _SEEKING else stream), layout):
             place = piece.place
-            yield from bounded(piece)
+            yield from divide_piece(piece)
     except Unreadable as error:
         yield Piece("", place, error=str(error))
     except Exception as error:
@@ -281,13 +281,13 @@ def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator
         yield Piece("", place, error=f"is damaged or truncated after this ({error or type(error).__name__})")
 
 
-def kind_of(kind: str, suffix: str, beginning: bytes, text_field: str) -> str:
+def recognise_kind(kind: str, suffix: str, beginning: bytes, text_field: str) -> str:
     """Returns `kind`, or if it is "auto" the name of the reader for a file with this suffix and beginning ("" for
     none)."""
-    return recognised(suffix, beginning, text_field)[0] if kind == "auto" else kind
+    return recognise(suffix, beginning, text_field)[0] if kind == "auto" else kind
 
 
-def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] | None:
+def find_separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] | None:
     """Returns the separator of the documents of a file, or None if they can only be found from its beginning. That of
     the rows of a table is `NOTHING`, because a cell may contain line breaks."""
     if kind in _LINES and other_form(beginning):
@@ -304,7 +304,7 @@ def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] 
     return between.get(kind)
 
 
-def recognised(inner: str, beginning: bytes, text_field: str, encoding: str = UTF8) -> tuple[str, str]:
+def recognise(inner: str, beginning: bytes, text_field: str, encoding: str = UTF8) -> tuple[str, str]:
     """Returns (name of the reader of a file, "") or ("", why it is not read, as the end of a sentence).
 
     Args:
@@ -324,7 +324,7 @@ def recognised(inner: str, beginning: bytes, text_field: str, encoding: str = UT
     if kind == "csv" and not explain_markup(beginning):
         if problem := explain_binary(beginning):
             return "", problem
-        _, problem = _columns(table_of(beginning, inner), Layout(text_field=text_field))
+        _, problem = _find_columns(table_of(beginning, inner), Layout(text_field=text_field))
         return (kind, "") if not problem else ("", f"{problem}; it {recognise_labelled(inner)}")
     if inner == ".json":
         return (kind, "") if _has_field(beginning, text_field) else ("", f"has no rows with the field {text_field!r}")
@@ -409,19 +409,19 @@ def _whole_characters(data: bytes) -> int:
     return len(data)
 
 
-def _decoded(raw: bytes, number: int, last: bool) -> Piece:
+def _decode(raw: bytes, number: int, last: bool) -> Piece:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         place = f"line {number + raw.count(bytes([10]), 0, error.start)}"
         return Piece("", place, last, explain_invalid(raw, error.start))
-    return Piece(with_newlines(text), f"line {number}", last)
+    return Piece(normalise_newlines(text), f"line {number}", last)
 
 
-def _field(row: Row, layout: Layout, place: str) -> Piece:
+def _convert_row(row: Row, layout: Layout, place: str) -> Piece:
     field = layout.text_field
     if found := aliases([*row], [field, *layout.metadata]) if field not in row else {}:
         row = {found.get(name, name): value for name, value in row.items()}
     if field not in row:
-        return Piece("", place, error=explain_wrapper(row) or lacks(field, row, "field"))
-    return row_piece(row, layout, place)
+        return Piece("", place, error=explain_wrapper(row) or describe_missing(field, row, "field"))
+    return make_row_piece(row, layout, place)

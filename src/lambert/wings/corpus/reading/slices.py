@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import BinaryIO, TypeVar, cast
 
 from lambert.text.arrow import ParquetFile
 from lambert.text.streams import BLOCK, Stream, find_compression, is_damage, limit_expansion, unpack
@@ -18,7 +18,7 @@ from lambert.text.tables import find_row_starts, recognise_table
 from lambert.wings.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.wings.corpus.reading.mediawiki import read_head
 from lambert.wings.corpus.reading.pieces import Layout, Piece
-from lambert.wings.corpus.reading.readers import NOTHING, kind_of, open_file, pieces, separator
+from lambert.wings.corpus.reading.readers import NOTHING, find_separator, open_file, read_pieces, recognise_kind
 
 Item = TypeVar("Item")
 
@@ -67,8 +67,8 @@ def divide(path: Path, layout: Layout, kind: str) -> list[Slice]:
         opened, inner = unpack(path, raw, layout.max_ratio)
         stream = Stream(opened)
         try:
-            kind = kind_of(kind, inner, stream.peek(), layout.text_field)
-            between = separator(kind, layout, stream.peek())
+            kind = recognise_kind(kind, inner, stream.peek(), layout.text_field)
+            between = find_separator(kind, layout, stream.peek())
         except Exception as error:
             if not is_damage(error):
                 raise
@@ -76,26 +76,26 @@ def divide(path: Path, layout: Layout, kind: str) -> list[Slice]:
         packed = opened is not raw
         if kind == "parquet" and not packed:
             try:
-                cuts, of = ParquetFile(opened).cuts(_share(size, SLICE)), "groups"
+                cuts, of = ParquetFile(opened).cuts(_choose_size(size, SLICE)), "groups"
             except OSError:  # not Parquet
                 cuts, of = [0], "groups"
-        elif between is None or size <= (WHOLE_BELOW if packed else _share(size, SLICE)):
+        elif between is None or size <= (WHOLE_BELOW if packed else _choose_size(size, SLICE)):
             return [WHOLE]
         elif between is NOTHING:
             table = recognise_table(stream.peek(), inner)
-            starts = _apart(_before_damage(find_row_starts(stream, table)), max(SLICE // LEAST, 1))
-            cuts, of = _apart(starts, _share(starts[-1], SLICE)), "text"
+            starts = _thin_out(_stop_at_damage(find_row_starts(stream, table)), max(SLICE // LEAST, 1))
+            cuts, of = _thin_out(starts, _choose_size(starts[-1], SLICE)), "text"
         elif not packed:
-            cuts, of = [*range(0, size, _share(size, SLICE))], "text"
-        elif suffix == ".bz2" and len(streams := _streams(path)) > 1:
-            cuts, of = _apart(streams, _share(size, STREAMS)), "streams"
+            cuts, of = [*range(0, size, _choose_size(size, SLICE))], "text"
+        elif suffix == ".bz2" and len(streams := _find_streams(path)) > 1:
+            cuts, of = _thin_out(streams, _choose_size(size, STREAMS)), "streams"
         else:
-            length = max(_length(stream), 1)
-            cuts, of = [*range(0, length, _share(length, SLICE))], "text"
+            length = max(_measure_length(stream), 1)
+            cuts, of = [*range(0, length, _choose_size(length, SLICE))], "text"
     return [Slice(begin, end, of) for begin, end in zip(cuts, [*cuts[1:], END], strict=True)]
 
 
-def _share(size: int, most: int) -> int:
+def _choose_size(size: int, most: int) -> int:
     """Returns the bytes of a slice of a file of `size` bytes."""
     return min(most, max(size // SLICES, most // LEAST, 1))
 
@@ -117,11 +117,13 @@ class SliceReader:
             opened, inner = unpack(path, raw, self._layout.max_ratio)
             if part == WHOLE or part.of == "groups":
                 groups = None if part == WHOLE else (part.begin, part.end)
-                yield from self._placed(pieces(opened, inner, replace(self._layout, groups=groups), self._kind), part)
+                yield from self._mark(
+                    read_pieces(opened, inner, replace(self._layout, groups=groups), self._kind), part
+                )
                 return
             beginning = Stream(opened).peek()
-            kind = kind_of(self._kind, inner, beginning, self._layout.text_field)
-            between = separator(kind, self._layout, beginning)
+            kind = recognise_kind(self._kind, inner, beginning, self._layout.text_field)
+            between = find_separator(kind, self._layout, beginning)
             assert between is not None
         head, foot = b"", b"</mediawiki>" if between is PAGES else b""
         if part.begin and between is PAGES:
@@ -130,10 +132,10 @@ class SliceReader:
         table = recognise_table(beginning, inner) if kind == "csv" else None
         layout = replace(self._layout, table=table, headed=not part.begin)
         text = self._open(path, part, between)
-        content = io.BufferedReader(_Joined(text.content(part, head, foot)), BLOCK)
-        yield from self._placed(pieces(cast(BinaryIO, content), "", layout, kind), part)
+        content = cast(BinaryIO, _Blocks(text.content(part, head, foot)))
+        yield from self._mark(read_pieces(content, "", layout, kind), part)
 
-    def _placed(self, found: Iterator[Piece], part: Slice) -> Iterator[Piece]:
+    def _mark(self, found: Iterator[Piece], part: Slice) -> Iterator[Piece]:
         if not part.begin:
             yield from found
             return
@@ -245,24 +247,17 @@ class _Text:
         return bool(block)
 
 
-class _Joined(io.RawIOBase):
+class _Blocks:
     """A stream of the blocks of an iterator."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._rest = blocks, b""
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            block = next(self._blocks, None)
-            if block is None:
-                return 0
+    def read1(self, size: int) -> bytes:
+        while not self._rest and (block := next(self._blocks, None)) is not None:
             self._rest = block
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
 
 
 class _Limited:
@@ -283,7 +278,7 @@ class _Limited:
         raise io.UnsupportedOperation
 
 
-def _streams(path: Path) -> list[int]:
+def _find_streams(path: Path) -> list[int]:
     """Returns where the streams of a .bz2 file begin."""
     starts, kept, offset = [], b"", 0
     with open_file(path) as raw:
@@ -295,7 +290,7 @@ def _streams(path: Path) -> list[int]:
     return starts
 
 
-def _apart(starts: Iterable[int], distance: int) -> list[int]:
+def _thin_out(starts: Iterable[int], distance: int) -> list[int]:
     """Returns 0 and, for each multiple of `distance`, the first of `starts` at or after it."""
     chosen = [0]
     for start in starts:
@@ -304,12 +299,12 @@ def _apart(starts: Iterable[int], distance: int) -> list[int]:
     return chosen
 
 
-def _length(stream: Stream) -> int:
+def _measure_length(stream: Stream) -> int:
     """Returns the number of bytes of a stream up to its end or to the first damage."""
-    return sum(map(len, _before_damage(iter(lambda: stream.read(BLOCK), b""))))
+    return sum(map(len, _stop_at_damage(iter(lambda: stream.read(BLOCK), b""))))
 
 
-def _before_damage(items: Iterator[Item]) -> Iterator[Item]:
+def _stop_at_damage(items: Iterator[Item]) -> Iterator[Item]:
     """Yields the items up to the end or the first damage of the file."""
     try:
         yield from items

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from lambert.text.streams import BLOCK
-from lambert.wings.corpus.reading.html import PAGE, page_text
-from lambert.wings.corpus.reading.http_body import Undecodable, decoded
-from lambert.wings.corpus.reading.pieces import Layout, Piece, described, with_newlines
+from lambert.wings.corpus.reading.html import PAGE, extract_page
+from lambert.wings.corpus.reading.http_body import Undecodable, decode_body
+from lambert.wings.corpus.reading.pieces import Layout, Piece, format_metadata, normalise_newlines
 
 RECORD = 32 << 20
 """Maximum bytes of a record that is read (our choice). The content of longer ones is not read."""
@@ -50,18 +50,18 @@ def read_warc(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
             if (record := records.next()) is None:
                 return
             if url := record.headers.get("warc-target-uri", "").strip("<>"):
-                place += f" ({_short(url)})"
-            text, over = _document(record)
+                place += f" ({_shorten(url)})"
+            text, over = _convert_record(record)
             about = {"url": url, "date": record.headers.get("warc-date", "")} if url and text else {}
-            yield Piece(with_newlines(text), place, metadata=described(about), passed_over=over)
+            yield Piece(normalise_newlines(text), place, metadata=format_metadata(about), passed_over=over)
         except (_Damaged, Undecodable) as error:
             yield Piece("", place, error=str(error))
 
 
-def _document(record: _Record) -> tuple[str, str]:
+def _convert_record(record: _Record) -> tuple[str, str]:
     """Returns (text of a record, "") or ("", reason why it is skipped)."""
     kind = record.headers.get("warc-type", "").lower()
-    media, charset = _media(record.headers)
+    media, charset = _parse_media(record.headers)
     body = record.content
     if kind in _UNREAD:
         return "", f"{kind} record"
@@ -79,8 +79,8 @@ def _document(record: _Record) -> tuple[str, str]:
             return "", "response without HTTP"
         head, _, body = body.partition(b"\r\n\r\n" if b"\r\n\r\n" in body[:_HEAD] else b"\n\n")
         status, *lines = head.splitlines()
-        headers = _headers(lines)
-        media, charset = _media(headers)
+        headers = _parse_headers(lines)
+        media, charset = _parse_media(headers)
         if not re.match(rb"HTTP/[0-9.]+ +2[0-9][0-9]\b", status):
             return "", "response without success"
     elif kind == "resource":
@@ -91,25 +91,25 @@ def _document(record: _Record) -> tuple[str, str]:
         return "", "other content"
     if record.too_long:
         raise _Damaged(f"is longer than {RECORD >> 20} MiB")
-    text, problem = page_text(decoded(headers, body, PAGE), charset)
+    text, problem = extract_page(decode_body(headers, body, PAGE), charset)
     if problem:
         raise _Damaged(problem)
     return text, ""
 
 
-def _media(headers: dict[str, str]) -> tuple[str, str]:
+def _parse_media(headers: dict[str, str]) -> tuple[str, str]:
     """Returns (media type, encoding) of a content type."""
     media, _, parameters = headers.get("content-type", "").partition(";")
     found = re.search(r"charset\s*=\s*[\"']?([\w.:-]{2,40})", parameters, re.IGNORECASE)
     return media.strip().lower(), found[1] if found else ""
 
 
-def _headers(lines: list[bytes]) -> dict[str, str]:
+def _parse_headers(lines: list[bytes]) -> dict[str, str]:
     pairs = (line.decode("utf-8", "replace").partition(":") for line in lines)
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
-def _short(url: str) -> str:
+def _shorten(url: str) -> str:
     shown = "".join(letter if letter.isprintable() else "?" for letter in url)
     return shown if len(shown) <= 120 else f"{shown[:117]}..."
 
@@ -140,7 +140,7 @@ class _Records:
                 raise _Damaged("is no WARC record: it does not begin with WARC/1")
 
     def _record(self) -> _Record:
-        headers = _headers(self._header())
+        headers = _parse_headers(self._header())
         length = headers.get("content-length", "")
         if not re.fullmatch(r"[0-9]{1,15}", length, re.ASCII):
             self._searching = True

@@ -14,7 +14,7 @@ from functools import cache
 from lambert.wings.corpus.reading.wikilines import HOLE
 from lambert.wings.corpus.reading.wikis.functions import FUNCTIONS
 from lambert.wings.corpus.reading.wikis.locale import rows, wiki_of
-from lambert.wings.corpus.reading.wikis.patterns import Call, Rule, compiled
+from lambert.wings.corpus.reading.wikis.patterns import Call, Rule, compile_pattern
 
 PIPE = "\x02"
 """Represents a bar that does not separate arguments, such as that of `{{!}}`; XML cannot contain this character."""
@@ -91,10 +91,10 @@ class Templates:
         if head not in self._found:
             if len(self._found) == _REMEMBERED:
                 self._found.clear()
-            self._found[head] = self._named(head)
+            self._found[head] = self._look_up(head)
         return self._found[head]
 
-    def _named(self, head: str) -> "_Found":
+    def _look_up(self, head: str) -> "_Found":
         name = " ".join(head.replace("_", " ").split())
         if rule := self._rule(name):
             return name, *rule
@@ -106,12 +106,12 @@ class Templates:
         for table in self._tables:
             for own in (key, key.lower()):
                 if (pattern := table.exact.get(own)) is not None:
-                    return _compiled(pattern), {}
+                    return _compile(pattern), {}
         for table in self._tables:
             for form, pattern in table.forms if table.any.fullmatch(key) or table.any.fullmatch(name) else ():
                 if match := form.fullmatch(key) or form.fullmatch(name):
                     groups = match.groupdict()
-                    return _compiled(pattern), {name: value.strip() for name, value in groups.items() if value}
+                    return _compile(pattern), {name: value.strip() for name, value in groups.items() if value}
         return None
 
 
@@ -122,12 +122,12 @@ def templates_of(code: str) -> Templates:
 
 
 @cache
-def _compiled(pattern: str) -> Rule | str:
+def _compile(pattern: str) -> Rule | str:
     """Returns a text that needs no arguments, `HOLE` for no text, or the function that fills a pattern."""
     if not pattern:
         return HOLE
     pattern = pattern.replace("|", PIPE)
-    return compiled(pattern, FUNCTIONS) if re.search(r"[{@]", pattern) else pattern
+    return compile_pattern(pattern, FUNCTIONS) if re.search(r"[{@]", pattern) else pattern
 
 
 def _key(name: str) -> str:

@@ -92,7 +92,7 @@ class Wikitext:
             if first == "[":
                 if match[4]:
                     label = match[5] or match[4].strip()
-                    out.append(_protected(label) if counts["{{"] else label)
+                    out.append(_protect(label) if counts["{{"] else label)
                 elif counts["[["] < _MOST_LINKS:
                     stack.append(("[[", len(out)))
                     counts["[["] += 1
@@ -102,7 +102,7 @@ class Wikitext:
                     counts["[["] -= 1
                     label = self._label("".join(out[mark:]))
                     del out[mark:]
-                    out.append(_protected(label) if counts["{{"] else label)
+                    out.append(_protect(label) if counts["{{"] else label)
             elif first == "{":
                 count = (end - start) // 2
                 stack += [("{{", len(out))] * count
@@ -146,7 +146,7 @@ class Wikitext:
                 if lost and not stack and _in_sentence(text, end - braces, out, mark):
                     self.holes[lost] += 1
             del out[mark:]
-            out.append(_protected(prose) if counts["{{"] and len(prose) > 1 else prose)
+            out.append(_protect(prose) if counts["{{"] and len(prose) > 1 else prose)
 
     def _label(self, link: str) -> str:
         if PIPE in link:
@@ -221,7 +221,7 @@ def _pop(stack: list[_Open], counts: dict[str, int], kind: str) -> int:
             return mark
 
 
-def _protected(prose: str) -> str:
+def _protect(prose: str) -> str:
     """Returns the text, escaped so that a surrounding template does not split it into arguments or names."""
     if "=" in prose:
         prose = prose.replace("=", "&#61;")

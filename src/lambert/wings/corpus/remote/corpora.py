@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.contents import sha256
-from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.errors import DataError, UsageError
 from lambert.core.files import delete_folder, make_folder, not_written, remove_leftovers, sync
 from lambert.core.lock import lock_folder
 from lambert.core.shards import FORMAT_VERSION, check_corpus, has_hash, read_manifest
@@ -27,7 +27,7 @@ _SAID = "`lambert prepare` has not completed the corpus in this folder: it is co
 Progress = Callable[[int, int, str], None]
 
 
-def published(url: str, check: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
+def find_published(url: str, check: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
     """Returns the manifest of the corpus at `url`, or None if there is none or files of it are missing.
 
     `check` is called with the manifest and raises UsageError if it belongs to another corpus. Raises UsageError if
@@ -39,10 +39,10 @@ def published(url: str, check: Callable[[dict[str, Any]], None]) -> dict[str, An
         if objects and MARK not in objects:
             raise UsageError(f"{public(url)} exists and is not a prepared corpus: choose another out, or delete it.")
         return None
-    manifest = _parsed(store.read(MANIFEST), url)
+    manifest = _parse_manifest(store.read(MANIFEST), url)
     check(manifest)
     sizes = {name: objects[name]["size"] for name in objects}
-    files = _files(manifest)
+    files = _list_files(manifest)
     if not all(name in sizes and size in (None, sizes[name]) for name, size in files.items()):
         return None
     if MARK in objects:  # left by a command that was killed after it had written the manifest
@@ -69,7 +69,7 @@ def publish(corpus: Path, url: str, progress: Progress) -> None:
     objects = store.objects()
     if MANIFEST in objects and not store.holds(MANIFEST, corpus / MANIFEST):
         store.delete(MANIFEST)
-    names = [name for name in (*_files(read_manifest(corpus)), *_TOKENIZER) if (corpus / name).is_file()]
+    names = [name for name in (*_list_files(read_manifest(corpus)), *_TOKENIZER) if (corpus / name).is_file()]
     names = [*dict.fromkeys(names), MANIFEST]
     for name in sorted(objects.keys() - names):
         if _SHARD.fullmatch(name):  # of a longer corpus that was not completed
@@ -81,11 +81,6 @@ def publish(corpus: Path, url: str, progress: Progress) -> None:
         progress(done, total, COPYING)
         if name not in objects or not store.holds(name, path):
             store.write(name, path)
-            if not store.holds(name, path):
-                raise MachineError(
-                    f"{public(url)}/{name} differs from {path}, from which it was copied. The same command "
-                    "copies it again."
-                )
         done += path.stat().st_size
     progress(total, total, COPYING)
     if MARK in store.objects():
@@ -101,7 +96,7 @@ def fetch_corpus(url: str, out: Path, progress: Progress) -> dict[str, Any]:
         MachineError: The store cannot be reached, or the disk is full.
         UsageError: `out` holds something else.
     """
-    manifest = _parsed(_manifest(url), url)
+    manifest = _parse_manifest(_read_manifest(url), url)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not (out / MANIFEST).is_file() or read_manifest(out) != manifest:
             raise UsageError(f"{out} exists and is not the corpus at {public(url)}: choose another out.")
@@ -126,8 +121,8 @@ def fetch_corpus(url: str, out: Path, progress: Progress) -> dict[str, Any]:
 
 def _fetch_files(url: str, folder: Path, manifest: Mapping[str, Any], progress: Progress) -> None:
     make_folder(folder)
-    (folder / MANIFEST).write_bytes(_manifest(url))
-    hashes = _hashes(read_manifest(folder))  # which checks that names stay in the folder
+    (folder / MANIFEST).write_bytes(_read_manifest(url))
+    hashes = _list_hashes(read_manifest(folder))  # which checks that names stay in the folder
     objects = Store(url).objects()
     wanted = [name for name in (*hashes, *_TOKENIZER) if name in hashes or name in objects]
     missing = [name for name in wanted if name not in objects]
@@ -149,14 +144,14 @@ def _fetch_files(url: str, folder: Path, manifest: Mapping[str, Any], progress: 
         done += path.stat().st_size
 
 
-def _manifest(url: str) -> bytes:
+def _read_manifest(url: str) -> bytes:
     store = Store(url)
     if MANIFEST not in store.objects():
         raise DataError(f"No prepared corpus at {public(url)} (no {MANIFEST}).")
     return store.read(MANIFEST)
 
 
-def _parsed(data: bytes, url: str) -> dict[str, Any]:
+def _parse_manifest(data: bytes, url: str) -> dict[str, Any]:
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError):
@@ -166,7 +161,7 @@ def _parsed(data: bytes, url: str) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _files(manifest: Mapping[str, Any]) -> dict[str, int | None]:
+def _list_files(manifest: Mapping[str, Any]) -> dict[str, int | None]:
     """Returns the names of the files of a corpus except its manifest, with their sizes if known."""
     shards = {f"{split}/{shard['file']}": shard["bytes"] for split, own in manifest["splits"].items()
               for shard in own["shards"]}  # fmt: skip
@@ -174,7 +169,7 @@ def _files(manifest: Mapping[str, Any]) -> dict[str, int | None]:
     return shards | dict.fromkeys([*indexes, tokenizer.JSON, *manifest.get("tokenizer_files", {})])
 
 
-def _hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
+def _list_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
     splits = manifest["splits"].items()
     hashes = {f"{split}/{shard['file']}": shard["sha256"] for split, own in splits for shard in own["shards"]}
     hashes |= {f"{split}/index.npy": own["index_sha256"] for split, own in splits}

@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import make_folder, not_read, open_regular, read_file, replace_files, sync
-from lambert.core.urls import is_remote, public
-from lambert.wings.corpus.disk import disk_errors, size_text
-from lambert.wings.corpus.remote.addresses import name_of
+from lambert.core.urls import is_remote, public, without_secrets
+from lambert.wings.corpus.disk import disk_errors, format_size
 
 TRIES = 5
 AGAIN = "trying again"
@@ -36,6 +36,7 @@ _LIST = 16 << 20
 """Maximum bytes of a list of checksums."""
 _DIGESTS = {32: "md5", 40: "sha1", 64: "sha256", 128: "sha512"}
 _SUM = re.compile(r"([0-9a-fA-F]{32,128}) [ *](.+)|\w+ \((.+)\) = ([0-9a-fA-F]{32,128})")
+_NAME = re.compile(r"[^A-Za-z0-9._-]")
 Progress = Callable[[int, int, str], None]
 
 
@@ -83,33 +84,33 @@ def fetch(
     numbers: list[int] = []
     urls: dict[str, str] = {}
     own: dict[Path, str] = {}
-    sums = _checksums(checksums, source_of) if checksums else None
+    sums = _read_checksums(checksums, source_of) if checksums else None
     for number, entry in enumerate(inputs):
         if not is_remote(entry):
             found.append(entry)
             numbers.append(number)
             continue
-        for url in _files(str(entry), source_of(str(entry))):
-            if own.setdefault(place(url, folder), url) != url:
+        for url in _list_files(str(entry), source_of(str(entry))):
+            if own.setdefault(locate(url, folder), url) != url:
                 raise UsageError(
                     f"Two inputs are {public(url)} and differ only in a password or signature, so they would "
                     "be kept in one file. Fetch them as local files first."
                 )
-            path = _fetched(url, folder, source_of(url), sums, checksums, progress)
+            path = _fetch_file(url, folder, source_of(url), sums, checksums, progress)
             found.append(path)
             numbers.append(number)
             urls[str(path)] = public(url)
     return found, numbers, urls
 
 
-def _files(url: str, source: Source) -> list[str]:
+def _list_files(url: str, source: Source) -> list[str]:
     try:
         return source.files(url)
     except Unavailable as error:
         raise MachineError(f"{public(url)} cannot be reached: {error}. The same command continues.") from error
 
 
-def place(url: str, folder: Path) -> Path:
+def locate(url: str, folder: Path) -> Path:
     """Returns the path in `folder` of the file at a URL."""
     return folder / hashlib.sha256(public(url).encode()).hexdigest()[:16] / name_of(url)
 
@@ -120,32 +121,32 @@ def fetch_again(path: Path, inputs: Sequence[str | Path], folder: Path, source_o
     more; otherwise as `fetch`.
     """
     for entry in filter(is_remote, inputs):
-        for url in _files(str(entry), source_of(str(entry))):
-            if place(url, folder) == path:
+        for url in _list_files(str(entry), source_of(str(entry))):
+            if locate(url, folder) == path:
                 make_folder(path.parent)
                 with (path.parent / "lock").open("wb") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX)
-                    _fetched(url, folder, source_of(url), None, "", lambda *_: None)
+                    _fetch_file(url, folder, source_of(url), None, "", lambda *_: None)
                 return
     raise DataError(f"No remote input has the name of {path} any more.")
 
 
-def _fetched(
+def _fetch_file(
     url: str, folder: Path, source: Source, sums: Mapping[str, str] | None, checksums: str, progress: Progress
 ) -> Path:
-    path = place(url, folder)
+    path = locate(url, folder)
     own, record = path.parent, path.with_name("record.json")
-    expected = _expected(url, sums, checksums) if sums is not None else ""
+    expected = _find_checksum(url, sums, checksums) if sums is not None else ""
     if _complete(path, record, public(url)):
-        if expected and _digest(path, expected) != expected:
-            raise _wrong(url, path, expected, checksums)
+        if expected and _hash(path, expected) != expected:
+            raise _refuse_file(url, path, expected, checksums)
         return path
     part = own / f"{path.name}.part"
     with disk_errors(own, kept="What was fetched is kept"):
         make_folder(own)
         mark = download(source, url, part, expected, progress)
-        if expected and _digest(part, expected) != expected:
-            raise _wrong(url, part, expected, checksums)
+        if expected and _hash(part, expected) != expected:
+            raise _refuse_file(url, part, expected, checksums)
         sync(part)
         described = {"url": public(url), "bytes": part.stat().st_size, "sha256": sha256(part), "mark": mark}
         part.replace(path)
@@ -172,7 +173,7 @@ def download(source: Source, url: str, part: Path, expected: str, progress: Prog
             begin = part.stat().st_size if part.exists() else 0
             progress(begin, begin, f"fetching {name_of(url)}: {problem}; {AGAIN}, {attempt + 1} of {TRIES}")
             time.sleep(BACKOFF * 2 ** (attempt - 1))
-        mark = _mark(part)
+        mark = _read_mark(part)
         begin = part.stat().st_size if part.exists() and (mark or expected) else 0
         try:
             with source.open(url, begin, mark) as body:
@@ -214,7 +215,7 @@ def _write(body: Body, part: Path, url: str, progress: Progress) -> int:
     return size
 
 
-def _mark(part: Path) -> str:
+def _read_mark(part: Path) -> str:
     try:
         return str(json.loads(read_file(part.with_name("part.json")))["mark"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -225,12 +226,12 @@ def _check_space(part: Path, url: str, needed: int) -> None:
     free = shutil.disk_usage(part.parent).free
     if free < needed + SPARE:
         raise MachineError(
-            f"{part.parent} has {size_text(free)} free, and {public(url)} needs {size_text(needed + SPARE)}: "
+            f"{part.parent} has {format_size(free)} free, and {public(url)} needs {format_size(needed + SPARE)}: "
             "free space, or choose another work folder."
         )
 
 
-def _checksums(where: str, source_of: Callable[[str], Source]) -> dict[str, str]:
+def _read_checksums(where: str, source_of: Callable[[str], Source]) -> dict[str, str]:
     """Returns the checksums in a list, by file name."""
     try:
         if is_remote(where):
@@ -256,21 +257,21 @@ def _checksums(where: str, source_of: Callable[[str], Source]) -> dict[str, str]
     return sums
 
 
-def _expected(url: str, sums: Mapping[str, str], checksums: str) -> str:
+def _find_checksum(url: str, sums: Mapping[str, str], checksums: str) -> str:
     if name_of(url) not in sums:
         raise DataError(f"{public(checksums)} has no checksum of {name_of(url)}. Name another list, or none.")
     return sums[name_of(url)]
 
 
-def _digest(path: Path, expected: str) -> str:
+def _hash(path: Path, expected: str) -> str:
     name = _DIGESTS[len(expected)]
     with open_regular(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.new(name, usedforsecurity=False)).hexdigest()
 
 
-def _wrong(url: str, path: Path, expected: str, checksums: str) -> DataError:
+def _refuse_file(url: str, path: Path, expected: str, checksums: str) -> DataError:
     """Removes a file with a wrong checksum."""
-    found = _digest(path, expected)
+    found = _hash(path, expected)
     path.unlink()
     return DataError(
         f"{public(url)} has the {_DIGESTS[len(expected)].upper()} {found}, not {expected} of {public(checksums)}. The "
@@ -278,6 +279,12 @@ def _wrong(url: str, path: Path, expected: str, checksums: str) -> DataError:
     )
 
 
-def described(inputs: Sequence[Mapping[str, Any]], urls: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns the entries of input files; those of fetched files have their URL."""
-    return [{**entry, "file": urls.get(str(entry["file"]), entry["file"])} for entry in inputs]
+def name_of(url: str) -> str:
+    """Returns the last part of a URL's path as a file name that cannot leave its folder."""
+    name = unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
+    return _NAME.sub("_", name).lstrip(".")[-120:] or "index.html"
+
+
+def shorten_message(text: str, url: str = "") -> str:
+    """Returns the message of a library about `url` as one line of at most 200 characters, without secrets."""
+    return " ".join(without_secrets(text, url).split())[:200]

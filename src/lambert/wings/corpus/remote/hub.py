@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from lambert.core.errors import DataError, UsageError
+from lambert.core.registry import import_extra
 from lambert.core.urls import public
-from lambert.wings.corpus.remote.addresses import public_text
-from lambert.wings.corpus.remote.fetch import Body, Unavailable
+from lambert.wings.corpus.remote.fetch import Body, Unavailable, shorten_message
 
 SCHEME = "datasets"
 _SECONDS = 10
@@ -25,8 +25,8 @@ class Hub:
     """Data sets by name: `datasets://OWNER/NAME?config=CONFIG&split=SPLIT&revision=COMMIT`, the path of a folder with
     three slashes.
 
-    `config` and `revision` may be left out; `split` is train unless it is given. Values of types that JSON lacks are
-    written as text. A data set has no checksum, and an interrupted one starts over; a `revision` fixes its content.
+    `config` and `revision` are optional; the default of `split` is train. Values of types that JSON lacks become text.
+    A data set has no checksum, and an interrupted one starts over; a `revision` fixes its content.
     """
 
     def files(self, url: str) -> list[str]:
@@ -47,7 +47,7 @@ class Hub:
                 try:
                     row = next(rows, None)
                 except Exception as error:
-                    raise Unavailable(f"{type(error).__name__}: {public_text(str(error), url)}") from error
+                    raise Unavailable(f"{type(error).__name__}: {shorten_message(str(error), url)}") from error
                 if row is None:
                     break
                 held += json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n"
@@ -61,17 +61,14 @@ class Hub:
             yield Body(read, 0, None, "")
 
     def _rows(self, name: str, settings: dict[str, str], shown: str) -> Iterator[dict[str, Any]]:
-        try:
-            load = importlib.import_module("datasets").load_dataset
-        except ImportError as error:
-            raise UsageError(f"{shown} needs datasets: pip install 'lambert-bert[hub]'.") from error
+        load = import_extra("datasets", f"{shown} needs datasets", "hub").load_dataset
         try:
             config, split, revision = (settings.get(key) for key in ("config", "split", "revision"))
             return iter(load(name, config, split=split, revision=revision, streaming=True))
         except (ValueError, FileNotFoundError) as error:
             raise DataError(f"{shown} cannot be loaded: {' '.join(str(error).split())[:300]}") from error
         except Exception as error:
-            raise Unavailable(f"{type(error).__name__}: {public_text(str(error))}") from error
+            raise Unavailable(f"{type(error).__name__}: {shorten_message(str(error))}") from error
 
 
 def _check_reachable() -> None:

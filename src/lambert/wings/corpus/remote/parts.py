@@ -4,24 +4,23 @@ A file has the same name below the URL of the store as below the work folder. Th
 part, so a part whose record is in the store is complete.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lambert.core.contents import HashedFile, sha256
-from lambert.core.errors import DataError, MachineError
-from lambert.core.files import atomic_file, make_folder, read_file
+from lambert.core.errors import DataError
+from lambert.core.files import atomic_file, make_folder
 from lambert.core.urls import public
-from lambert.wings.corpus.documents import changed
+from lambert.wings.corpus.disk import have_hashes, read_record
+from lambert.wings.corpus.documents import change_error
 from lambert.wings.corpus.duplicates.deduplication import Lists
 from lambert.wings.corpus.duplicates.signatures import Signed
-from lambert.wings.corpus.plan import Plan
 from lambert.wings.corpus.remote.fetch import fetch_again
 from lambert.wings.corpus.remote.servers import source_of
 from lambert.wings.corpus.remote.store import Store
-from lambert.wings.corpus.units import Extent
+from lambert.wings.corpus.units import Extent, Plan
 
 
 class PartStore:
@@ -39,11 +38,8 @@ class PartStore:
     def push(self, paths: Iterable[Path]) -> None:
         """Copies files, in this order, to the store. Raises MachineError if the stored content differs."""
         for path in paths:
-            name = self._name(path)
-            self._store.write(name, path)
-            if not self._store.holds(name, path):
-                raise MachineError(f"{public(self._store.url)}/{name} differs from {path}: try again.")
-            self._there.add(name)
+            self._store.write(self._name(path), path)
+            self._there.add(self._name(path))
 
     def pull(self, path: Path) -> None:
         """Copies a file from the store. Raises DataError if there is none."""
@@ -62,9 +58,9 @@ class PartStore:
     def pull_inputs(self, plan: Plan, unit: Any, inputs: Sequence[str | Path]) -> Any:
         """Fetches the files that the target of a plan reads for a unit and that this machine lacks. Returns the unit
         with the paths of this machine. Raises DataError if an input has changed since the command hashed it."""
-        lists = _lists(plan)
+        lists = _find_lists(plan)
         for path in lists:
-            if not path.is_file() or sha256(path) != lists[path]:
+            if not have_hashes({path: lists[path]}):
                 self.pull(path)
         if plan.step != "extract":
             record = unit.path.with_suffix(".json")
@@ -74,25 +70,25 @@ class PartStore:
                 if not _whole(unit.path, record):
                     raise DataError(f"{public(self._store.url)}/{self._name(unit.path)} is damaged: delete it.")
             return unit
-        return replace(unit, extents=tuple(self._pulled(extent, inputs) for extent in unit.extents))
+        return replace(unit, extents=tuple(self._pull_extent(extent, inputs) for extent in unit.extents))
 
-    def _pulled(self, extent: Extent, inputs: Sequence[str | Path]) -> Extent:
+    def _pull_extent(self, extent: Extent, inputs: Sequence[str | Path]) -> Extent:
         source, folder = Path(extent.source), self._work / "fetch"
         if source.is_relative_to(folder):
             fetch_again(source, inputs, folder, source_of)
-        stamp, found = self._hashed(source)
+        stamp, found = self._hash_input(source)
         if found != extent.sha256:
-            raise changed(extent.source)
+            raise change_error(extent.source)
         return replace(extent, stamp=stamp)
 
     def push_inputs(self, plan: Plan, units: Iterable[Any]) -> None:
         """Copies the parts that the target of a plan reads, and that the store lacks, to the store."""
-        self.push(_lists(plan))
+        self.push(_find_lists(plan))
         if plan.step != "extract":
             for unit in units:
                 self.push(path for path in (unit.path, unit.path.with_suffix(".json")) if not self.has(path))
 
-    def _hashed(self, source: Path) -> tuple[Any, str]:
+    def _hash_input(self, source: Path) -> tuple[Any, str]:
         """Returns the stamp and the SHA-256 of an input file, which several units may share."""
         stamp = HashedFile(source, "").stamp()
         if self._inputs.get(source, (None, ""))[0] != stamp or stamp is None:
@@ -103,7 +99,7 @@ class PartStore:
         return path.relative_to(self._work).as_posix()
 
 
-def outputs(plan: Plan, unit: Any) -> list[Path]:
+def list_outputs(plan: Plan, unit: Any) -> list[Path]:
     """Returns the files that the target of a plan makes from a unit, the record last."""
     if isinstance(unit, Signed):
         return [unit.documents, unit.lines, unit.record]
@@ -111,14 +107,12 @@ def outputs(plan: Plan, unit: Any) -> list[Path]:
     return [part, part.with_suffix(".json")]
 
 
-def _lists(plan: Plan) -> dict[Path, str]:
+def _find_lists(plan: Plan) -> dict[Path, str]:
     """Returns the lists of duplicates that the target of a plan reads, with their SHA-256."""
     found = [value for value in plan.arguments if isinstance(value, Lists)]
     return {own.folder / name: digest for own in found for name, digest in own.record["files"].items()}
 
 
 def _whole(part: Path, record: Path) -> bool:
-    try:
-        return bool(json.loads(read_file(record))["sha256"] == sha256(part))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    found = read_record(record, {"sha256": str})
+    return found is not None and have_hashes({part: found["sha256"]})

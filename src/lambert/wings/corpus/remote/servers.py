@@ -17,8 +17,7 @@ from lambert.core.urls import account, public
 from lambert.core.version import __version__
 from lambert.text.streams import inner_suffix
 from lambert.wings.corpus.reading.readers import SUFFIXES
-from lambert.wings.corpus.remote.addresses import public_text
-from lambert.wings.corpus.remote.fetch import Body, Source, Unavailable
+from lambert.wings.corpus.remote.fetch import Body, Source, Unavailable, shorten_message
 from lambert.wings.corpus.remote.hub import SCHEME, Hub
 
 SECONDS = 60
@@ -45,8 +44,8 @@ class Http:
     def open(self, url: str, begin: int, mark: str) -> Iterator[Body]:
         shown = public(url)
         try:
-            with urllib.request.urlopen(_request(url, begin, mark), timeout=SECONDS) as response:
-                yield _body(response, begin, shown)
+            with urllib.request.urlopen(_make_request(url, begin, mark), timeout=SECONDS) as response:
+                yield _make_body(response, begin, shown)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 416 and begin:  # nothing is left: the file is complete, or is shorter now
@@ -61,7 +60,7 @@ class Http:
                 raise DataError(f"{shown} is redirected in a circle.") from error
             raise DataError(f"{shown} cannot be fetched: the server answers {error.code} {error.reason}.") from error
         except http.client.InvalidURL as error:
-            raise DataError(f"{shown} is not a URL: {public_text(str(error), url)}.") from error
+            raise DataError(f"{shown} is not a URL: {shorten_message(str(error), url)}.") from error
         except http.client.HTTPException as error:
             raise Unavailable(f"the server's answer is cut off or not HTTP ({type(error).__name__})") from error
         except OSError as error:  # also URLError
@@ -69,13 +68,13 @@ class Http:
             raise Unavailable(str(getattr(reason, "strerror", None) or reason) or "no answer") from error
 
 
-def _request(url: str, begin: int, mark: str) -> urllib.request.Request:
+def _make_request(url: str, begin: int, mark: str) -> urllib.request.Request:
     try:
         parts = urlsplit(url)
         user, at, host = parts.netloc.rpartition("@")
         request = urllib.request.Request(urlunsplit((parts.scheme, host, parts.path, parts.query, "")))
     except ValueError as error:
-        raise DataError(f"{public(url)} is not a URL: {public_text(str(error), url)}.") from error
+        raise DataError(f"{public(url)} is not a URL: {shorten_message(str(error), url)}.") from error
     request.add_header("User-Agent", f"lambert/{__version__}")
     request.add_header("Accept-Encoding", "identity")
     if at:
@@ -89,7 +88,7 @@ def _request(url: str, begin: int, mark: str) -> urllib.request.Request:
     return request
 
 
-def _body(response: Any, begin: int, shown: str) -> Body:
+def _make_body(response: Any, begin: int, shown: str) -> Body:
     headers = response.headers
     etag = headers.get("ETag") or ""
     mark = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified") or ""
@@ -108,7 +107,9 @@ def _body(response: Any, begin: int, shown: str) -> Body:
     span, _, whole = content.partition("/")
     first = span.partition("-")[0]
     if unit != "bytes" or not first.isdecimal() or int(first) != begin or not whole.isdecimal():
-        raise DataError(f"{shown} cannot be continued: the server answers another part of the file than was asked for.")
+        raise DataError(
+            f"{shown} cannot be continued: the server sent another part of the file than the one requested."
+        )
     return Body(read, begin, int(whole), mark)
 
 
@@ -117,7 +118,7 @@ class Fsspec:
 
     def files(self, url: str) -> list[str]:
         with errors(url):
-            files, path = filesystem(url)
+            files, path = open_filesystem(url)
             if any(sign in path for sign in "*?["):
                 found = [name for name, entry in files.glob(path, detail=True).items() if entry["type"] == "file"]
             elif files.isdir(path):
@@ -131,7 +132,7 @@ class Fsspec:
     @contextmanager
     def open(self, url: str, begin: int, mark: str) -> Iterator[Body]:
         with errors(url):
-            files, path = filesystem(url)
+            files, path = open_filesystem(url)
             entry = files.info(path)
             found = next((str(entry[key]) for key in ("ETag", "etag", "md5", "LastModified", "mtime", "created")
                           if entry.get(key)), "")  # fmt: skip
@@ -152,7 +153,7 @@ def _is_text(name: str) -> bool:
     return inner in SUFFIXES or inner.startswith(".xml")
 
 
-def filesystem(url: str) -> tuple[Any, str]:
+def open_filesystem(url: str) -> tuple[Any, str]:
     """Returns the object of fsspec for a URL, and the path in it. Raises UsageError if a library is missing, and for a
     user or password in the URL of an object store, whose library would read them as a part of the bucket's name."""
     if url.partition("://")[0].lower() in _BUCKETS and account(url):
@@ -168,7 +169,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         missing = str(error).rstrip(".") if "fsspec" not in str(getattr(error, "name", "")) else "fsspec is missing"
         raise UsageError(f"{public(url)} needs a library: {missing}; pip install 'lambert-bert[remote]'.") from error
     except ValueError as error:
-        raise UsageError(f"{public(url)} cannot be read: {public_text(str(error), url)}.") from error
+        raise UsageError(f"{public(url)} cannot be read: {shorten_message(str(error), url)}.") from error
 
 
 @contextmanager
@@ -183,7 +184,7 @@ def errors(url: str) -> Iterator[None]:
     except PermissionError as error:
         raise DataError(f"{public(url)} cannot be read: access is denied.") from error
     except Exception as error:
-        said = f"{type(error).__name__}: {public_text(str(error), url)}"
+        said = f"{type(error).__name__}: {shorten_message(str(error), url)}"
         if "credential" in said.partition(":")[0].lower():
             raise UsageError(
                 f"{public(url)} needs credentials, and none can be used ({said.rstrip('.')}). Set them as its library "

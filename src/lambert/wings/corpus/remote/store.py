@@ -12,9 +12,8 @@ from lambert.core.contents import sha256
 from lambert.core.errors import MachineError
 from lambert.core.files import open_regular
 from lambert.core.urls import public
-from lambert.wings.corpus.remote.addresses import public_text
-from lambert.wings.corpus.remote.fetch import Unavailable
-from lambert.wings.corpus.remote.servers import errors, filesystem
+from lambert.wings.corpus.remote.fetch import Unavailable, shorten_message
+from lambert.wings.corpus.remote.servers import errors, open_filesystem
 
 _BLOCK = 8 << 20
 _PART = 50 << 20
@@ -27,13 +26,13 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        with _named(self.url):
-            self._files, path = filesystem(self.url)
+        with _read_errors(self.url):
+            self._files, path = open_filesystem(self.url)
         self._path = path.rstrip("/")
 
     def objects(self) -> dict[str, dict[str, Any]]:
         """Returns the store's description of each object, by name; empty if there is no such folder."""
-        with _named(self.url):
+        with _read_errors(self.url):
             self._files.invalidate_cache()
             try:
                 found = self._files.find(self._path, detail=True)
@@ -47,28 +46,33 @@ class Store:
 
     def read(self, name: str) -> bytes:
         """Returns the content of a small object."""
-        with _named(f"{self.url}/{name}"):
+        with _read_errors(f"{self.url}/{name}"):
             return bytes(self._files.cat_file(f"{self._path}/{name}"))
 
     def write(self, name: str, path: Path) -> None:
-        """Copies a file to an object."""
-        with _written(f"{self.url}/{name}"):
+        """Copies a file to an object, and compares the two."""
+        with _write_errors(f"{self.url}/{name}"):
             self._files.put_file(str(path), f"{self._path}/{name}")
+        if not self.holds(name, path):
+            raise MachineError(
+                f"{public(self.url)}/{name} differs from {path}, from which it was copied. The same command copies it "
+                "again."
+            )
 
     def copy(self, name: str, path: Path) -> None:
         """Copies an object to a file."""
-        with _named(f"{self.url}/{name}"):
+        with _read_errors(f"{self.url}/{name}"):
             self._files.get_file(f"{self._path}/{name}", str(path))
 
     def delete(self, name: str) -> None:
         """Deletes an object."""
-        with _written(f"{self.url}/{name}"):
+        with _write_errors(f"{self.url}/{name}"):
             self._files.rm_file(f"{self._path}/{name}")
 
     def holds(self, name: str, path: Path) -> bool:
         """Returns whether an object has the content of a file, by its size and the MD5 that the store reports. If the
         MD5 is missing or differs, which happens for encrypted objects, the object is read."""
-        with _named(f"{self.url}/{name}"):
+        with _read_errors(f"{self.url}/{name}"):
             self._files.invalidate_cache()
             try:
                 entry = self._files.info(f"{self._path}/{name}")
@@ -89,16 +93,16 @@ def _same_md5(entry: Mapping[str, Any], path: Path) -> bool:
     """Returns whether the store reports the MD5 of the file: Google as `md5Hash`, S3 as ETag, which for several parts
     is the MD5 of their MD5s."""
     if named := entry.get("md5Hash"):
-        return bool(base64.b64decode(named).hex() == _md5s(path, path.stat().st_size)[0].hex())
+        return bool(base64.b64decode(named).hex() == _hash_parts(path, path.stat().st_size)[0].hex())
     tag = _ETAG.fullmatch(str(entry.get("ETag") or ""))
     if tag is None:
         return False
-    md5s = _md5s(path, _PART if tag["parts"] else path.stat().st_size)
+    md5s = _hash_parts(path, _PART if tag["parts"] else path.stat().st_size)
     whole = hashlib.md5(b"".join(md5s), usedforsecurity=False).hexdigest() + f"-{len(md5s)}"
     return bool(tag["md5"] == (whole if tag["parts"] else md5s[0].hex()))
 
 
-def _md5s(path: Path, part: int) -> list[bytes]:
+def _hash_parts(path: Path, part: int) -> list[bytes]:
     """Returns the MD5 of each part of a file."""
     found: list[bytes] = []
     with open_regular(path) as file:
@@ -115,7 +119,7 @@ def _md5s(path: Path, part: int) -> list[bytes]:
 
 
 @contextmanager
-def _named(url: str) -> Iterator[None]:
+def _read_errors(url: str) -> Iterator[None]:
     try:
         with errors(url):
             yield
@@ -124,10 +128,10 @@ def _named(url: str) -> Iterator[None]:
 
 
 @contextmanager
-def _written(url: str) -> Iterator[None]:
-    with _named(url):
+def _write_errors(url: str) -> Iterator[None]:
+    with _read_errors(url):
         try:
             yield
         except (FileNotFoundError, PermissionError) as error:
-            said = public_text(str(error), url).rstrip(".")
+            said = shorten_message(str(error), url).rstrip(".")
             raise MachineError(f"{public(url)} cannot be written: {said}. Choose another out.") from error

@@ -13,10 +13,10 @@ from lambert.text.tokenizers import roles, tokenizer
 from lambert.verbs.report.cells import cell, table
 from lambert.verbs.report.folders import Run
 from lambert.wings.corpus.report import histogram
-from lambert.wings.corpus.report.inputs import files_table, inputs_table
+from lambert.wings.corpus.report.inputs import make_files_table, make_inputs_table
 from lambert.wings.corpus.report.packing import Packed
-from lambert.wings.corpus.report.sample import SampledSplit, piece_counts, sampled
-from lambert.wings.corpus.verbs.prepare import notes, warnings
+from lambert.wings.corpus.report.sample import SampledSplit, count_pieces, sample_split
+from lambert.wings.corpus.verbs.prepare import list_notes, list_warnings
 
 UNKNOWN_IS_HIGH = 0.005
 """Share of unknown pieces from which the page gives advice."""
@@ -71,24 +71,24 @@ def read(folder: Path, name: str, runs: Sequence[Run] = ()) -> CorpusPage:
     split = Split(folder)
     found = CorpusPage(
         name=name,
-        notices=[f"{name}: {text}" for text in _notices(manifest)],
-        facts=_facts(manifest),
-        bars=_bars(manifest),
-        dropped=table("Dropped", ["Step", "Reason", "Documents", "Share of those read"], [*_dropped(manifest)]),
+        notices=[f"{name}: {text}" for text in _list_notices(manifest)],
+        facts=_list_facts(manifest),
+        bars=_list_bars(manifest),
+        dropped=table("Dropped", ["Step", "Reason", "Documents", "Share of those read"], [*_list_dropped(manifest)]),
         unreadable=list(manifest["documents"]["unreadable"]),
-        samples=_samples(manifest.get("steps", {})),
+        samples=_list_samples(manifest.get("steps", {})),
         settings=[(label, [cell(value)]) for label, value in flatten(manifest["settings"]).items()],
-        hashes=_hashes(manifest),
-        sources=_sources(manifest),
-        templates=_templates(manifest["documents"].get("found", {})),
-        inputs=inputs_table(manifest, learnt),
-        files=files_table(manifest),
+        hashes=_list_hashes(manifest),
+        sources=_make_sources_table(manifest),
+        templates=_make_templates_table(manifest["documents"].get("found", {})),
+        inputs=make_inputs_table(manifest, learnt),
+        files=make_files_table(manifest),
     )
     if not split.tokens:
         return found
-    sample = sampled(split)
+    sample = sample_split(split)
     found.charts = [
-        {"title": title, "values": histogram.quantiles(lengths), "svg": histogram.draw(title, lengths)}
+        {"title": title, "values": histogram.list_quantiles(lengths), "svg": histogram.draw(title, lengths)}
         for title, lengths in (
             ("Tokens of a document", sample.document_lengths),
             ("Tokens of a sentence", sample.sentence_lengths),
@@ -96,12 +96,12 @@ def read(folder: Path, name: str, runs: Sequence[Run] = ()) -> CorpusPage:
     ]
     _add_coverage(found, split, learnt)
     packed = Packed(sample)
-    found.tables = [block for block in (packed.padding_table(), packed.epochs_table(runs)) if block["rows"]]
-    found.sampled = _described(sample)
+    found.tables = [block for block in (packed.make_padding_table(), packed.make_epochs_table(runs)) if block["rows"]]
+    found.sampled = _describe_sample(sample)
     return found
 
 
-def _described(sample: SampledSplit) -> str:
+def _describe_sample(sample: SampledSplit) -> str:
     if sample.share == 1:
         return ""
     return (
@@ -110,14 +110,14 @@ def _described(sample: SampledSplit) -> str:
     )
 
 
-def _notices(manifest: Mapping[str, Any]) -> Iterator[str]:
-    yield from (text.partition(": ")[2] for text in [*notes(dict(manifest)), *warnings(dict(manifest))])
+def _list_notices(manifest: Mapping[str, Any]) -> Iterator[str]:
+    yield from (text.partition(": ")[2] for text in [*list_notes(dict(manifest)), *list_warnings(dict(manifest))])
     rate = manifest["splits"]["train"].get("unknown_rate", 0.0)
     if rate > UNKNOWN_IS_HIGH:
         yield f"{rate:.2%} of the tokens are unknown. The vocabulary may be for another language or script."
 
 
-def _facts(manifest: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+def _list_facts(manifest: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     def row(label: str, key: str, form: str = ",") -> tuple[str, list[str]]:
         splits = [manifest["splits"][name] for name in SPLITS]
         return label, [format(split[key], form) if key in split and split["documents"] else "" for split in splits]
@@ -126,18 +126,18 @@ def _facts(manifest: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         row("Documents", "documents"),
         row("Sentences", "sentences"),
         row("Tokens", "tokens"),
-        ("Bytes of shards", [f"{_bytes(manifest['splits'][name]) / 1e6:,.1f} MB" for name in SPLITS]),
+        ("Bytes of shards", [f"{_sum_bytes(manifest['splits'][name]) / 1e6:,.1f} MB" for name in SPLITS]),
         row("Unknown tokens", "unknown_rate", ".3%"),
         row("Unigram entropy, nats", "unigram_entropy", ".3f"),
         row("Unigram cross-entropy, nats", "unigram_cross_entropy", ".3f"),
     ]
 
 
-def _bytes(split: Mapping[str, Any]) -> int:
+def _sum_bytes(split: Mapping[str, Any]) -> int:
     return sum(int(shard["bytes"]) for shard in split["shards"])
 
 
-def _bars(manifest: Mapping[str, Any]) -> list[Bar]:
+def _list_bars(manifest: Mapping[str, Any]) -> list[Bar]:
     """Returns the numbers of documents and characters after each step."""
     documents = manifest["documents"]
     size = sum(entry["bytes"] for entry in manifest["inputs"])
@@ -154,7 +154,7 @@ def _bars(manifest: Mapping[str, Any]) -> list[Bar]:
     return [*bars, Bar("tokens", documents["kept"], None, f"{tokens:,} tokens{repeated}")]
 
 
-def _dropped(manifest: Mapping[str, Any]) -> Iterator[list[str]]:
+def _list_dropped(manifest: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yields the rows of the table of dropped, changed and skipped documents."""
     documents, steps = manifest["documents"], manifest.get("steps", {})
     first = next(
@@ -191,7 +191,7 @@ def _dropped(manifest: Mapping[str, Any]) -> Iterator[list[str]]:
             yield row("tokens", reason, documents["dropped"][name])
 
 
-def _sources(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _make_sources_table(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the table of documents and tokens of each entry of `input`."""
     total = max(sum(split["tokens"] for split in manifest["splits"].values()), 1)
     rows = [
@@ -202,7 +202,7 @@ def _sources(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return table("Sources", ["Input", "Weight", "Documents", "Tokens", "Share of all tokens", "Unknown"], rows)
 
 
-def _templates(found: Mapping[str, int]) -> dict[str, Any]:
+def _make_templates_table(found: Mapping[str, int]) -> dict[str, Any]:
     """Returns the table of templates that were removed from sentences of wikis, and of all of them."""
     sentences = max(found.get("sentences", 0), 1)
     counts = {"all": found.get("holes", 0)} if "holes" in found else {}
@@ -211,23 +211,23 @@ def _templates(found: Mapping[str, int]) -> dict[str, Any]:
     return table("Templates that left a hole in a sentence", ["Template", "Holes", "In 1,000 sentences"], rows)
 
 
-def _samples(steps: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
-    def shown(sample: Mapping[str, Any]) -> dict[str, Any]:
+def _list_samples(steps: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    def format_sample(sample: Mapping[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = {name: cell(sample.get(name)) for name in ("source", "place", "text")}
         if isinstance(survivor := sample.get("survivor"), Mapping):
-            own["survivor"] = shown(survivor) | {"estimate": f"{survivor.get('estimate', 0):.0%}"}
+            own["survivor"] = format_sample(survivor) | {"estimate": f"{survivor.get('estimate', 0):.0%}"}
         return own
 
     found: dict[str, list[dict[str, Any]]] = {}
     for counts in steps.values():
         for reason, samples in counts.get("samples", {}).items():
             if samples:
-                found[reason] = [shown(sample) for sample in samples]
+                found[reason] = [format_sample(sample) for sample in samples]
     return sorted(found.items(), key=lambda item: item[0] != "kept")
 
 
 def _add_coverage(page: CorpusPage, split: Split, learnt: Any) -> None:
-    counts_V = piece_counts(split)
+    counts_V = count_pieces(split)
     total = int(counts_V.sum())
     specials = roles.specials(learnt)
     used = np.count_nonzero(counts_V)
@@ -249,7 +249,7 @@ def _add_coverage(page: CorpusPage, split: Split, learnt: Any) -> None:
     ]
 
 
-def _hashes(manifest: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+def _list_hashes(manifest: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     versions = ", ".join(f"{name} {version}" for name, version in manifest.get("versions", {}).items())
     given = manifest.get("tokenizer", "")
     rows = [

@@ -45,7 +45,7 @@ def draw(title: str, lengths: Ints) -> str:
     return svg(title, plot)
 
 
-def quantiles(lengths: Ints) -> list[tuple[str, str]]:
+def list_quantiles(lengths: Ints) -> list[tuple[str, str]]:
     """Returns the labels and values of some quantiles."""
     found = np.quantile(lengths, (0, 0.05, 0.5, 0.95, 1), method="nearest")
     labels = ("shortest", "5%", "median", "95%", "longest")

@@ -1,5 +1,4 @@
-"""Tables about the input files of a corpus: what became of their documents, and how a tokenizer encodes their
-beginnings."""
+"""Tables about the input files of a corpus: kept and dropped documents, and statistics of their first tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,8 +25,8 @@ CHARACTERS = 1 << 17
 _LABELS = {"short": "short", "duplicate": "exact duplicate", "weight": "left out by weight", "repeated": "repeats"}
 
 
-def files_table(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a table of what became of the documents of each input file, the first `MOST` ones and the others
+def make_files_table(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a table of the kept and dropped documents of each input file, the first `MOST` ones and the others
     together. It is empty if the corpus was made by a version that did not count them."""
     entries = [entry for entry in manifest["inputs"] if isinstance(entry.get("documents"), Mapping)]
     kinds = [*dict.fromkeys(kind for entry in entries for kind in entry["documents"] if kind not in ("read", "kept"))]
@@ -46,19 +45,19 @@ def files_table(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return table("Documents of each input file", ["Input", *titles], rows)
 
 
-def inputs_table(manifest: Mapping[str, Any], learnt: Any) -> dict[str, Any]:
+def make_inputs_table(manifest: Mapping[str, Any], learnt: Any) -> dict[str, Any]:
     """Returns a table of the documents at the beginning of each input file, before any filter, for at most `FILES`
     files at equal distances in their list."""
     entries, settings = manifest["inputs"], manifest["settings"]
     chosen = [entries[len(entries) * n // min(FILES, len(entries))] for n in range(min(FILES, len(entries)))]
     encode = Encoder(learnt.to_str(), settings.get("language", "en"), settings.get("lines", "auto"), 16 << 20)
     unknown = roles.specials(learnt).unk
-    rows = [_row(entry, settings, encode, unknown) for entry in chosen]
+    rows = [_make_row(entry, settings, encode, unknown) for entry in chosen]
     columns = ["Input", "MB", "Documents", "Characters", "Tokens", "Characters of a token", "Unknown"]
     return table("Inputs", columns, rows)
 
 
-def _row(entry: Mapping[str, Any], settings: Mapping[str, Any], encode: Encoder, unknown: int) -> list[str]:
+def _make_row(entry: Mapping[str, Any], settings: Mapping[str, Any], encode: Encoder, unknown: int) -> list[str]:
     if is_remote(entry["file"]):
         return [f"{entry['file']} (is remote)", f"{entry['bytes'] / 1e6:,.1f}", *[""] * 5]
     path = Path(entry["file"])
@@ -66,7 +65,7 @@ def _row(entry: Mapping[str, Any], settings: Mapping[str, Any], encode: Encoder,
     try:
         if path.stat().st_size != entry["bytes"]:
             return [f"{path} (has changed)", head[1], *[""] * 5]
-        texts = list(_beginning(path, settings))
+        texts = list(_read_beginning(path, settings))
     except OSError:
         return [f"{path} (is gone)", head[1], *[""] * 5]
     except LambertError as error:
@@ -79,7 +78,7 @@ def _row(entry: Mapping[str, Any], settings: Mapping[str, Any], encode: Encoder,
     ]  # fmt: skip
 
 
-def _beginning(path: Path, settings: Mapping[str, Any]) -> Iterator[str]:
+def _read_beginning(path: Path, settings: Mapping[str, Any]) -> Iterator[str]:
     """Yields the first documents of a file, the last of them cut."""
     kind = settings.get("format", "auto")
     if ":" in kind:

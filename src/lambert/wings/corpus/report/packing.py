@@ -1,4 +1,4 @@
-"""Tables about the use of a prepared corpus in pre-training: sequences, padding, updates and epochs."""
+"""Tables about pre-training on a prepared corpus: sequences, padding, updates and epochs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -75,13 +75,13 @@ class Packed:
         found = self.lengths(mode, length)
         return 0 if isinstance(found, str) else round(len(found) / self._share)
 
-    def padding_table(self) -> dict[str, Any]:
+    def make_padding_table(self) -> dict[str, Any]:
         """Returns the table of the padding that flat batches avoid."""
         rows = []
         for mode, length in LAYOUTS:
             found = self.lengths(mode, length)
             if not isinstance(found, str):
-                shares = [f"{share:.1%}" for share in padding(found, length)]
+                shares = [f"{share:.1%}" for share in measure_padding(found, length)]
                 rows.append([mode, length, f"{self.sequences(mode, length):,}", f"{found.mean():,.1f}", *shares, "0%"])
         columns = ["Mode", "Length", "Sequences of an epoch", "Mean tokens", "To the length", f"In batches of {BATCH}",
                    "The same, sorted by length", "Flat batches"]  # fmt: skip
@@ -92,15 +92,15 @@ class Packed:
         )
         return table("Padding", columns, rows) | {"note": note}
 
-    def epochs_table(self, runs: Iterable[Run]) -> dict[str, Any]:
+    def make_epochs_table(self, runs: Iterable[Run]) -> dict[str, Any]:
         """Returns the table of the epochs of the recipes and of these runs."""
         rows = []
-        for recipe in (*RECIPES, *(found for run in runs if (found := _recipe(run)))):
+        for recipe in (*RECIPES, *(found for run in runs if (found := _read_recipe(run)))):
             if size := self.sequences(recipe.mode, recipe.length):
                 epochs = recipe.sizes.before(recipe.steps) / size
                 rows.append(
                     [recipe.name, recipe.mode, recipe.length, f"{recipe.sizes.last:,}", f"{recipe.steps:,}",
-                     f"{size:,}", _short(size / recipe.sizes.last), _short(epochs)]
+                     f"{size:,}", _format(size / recipe.sizes.last), _format(epochs)]
                 )  # fmt: skip
         columns = ["Recipe", "Mode", "Length", "Batch", "Updates", "Sequences of an epoch", "Updates of an epoch",
                    "Epochs of the run"]  # fmt: skip
@@ -108,29 +108,29 @@ class Packed:
         return table("Epochs of this corpus in a run", columns, rows) | {"note": note}
 
 
-def padding(lengths: Ints, length: int) -> tuple[float, float, float]:
+def measure_padding(lengths: Ints, length: int) -> tuple[float, float, float]:
     """Returns the share of padding in all positions if sequences with these lengths are padded to `length`, to the
     longest of each `BATCH` consecutive ones, and to the same after sorting by length."""
     real = int(lengths.sum())
     order = np.random.default_rng(0).permutation(len(lengths))
-    batches = [_padded(lengths[order]), _padded(np.sort(lengths))]
+    batches = [_count_positions(lengths[order]), _count_positions(np.sort(lengths))]
     return cast(
         tuple[float, float, float], tuple(1 - real / positions for positions in (length * len(lengths), *batches))
     )
 
 
-def _padded(lengths: Ints) -> int:
+def _count_positions(lengths: Ints) -> int:
     """Returns the number of positions of consecutive batches, each padded to its longest sequence."""
     starts = np.arange(0, len(lengths), BATCH)
     sizes = np.diff(starts, append=len(lengths))
     return int((np.maximum.reduceat(lengths, starts) * sizes).sum())
 
 
-def _short(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _recipe(run: Run) -> Recipe | None:
+def _read_recipe(run: Run) -> Recipe | None:
     names = ("packing.mode", "packing.sequence_length", "train.batch_size", "train.steps")
     mode, *values = (run.config.get(name) for name in names)
     if mode not in ("pairs", "balanced", "full") or not all(type(value) is int and value > 0 for value in values):

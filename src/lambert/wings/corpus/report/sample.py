@@ -44,7 +44,7 @@ class SampledSplit:
         return np.diff(self.ends, prepend=0)
 
 
-def sampled(split: Split, sentences: int = SENTENCES) -> SampledSplit:
+def sample_split(split: Split, sentences: int = SENTENCES) -> SampledSplit:
     """Returns all documents of a split, or documents of about `sentences` sentences if it has more."""
     total = len(split.ends)
     if total <= sentences:
@@ -69,7 +69,7 @@ def sampled(split: Split, sentences: int = SENTENCES) -> SampledSplit:
     return SampledSplit(split.corpus, split.name, ends, documents, tokens, tokens / split.tokens)
 
 
-def piece_counts(split: Split, most: int = TOKENS) -> Ints:
+def count_pieces(split: Split, most: int = TOKENS) -> Ints:
     """Returns how often each piece [V] occurs in a split, or in `most` of its tokens if it has more."""
     counts_V = np.zeros(split.vocabulary, dtype=np.int64)
     taken = min(split.tokens, most)

@@ -1,6 +1,6 @@
-"""Makes words pieces of a tokenizer, for each kind of tokenizer.
+"""Adds words to the vocabulary of a tokenizer, for each kind of tokenizer.
 
-A new piece stands for a word after a space: `word` in WordPiece, `\u0120word` in byte-level BPE, `\u2581word` in
+A new piece is a word after a space: `word` in WordPiece, `\u0120word` in byte-level BPE, `\u2581word` in
 Unigram. A tokenizer divides each unit alone into pieces. Units are words and punctuation marks; in Unigram, runs
 between spaces. The ids of old pieces stay the same, and the ids of a text change only at new pieces. New pieces take
 the ids of [unused] pieces first, which are removed.
@@ -26,7 +26,7 @@ _BEFORE = ("", " ", "a", "1", "(")
 
 
 class Addition(ABC):
-    """Makes words pieces of one tokenizer. `free` are the ids of pieces that new ones may replace."""
+    """Adds words to the vocabulary of one tokenizer. `free` are the ids of pieces that new ones may replace."""
 
     def __init__(self, tokenizer: Tokenizer, free: Sequence[int] = ()) -> None:
         self._tokenizer, self._free = tokenizer, free
@@ -44,11 +44,11 @@ class Addition(ABC):
     def word(self, unit: str) -> str:
         """Returns the piece, existing or possible, of the word at the beginning of a unit; empty if there is none."""
 
-    def spelt(self, unit: str, pieces: Sequence[str]) -> tuple[int, int]:
+    def count_words(self, unit: str, pieces: Sequence[str]) -> tuple[int, int]:
         """Returns the number of words with a letter or digit in a unit, and how many of its `pieces` they take."""
-        return (1, len(pieces)) if _spelt([self.text(unit)]) else (0, 0)
+        return (1, len(pieces)) if _count_words([self.text(unit)]) else (0, 0)
 
-    def extended(self, pieces: Sequence[str]) -> Tokenizer:
+    def extend(self, pieces: Sequence[str]) -> Tokenizer:
         """Returns a copy of the tokenizer in which these pieces have the ids `numbers`, in this order."""
         values, numbers = self._without(len(pieces)), self.numbers(len(pieces))
         # Added tokens become pieces too: otherwise the library would give them the ids after all pieces.
@@ -80,7 +80,7 @@ class ByteLevel(Addition):
 
     def __init__(self, tokenizer: Tokenizer, source: str, free: Sequence[int] = ()) -> None:
         super().__init__(tokenizer, free)
-        if not tokenizer.model.ignore_merges and (piece := self._unreached()) is not None:
+        if not tokenizer.model.ignore_merges and (piece := self._find_unreached()) is not None:
             raise DataError(f"{source} cannot be extended: its merges do not make the piece {piece!r} of a whole word.")
 
     def text(self, piece: str) -> str:
@@ -90,12 +90,12 @@ class ByteLevel(Addition):
         word = unit.removeprefix(roles.BYTE_SPACE)
         return unit if unit != word and _is_word(roles.decode_piece(word)) else ""
 
-    def extended(self, pieces: Sequence[str]) -> Tokenizer:
-        values = describe(super().extended(pieces))
+    def extend(self, pieces: Sequence[str]) -> Tokenizer:
+        values = describe(super().extend(pieces))
         values["model"]["ignore_merges"] = True
         return rebuild(values, self._tokenizer)
 
-    def _unreached(self) -> str | None:
+    def _find_unreached(self) -> str | None:
         """Returns a piece that may be a unit of a text but is not its own encoding. Added tokens that are not special
         are not units: they are found in a text before it is divided."""
         added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if not token.special}
@@ -104,7 +104,7 @@ class ByteLevel(Addition):
         for piece in sorted(pieces.keys() - added, key=pieces.__getitem__):
             if [token.value for token in self._tokenizer.model.tokenize(piece)] != [piece]:
                 text = roles.decode_piece(piece)
-                if any(units(self._tokenizer, before + text, raw=True)[-1:] == [piece] for before in _BEFORE):
+                if any(split_units(self._tokenizer, before + text, raw=True)[-1:] == [piece] for before in _BEFORE):
                     return piece
         return None
 
@@ -121,11 +121,11 @@ class Unigram(Addition):
         word = "".join(takewhile(roles.of_word, self.text(unit)))
         return roles.SPACE + word if unit.startswith(roles.SPACE) and _is_word(word) else ""
 
-    def spelt(self, unit: str, pieces: Sequence[str]) -> tuple[int, int]:
+    def count_words(self, unit: str, pieces: Sequence[str]) -> tuple[int, int]:
         runs = ["".join(run) for inside, run in groupby(self.text(unit), roles.of_word) if inside]
-        return _spelt(runs), _spelt(pieces)
+        return _count_words(runs), _count_words(pieces)
 
-    def extended(self, pieces: Sequence[str]) -> Tokenizer:
+    def extend(self, pieces: Sequence[str]) -> Tokenizer:
         values, model = self._without(len(pieces)), self._tokenizer.model
         numbers = self.numbers(len(pieces))
         old: list[list[Any]] = values["model"]["vocab"]
@@ -144,13 +144,13 @@ class Unigram(Addition):
         return rebuild(values, self._tokenizer)
 
 
-def addition(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Addition:
+def choose_addition(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Addition:
     """Returns the `Addition` of the tokenizer, which replaces [unused] pieces if `replace`. Raises DataError, which
     names the `source`, for a tokenizer of another kind.
     """
     free = roles.find_unused(tokenizer) if replace else []
     model = describe(tokenizer)["model"]
-    kind, marks = model.get("type"), units(tokenizer, " ab ab")
+    kind, marks = model.get("type"), split_units(tokenizer, " ab ab")
     if kind == "WordPiece" and model["continuing_subword_prefix"] == CONTINUATION:
         return WordPiece(tokenizer, free)
     affixed = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or model.get("dropout")
@@ -165,14 +165,14 @@ def addition(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Addi
 
 
 @library_errors()
-def units(tokenizer: Tokenizer, text: str, *, raw: bool = False) -> list[str]:
+def split_units(tokenizer: Tokenizer, text: str, *, raw: bool = False) -> list[str]:
     """Returns the units of a text. If `raw`, the text is already normalized."""
     normalizer, pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
     text = normalizer.normalize_str(text) if normalizer and not raw else text
     return [unit for unit, _ in pre_tokenizer.pre_tokenize_str(text)] if pre_tokenizer else [text]
 
 
-def _spelt(parts: Sequence[str]) -> int:
+def _count_words(parts: Sequence[str]) -> int:
     """Returns the number of parts of a text that have a letter or digit."""
     return sum(any(map(str.isalnum, part)) for part in parts)
 

@@ -19,7 +19,7 @@ from lambert.core.files import open_regular, read_file
 from lambert.text.tokenizers.encoding import Encoded, Encoder
 from lambert.wings.corpus.documents import MARK, Documents, Part, Source, add_name
 from lambert.wings.corpus.parts import pyarrow
-from lambert.wings.corpus.reading.pieces import as_text
+from lambert.wings.corpus.reading.pieces import escape_name
 
 _ARRAYS = {"ids": "ids_T", "lengths": "lengths_n", "sentences": "sentences_D", "hashes": "hashes_D"}
 """The array columns and their fields of `Encoded`. The column `files` has for each document the number of its input
@@ -80,12 +80,12 @@ def _read(path: Path) -> Iterator[tuple[Encoded, Part, int]]:
 class EncodedDocuments(Documents):
     """The documents of encoded parts. The counts are those of the parts before `encode`."""
 
-    def encoded(self, mark: Mapping[str, Any] | None = None) -> Iterator[tuple[tuple[None, Part], Encoded]]:
+    def read_encoded(self, mark: Mapping[str, Any] | None = None) -> Iterator[tuple[tuple[None, Part], Encoded]]:
         """Yields what `workers.encode` yields for the batches of the documents, from `mark` on."""
         since = 0
         for number, source in self._begin(mark):
             own = Part(share=source.share, repeat=source.repeat)
-            numbers = [self._numbers[as_text(name)] for name in source.files]
+            numbers = [self._numbers[escape_name(name)] for name in source.files]
             for encoded, part, size in _read(source.encoded):
                 since += size
                 files = [numbers[number] for number in part.files]

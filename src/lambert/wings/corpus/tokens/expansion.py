@@ -16,11 +16,11 @@ from typing import Any
 from lambert.core.errors import DataError
 from lambert.core.files import read_file
 from lambert.wings.corpus.config import PrepareConfig
-from lambert.wings.corpus.documents import Documents, file_sources
+from lambert.wings.corpus.documents import Documents, list_file_sources
 from lambert.wings.corpus.reading import files
-from lambert.wings.corpus.reading.beginnings import check_beginnings
-from lambert.wings.corpus.tokens.additions import addition, units
-from lambert.wings.corpus.tokens.vocabulary import sampled
+from lambert.wings.corpus.reading.files import check_beginnings
+from lambert.wings.corpus.tokens.additions import choose_addition, split_units
+from lambert.wings.corpus.tokens.vocabulary import sample_documents
 
 _SPACED = re.compile(" ?[^ ]+")
 
@@ -69,20 +69,20 @@ class Division:
     """
 
     def __init__(self, tokenizer: Any, source: str, *, replace: bool = True) -> None:
-        self._tokenizer, self._addition = tokenizer, addition(tokenizer, source, replace=replace)
+        self._tokenizer, self._addition = tokenizer, choose_addition(tokenizer, source, replace=replace)
 
     def counts(self, raw: Mapping[str, int]) -> Counter[str]:
         """Returns the counts of units from the counts of runs between spaces, which include the space before them
         except at the beginning of a document."""
         found: Counter[str] = Counter()
         for text, count in raw.items():
-            for unit in units(self._tokenizer, text):
+            for unit in split_units(self._tokenizer, text):
                 found[unit] += count
         return found
 
     def piece(self, text: str) -> str:
         """Returns the piece, existing or possible, of a text after a space; empty if it is not one word."""
-        found = units(self._tokenizer, f" {text}")
+        found = split_units(self._tokenizer, f" {text}")
         return found[0] if len(found) == 1 and self._addition.word(found[0]) == found[0] else ""
 
     def word_counts(self, counts: Mapping[str, int]) -> Counter[str]:
@@ -98,7 +98,7 @@ class Division:
         ids = (token.id for token in self._tokenizer.model.tokenize(piece))
         return Word(piece, self._addition.text(piece), count, tuple(ids))
 
-    def ranked(self, counts: Mapping[str, int], min_count: int, without: Collection[str] = ()) -> list[Word]:
+    def rank_words(self, counts: Mapping[str, int], min_count: int, without: Collection[str] = ()) -> list[Word]:
         """Returns the words with a letter that occur at least `min_count` times and that the tokenizer divides, except
         those in `without` and added tokens: those that save most tokens first, then in alphabetical order. `counts` are
         those of `word_counts`."""
@@ -107,9 +107,9 @@ class Division:
         divided = (word for word in found if word.saves and any(map(str.isalpha, word.text)))
         return sorted(divided, key=lambda word: (-word.saves, word.text))
 
-    def extended(self, words: Sequence[Word]) -> Any:
+    def extend(self, words: Sequence[Word]) -> Any:
         """Returns a copy of the tokenizer with these words as pieces, which have the ids `numbers`, in this order."""
-        return self._addition.extended([word.piece for word in words])
+        return self._addition.extend([word.piece for word in words])
 
     def numbers(self, count: int) -> list[int]:
         """Returns the ids of this many new words: those of [unused] pieces, then those after the largest id."""
@@ -122,7 +122,7 @@ class Division:
             taken = self._tokenizer.model.tokenize(unit)
             tokens += count * len(taken)
             unknowns += count * sum(token.id == unknown for token in taken)
-            own_words, own_tokens = self._addition.spelt(unit, [token.value for token in taken])
+            own_words, own_tokens = self._addition.count_words(unit, [token.value for token in taken])
             words += count * own_words
             word_tokens += count * own_tokens
         return Fragments(words, word_tokens, tokens, unknowns)
@@ -151,13 +151,13 @@ def read(config: PrepareConfig, heldout: float, tell: Callable[[int, int], None]
     """
     chosen, _ = files.find_sources(config.input, [config.folder], config.text_field)
     check_beginnings(chosen, config)
-    sources = file_sources(list(chosen), config.layout, config.format)
-    documents = Documents(sources, files.text_bytes(chosen), config.max_bad)
+    sources = list_file_sources(list(chosen), config.layout, config.format)
+    documents = Documents(sources, files.estimate_text(chosen), config.max_bad)
     rate = min(1.0, config.sample_megabytes * 1e6 / max(documents.text_bytes, 1))
     counts: Counter[str] = Counter()
     held: Counter[str] = Counter()
     draws, nearest, words_of_nearest = set(), 1.0, list[str]()
-    for batch in sampled(documents, rate, config.seed, config.language, config.lines):
+    for batch in sample_documents(documents, rate, config.seed, config.language, config.lines):
         for sentences, draw in batch:
             words = _SPACED.findall(" ".join(sentences))
             (held if draw < heldout else counts).update(words)
@@ -177,7 +177,7 @@ def read(config: PrepareConfig, heldout: float, tell: Callable[[int, int], None]
     return Texts(counts, held, len(draws), below)
 
 
-def listed(path: Path) -> list[str]:
+def read_word_list(path: Path) -> list[str]:
     """Returns the lines of a list of words without blank ones, each up to a tab.
 
     Raises DataError if the file cannot be read.

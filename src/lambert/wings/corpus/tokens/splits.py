@@ -1,6 +1,9 @@
-"""Writes encoded documents to training and held-out shards, and counts dropped documents by reason."""
+"""Writes encoded documents to training and held-out shards, and counts dropped documents by reason. Its state can be
+saved, so that another process continues."""
 
+import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,14 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import DataError
-from lambert.core.files import read_file, replace_files
+from lambert.core.files import open_regular, read_file, replace_files
 from lambert.core.randomness import Stream, key, unit
 from lambert.core.shards import SPLITS, SplitWriter, has_hash, token_type, with_hash
 from lambert.text.tokenizers.encoding import Encoded
 from lambert.wings.corpus.documents import Part
-from lambert.wings.corpus.duplicates.exact import Seen
-from lambert.wings.corpus.tokens.journal import Journal
-from lambert.wings.corpus.tokens.unigram import cross_entropy, entropy
 
 STATE, _SEEN, _FILES = "state.json", "seen.bin", "files.bin"
 COUNTS = ("kept", "tokens", "unknown", "repeated", "empty", "short", "duplicate", "weight")
@@ -26,7 +26,7 @@ documents; and dropped documents by reason."""
 _REPEAT = 0x9E3779B97F4A7C15  # distinguishes the hashes of repeated documents
 
 
-def used(seed: int, hashes_D: npt.NDArray[np.uint64], share: float) -> npt.NDArray[np.bool_]:
+def select_share(seed: int, hashes_D: npt.NDArray[np.uint64], share: float) -> npt.NDArray[np.bool_]:
     """Returns which documents with these hashes [D] belong to a share of the documents. A smaller share is part of
     every larger one."""
     if share >= 1:
@@ -70,15 +70,15 @@ class Sink:
             saved = state or {_SEEN: None, _FILES: None}
             columns = {_SEEN: 1, _FILES: 1 + len(COUNTS)}
             self._journals = {name: Journal(keep / name, columns[name], saved[name]) for name in columns}
-            self._seen.add(self._journals[_SEEN].restored().ravel())
-            rows = self._journals[_FILES].restored().view("<i8")
+            self._seen.add(self._journals[_SEEN].take_restored().ravel())
+            rows = self._journals[_FILES].take_restored().view("<i8")
             np.add.at(self._by_file, rows[:, 0], rows[:, 1:])
         self._writers: list[SplitWriter] = []
         try:
             for name in SPLITS:
                 entry = state["splits"][name] if state else None
                 self._writers.append(SplitWriter(folder / name, vocabulary, state=entry))
-            self._counts = [_counted(folder / name, vocabulary) for name in SPLITS]
+            self._counts = [_count_tokens(folder / name, vocabulary) for name in SPLITS]
         except BaseException:
             self.abandon()
             raise
@@ -115,7 +115,7 @@ class Sink:
         new_D[kept_D] = self._seen.add(hashes_D[kept_D])
         if self._journals:
             self._journals[_SEEN].add(hashes_D[new_D])
-        used_D = new_D & used(self._seed, encoded.hashes_D, part.share)
+        used_D = new_D & select_share(self._seed, encoded.hashes_D, part.share)
         if not part.repeat:
             dropped = {"empty": empty_D, "short": short_D, "duplicate": kept_D & ~new_D}
             if part.share < 1:
@@ -144,7 +144,7 @@ class Sink:
 
     def _add_long(self, encoded: Encoded, part: Part) -> None:
         if part.first:
-            used_D = used(self._seed, encoded.hashes_D, part.share)
+            used_D = select_share(self._seed, encoded.hashes_D, part.share)
             split = int(self._split(encoded.hashes_D, used_D)[0])
             self._long_split = split if used_D[0] and not (split and part.repeat) else -1
             self._long_begun = False
@@ -246,7 +246,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     return dict(state)
 
 
-def _counted(folder: Path, vocabulary: int) -> npt.NDArray[np.int64]:
+def _count_tokens(folder: Path, vocabulary: int) -> npt.NDArray[np.int64]:
     """Returns how often each token occurs in the shards of a folder."""
     counts_V = np.zeros(vocabulary, dtype=np.int64)
     for path in sorted(folder.glob("*.bin")):
@@ -256,3 +256,105 @@ def _counted(folder: Path, vocabulary: int) -> npt.NDArray[np.int64]:
                 raise DataError(f"{path} has a token beyond the vocabulary.")
             counts_V += np.bincount(ids, minlength=vocabulary)
     return counts_V
+
+
+Hashes = npt.NDArray[np.uint64]
+
+
+class Seen:
+    """A set of 64-bit hashes, stored as sorted arrays of different sizes that are merged as the set grows (a
+    log-structured merge tree).
+
+    Any two of n different documents collide with probability n^2 / 2^65: 3e-4 for a hundred million documents.
+    """
+
+    def __init__(self) -> None:
+        self._levels: list[Hashes] = []
+
+    def __len__(self) -> int:
+        return sum(len(level) for level in self._levels)
+
+    def add(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        """Adds hashes [D]. Returns for each hash [D] whether it is neither in the set nor earlier in `hashes`."""
+        new = np.zeros(len(hashes), dtype=np.bool_)
+        new[np.unique(hashes, return_index=True)[1]] = True
+        for level in self._levels:
+            at = np.minimum(np.searchsorted(level, hashes), len(level) - 1)
+            new &= level[at] != hashes
+        fresh = np.sort(hashes[new])
+        if len(fresh):
+            self._levels.append(fresh)
+        while len(self._levels) > 1 and len(self._levels[-1]) * 2 >= len(self._levels[-2]):
+            last = self._levels.pop()
+            merged = np.concatenate([self._levels.pop(), last])
+            merged.sort(kind="stable")
+            self._levels.append(merged)
+        return new
+
+
+class Journal:
+    """Records in memory until `save` appends them to a file. The state that `save` returns determines which records of
+    the file count; later ones are ignored."""
+
+    def __init__(self, path: Path, columns: int, state: Mapping[str, Any] | None) -> None:
+        """Continues from `state`, which `save` returned for this file; None: from nothing. A record has `columns`
+        numbers of 64 bits. Raises DataError if the file was changed since."""
+        self._path, self._columns = path, columns
+        self._count, self._hash = 0, hashlib.sha256()
+        self._fresh: list[npt.NDArray[Any]] = []
+        self._restored = np.zeros((0, columns), dtype="<u8")
+        if state:
+            self._count = state["records"]
+            data = b""
+            if path.is_file():
+                with open_regular(path) as file:
+                    data = file.read(self._bytes())
+            self._hash.update(data)
+            if self._hash.hexdigest() != state["sha256"]:
+                raise DataError(f"{path} is damaged.")
+            self._restored = np.frombuffer(data, dtype="<u8").reshape(-1, columns)
+
+    def take_restored(self) -> npt.NDArray[np.uint64]:
+        """Returns, once, the records of the state with which this object began [n, columns], unsigned."""
+        found, self._restored = self._restored, self._restored[:0].copy()
+        return found
+
+    def add(self, records: npt.NDArray[Any]) -> None:
+        """Adds records [n, columns] of integers of 64 bits."""
+        self._fresh.append(records)
+
+    def save(self) -> dict[str, Any]:
+        """Appends the records to the file, flushes it to the disk and returns the state."""
+        data = b"".join(records.astype(records.dtype.newbyteorder("<")).tobytes() for records in self._fresh)
+        with open_regular(self._path, "r+b" if self._count else "wb") as file:
+            file.truncate(self._bytes())
+            file.seek(self._bytes())
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._fresh = []
+        self._hash.update(data)
+        self._count += len(data) // (8 * self._columns)
+        return {"records": self._count, "sha256": self._hash.hexdigest()}
+
+    def _bytes(self) -> int:
+        return 8 * self._columns * self._count
+
+
+def entropy(counts_V: npt.NDArray[np.int64]) -> float:
+    """Returns the entropy, in nats per token, of the distribution with these counts; 0 if all counts are 0."""
+    present = counts_V[counts_V > 0].astype(np.float64)
+    total = present.sum()
+    return float(np.log(total) - (present * np.log(present)).sum() / total) if total else 0.0
+
+
+def cross_entropy(counts_V: npt.NDArray[np.int64], model_V: npt.NDArray[np.int64]) -> float:
+    """Returns the cross entropy, in nats per token, of tokens with `counts_V` under the frequencies of `model_V`.
+
+    Each count of `model_V` is increased by one, so that pieces it lacks have a finite cost (Laplace's rule).
+    """
+    total = int(counts_V.sum())
+    if not total:
+        return 0.0
+    surprise_V = np.log(model_V.sum() + len(model_V)) - np.log(model_V + 1.0)
+    return float((counts_V * surprise_V).sum() / total)

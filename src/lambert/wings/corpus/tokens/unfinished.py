@@ -32,8 +32,7 @@ from lambert.core.files import (
 )
 from lambert.core.shards import SPLITS, check_corpus, has_hash, with_hash
 from lambert.text.tokenizers import tokenizer
-from lambert.wings.corpus.disk import disk_errors
-from lambert.wings.corpus.plan import digest
+from lambert.wings.corpus.disk import digest, disk_errors
 from lambert.wings.corpus.tokens.splits import STATE, Sink, read_state
 
 _CAUSES, _LEARNT = "causes.json", "learnt"
@@ -137,7 +136,7 @@ class Unfinished:
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
 
     @contextmanager
-    def published(self, out: Path) -> Iterator[Path]:
+    def publish(self, out: Path) -> Iterator[Path]:
         """Yields the folder of the corpus, which is renamed to `out` if the block succeeds and kept if it fails. The
         state that a corpus of more parts needs to continue is kept too.
 

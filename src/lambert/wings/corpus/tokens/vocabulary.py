@@ -7,17 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, key, unit
@@ -26,8 +16,8 @@ from lambert.text.tokenizers.encoding import document_hash
 from lambert.text.tokenizers.tokenizer import CONTINUATION, SPECIAL_PIECES, build
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.documents import Documents
-from lambert.wings.corpus.tokens.splits import used
-from lambert.wings.corpus.workers import ahead
+from lambert.wings.corpus.tokens.splits import select_share
+from lambert.wings.corpus.workers import read_ahead
 
 ACCENTED = 0.005
 """From this share of letters that stripping accents would change, accents are kept unless stripping is set (our choice:
@@ -48,7 +38,7 @@ class Characters:
         counts = np.bincount(points)
         self.counts[: len(counts)] += counts
 
-    def accented(self) -> float:
+    def measure_accents(self) -> float:
         """Returns the share of letters and marks that stripping accents changes: it decomposes each character (NFD) and
         removes the marks (Mn). Hangul becomes letters, the kana `が` becomes `か`, and vowels of Hindi are lost."""
         letters = changed = 0
@@ -91,7 +81,7 @@ class Characters:
         return sorted(alphabet), sorted(joining)
 
 
-def train(
+def train_wordpiece(
     texts: Iterable[str],
     characters: Characters,
     *,
@@ -144,7 +134,7 @@ def train_bytes(texts: Iterable[str], *, vocabulary: int, lowercase: bool, min_f
     Source: Radford et al., 2019 (GPT-2); with BERT's special tokens: Warner et al., 2024 (ModernBERT).
     """
     learner = Tokenizer(models.BPE())
-    learner.normalizer = _normalizer([normalizers.NFC()], lowercase=lowercase)
+    learner.normalizer = _make_normalizer([normalizers.NFC()], lowercase=lowercase)
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     learner.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -161,7 +151,7 @@ def train_bytes(texts: Iterable[str], *, vocabulary: int, lowercase: bool, min_f
         show_progress=False,
     )
     learner.train_from_iterator(texts, trainer)
-    return _with_template(learner)
+    return _add_template(learner)
 
 
 def train_unigram(texts: Iterable[str], *, vocabulary: int, lowercase: bool) -> Any:
@@ -172,7 +162,7 @@ def train_unigram(texts: Iterable[str], *, vocabulary: int, lowercase: bool) -> 
     """
     learner = Tokenizer(models.Unigram())
     spaces = normalizers.Replace(Regex(" {2,}"), " ")
-    learner.normalizer = _normalizer([normalizers.NFKC(), spaces], lowercase=lowercase)
+    learner.normalizer = _make_normalizer([normalizers.NFKC(), spaces], lowercase=lowercase)
     learner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
     )
@@ -184,14 +174,14 @@ def train_unigram(texts: Iterable[str], *, vocabulary: int, lowercase: bool) -> 
         learner.train_from_iterator(texts, trainer)
     except Exception as error:  # the library raises bare Exception
         raise UsageError(f"vocabulary = {vocabulary} is too small or too large for the text: {error}.") from error
-    return _with_template(learner)
+    return _add_template(learner)
 
 
-def _normalizer(parts: list[Any], *, lowercase: bool) -> Any:
+def _make_normalizer(parts: list[Any], *, lowercase: bool) -> Any:
     return normalizers.Sequence([*parts, *([normalizers.Lowercase()] if lowercase else [])])
 
 
-def _with_template(tokenizer: Any) -> Any:
+def _add_template(tokenizer: Any) -> Any:
     """Adds BERT's template. The tokenizer encodes special tokens in a text as ordinary text."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
@@ -202,20 +192,20 @@ def _with_template(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def sampled(
+def sample_documents(
     documents: Documents, rate: float, seed: int, language: str = "en", lines: str = "auto"
 ) -> Iterator[list[tuple[list[str], float]]]:
     """Yields, for each batch, the sentences of a share `rate` of the documents (pieces of long documents), each with
     the draw of its document. A document is held out if its draw is below the threshold."""
     draw = 0.0
-    for texts, part in ahead(documents.batches):
+    for texts, part in read_ahead(documents.batches()):
         found = [sentences.split(sentences.clean(text)[0], language, lines) for text in texts]
         hashes = np.array([document_hash(own) for own in found], dtype=np.uint64)
         draws_D = unit(key(seed, Stream.SPLIT, hashes))
         if part.long and not part.first:
             draws_D = np.array([draw])
         draw = float(draws_D[-1]) if len(draws_D) else draw
-        chosen_D = (unit(key(seed, Stream.SPLIT, hashes, 1)) < rate) & used(seed, hashes, part.share)
+        chosen_D = (unit(key(seed, Stream.SPLIT, hashes, 1)) < rate) & select_share(seed, hashes, part.share)
         yield [(found[d], float(draws_D[d])) for d in np.flatnonzero(chosen_D)]
 
 
@@ -231,7 +221,7 @@ def learn(
     rate = min(1.0, config.sample_megabytes * 1e6 / max(documents.text_bytes, 1))
     characters = Characters()
     with spool.open("w", encoding="utf-8", newline="\n") as out:
-        for batch in sampled(documents, rate, config.seed, config.language, config.lines):
+        for batch in sample_documents(documents, rate, config.seed, config.language, config.lines):
             for own in (own for own, draw in batch if draw >= threshold):
                 joined = "\n".join(own)
                 characters.add(joined)
@@ -247,9 +237,9 @@ def learn(
             learnt = train_unigram(lines, vocabulary=size, lowercase=lowers)
         else:
             strips = config.strip_accents
-            if strips is None and lowers and characters.accented() > ACCENTED:
+            if strips is None and lowers and characters.measure_accents() > ACCENTED:
                 strips = False
-            learnt = train(
+            learnt = train_wordpiece(
                 lines, characters, vocabulary=size, lowercase=lowers, strip_accents=strips, min_frequency=least
             )
     spool.unlink()

@@ -49,27 +49,27 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     for warning in report.warnings():
         say(warning)
     extra, files = read_extras(folder, shape)
-    listed = _listed(division, config.word_list, tokenizer.get_vocab(), say) if config.word_list else []
+    listed = _choose_listed(division, config.word_list, tokenizer.get_vocab(), say) if config.word_list else []
     texts = _read(config, say)
     counts, held = division.word_counts(division.counts(texts.counts)), division.counts(texts.heldout)
     chosen = [division.word(piece, counts[piece]) for piece in listed]
-    chosen += _most_saving(config, division, counts, listed, source)
-    chosen, larger = _whole(division, chosen, source, say)
+    chosen += _choose_words(config, division, counts, listed, source)
+    chosen, larger = _keep_whole(division, chosen, source, say)
     numbers = division.numbers(len(chosen))
     size = max(old, numbers[-1] + 1)
-    say(f"words     {len(chosen):,} added, {old:,} to {size:,} pieces: {_some([w.text for w in chosen])}")
+    say(f"words     {len(chosen):,} added, {old:,} to {size:,} pieces: {_join_first([w.text for w in chosen])}")
     if (reused := old + len(chosen) - size) > 0:
         say(f"unused    {reused:,} of them in place of {tokenizer.id_to_token(numbers[0])} and the like")
     before, after = (one.fragments(held, specials.unk) for one in (division, Division(larger, source)))
-    say(_fragments(texts, before, after, tokenizer.id_to_token(specials.unk) if specials.unk >= 0 else ""))
-    padding = layout.padding_after(size, old, shape.vocabulary)
+    say(_describe_fragments(texts, before, after, tokenizer.id_to_token(specials.unk) if specials.unk >= 0 else ""))
+    padding = layout.count_padding(size, old, shape.vocabulary)
     rows = {number: word.ids for number, word in zip(numbers, chosen, strict=True)}
     rows |= dict.fromkeys(range(size, size + padding), tuple(range(old, shape.vocabulary)))
     files[ADDED] = "".join(
         f"{word.text}\t{word.count}\t{' '.join(map(tokenizer.id_to_token, word.ids))}\n" for word in chosen
     )
     model, write = (
-        weights.extended(model, old, rows),
+        weights.extend_vocabulary(model, old, rows),
         partial(tokenizers.save, larger, longest=shape.positions, segments=reads_segments(shape)),
     )
     card = card_of_converted(model, config.out, folder, task_of(folder, settings))
@@ -79,22 +79,22 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     return Result(config.out, scores if before.words else {})
 
 
-def _listed(division: Division, path: Path, pieces: Collection[str], say: Say) -> list[str]:
+def _choose_listed(division: Division, path: Path, pieces: Collection[str], say: Say) -> list[str]:
     """Returns the words of a list that are not among the `pieces`, as pieces, in the order of the list.
 
     Raises DataError if there is none.
     """
     found: dict[str, None] = {}
     known, other = dict[str, None](), dict[str, None]()
-    for text in expansion.listed(path):
+    for text in expansion.read_word_list(path):
         if not (piece := division.piece(text)):
             other[text] = None
         else:
             (known if piece in pieces else found)[piece] = None
     if known:
-        say(f"list      {len(known):,} words are pieces already: {_some([division.word(p).text for p in known])}")
+        say(f"list      {len(known):,} words are pieces already: {_join_first([division.word(p).text for p in known])}")
     if other:
-        say(f"list      {len(other):,} lines are not one word for the tokenizer and are omitted: {_some(other)}")
+        say(f"list      {len(other):,} lines are not one word for the tokenizer and are omitted: {_join_first(other)}")
     if not found:
         raise DataError(f"{path} has no word to add: its lines are pieces of the tokenizer already, or not one word.")
     return [*found]
@@ -103,15 +103,15 @@ def _listed(division: Division, path: Path, pieces: Collection[str], say: Say) -
 def _read(config: ExtendConfig, say: Say) -> Texts:
     with progress(None, "reading", unit="MB", quiet=say is silent, summary=False) as bar:
         return expansion.read(
-            config.reading(), config.heldout, lambda done, total: bar.update("reading", done / 1e6, total / 1e6)
+            config.as_prepare(), config.heldout, lambda done, total: bar.update("reading", done / 1e6, total / 1e6)
         )
 
 
-def _most_saving(
+def _choose_words(
     config: ExtendConfig, division: Division, counts: Mapping[str, int], without: Collection[str], source: str
 ) -> list[Word]:
     """Returns the words of the text to add, except the pieces in `without`."""
-    ranked = division.ranked(counts, config.min_count, without) if config.words else []
+    ranked = division.rank_words(counts, config.min_count, without) if config.words else []
     often = f"that occurs at least {config.min_count} times"
     if config.words and not ranked:
         raise DataError(f"No word of the text {often} is divided by {source}. Give more text, or lower --min-count.")
@@ -124,29 +124,29 @@ def _most_saving(
 
 
 @library_errors()
-def _whole(division: Division, chosen: list[Word], source: str, say: Say) -> tuple[list[Word], Any]:
+def _keep_whole(division: Division, chosen: list[Word], source: str, say: Say) -> tuple[list[Word], Any]:
     """Returns the words that the extended tokenizer takes as one piece, and this tokenizer. Added tokens divide words
     that contain them.
 
     Raises DataError if there is none.
     """
-    larger = division.extended(chosen)
+    larger = division.extend(chosen)
     encoded = larger.encode_batch([f" {word.text}" for word in chosen], add_special_tokens=False)
     numbered = zip(division.numbers(len(chosen)), chosen, encoded, strict=True)
     divided = [word.text for number, word, found in numbered if found.ids != [number]]
     if not divided:
         return chosen, larger
-    say(f"words     {len(divided):,} omitted, because {source} still divides them: {_some(divided)}")
+    say(f"words     {len(divided):,} omitted, because {source} still divides them: {_join_first(divided)}")
     if len(divided) == len(chosen):
         raise DataError(f"{source} still divides all of the words when they are pieces. Give other words.")
-    return _whole(division, [word for word in chosen if word.text not in divided], source, say)
+    return _keep_whole(division, [word for word in chosen if word.text not in divided], source, say)
 
 
-def _some(words: Collection[str]) -> str:
+def _join_first(words: Collection[str]) -> str:
     return ", ".join([*words][:_SHOWN]) + (", ..." if len(words) > _SHOWN else "")
 
 
-def _fragments(texts: Texts, before: Fragments, after: Fragments, unknown: str) -> str:
+def _describe_fragments(texts: Texts, before: Fragments, after: Fragments, unknown: str) -> str:
     """Returns a line about the held-out text. `unknown` is the unknown token, or empty if there is none."""
     if not before.words:
         return f"held-out  no words: {texts.heldout_documents:,} of {texts.documents:,} documents are held out"

@@ -57,9 +57,9 @@ class ExtendConfig:
             raise UsageError("extend requires --words, the number of words to add, or --word-list, a file of words.")
         for entry in filter(is_remote, self.input):
             raise UsageError(f"{public(str(entry))} is remote, and extend reads local files: fetch it first.")
-        self.reading()  # checks the other settings
+        self.as_prepare()  # checks the other settings
 
-    def reading(self) -> PrepareConfig:
+    def as_prepare(self) -> PrepareConfig:
         """Returns the settings of `prepare` that read the same text."""
         return PrepareConfig(
             input=self.input, out=self.out, sample_megabytes=self.sample_megabytes, format=self.format,

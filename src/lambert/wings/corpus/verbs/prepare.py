@@ -68,25 +68,25 @@ def to_corpus(config: PrepareConfig, say: Say) -> None:
                 bar.update(phase, done / 1e6, total / 1e6)
 
         manifest = prepare(config, show)
-    for line in [*summary_of_steps(manifest.get("steps", {})), *_row_notes(config, manifest["inputs"])]:
+    for line in [*summarize_steps(manifest.get("steps", {})), *_list_row_notes(config, manifest["inputs"])]:
         say(line)
     if not config.makes_corpus:
         first = manifest["steps"]["extract"]
-        for line in [*holes(first["found"]), *ends(first["named"])]:
+        for line in [*describe_holes(first["found"]), *list_early_ends(first["named"])]:
             say(line)
         say(f"documents  {config.work_folder}  ({time.monotonic() - started:.1f} s)")
         return
     out = public(config.url) or config.folder
     if "already prepared" in phases and corpora.COPYING not in phases:
         say(f"already prepared: {out}")
-    for line in summary(manifest):
+    for line in summarize(manifest):
         say(line)
     say(f"corpus  {out}  ({time.monotonic() - started:.1f} s)")
     if config.url and config.folder.is_dir():
         say(f"its local copy  {config.folder}")
 
 
-def _row_notes(config: PrepareConfig, inputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _list_row_notes(config: PrepareConfig, inputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yields notes about the first inputs that have rows."""
     suffixes = (".csv", ".tsv", *JSON, ".parquet", ".arrow") if config.format in ("auto", "csv", "jsonl") else ()
     for path in [Path(entry["file"]) for entry in inputs[:_NOTED]]:
@@ -94,13 +94,16 @@ def _row_notes(config: PrepareConfig, inputs: Sequence[Mapping[str, Any]]) -> It
             yield from first_notes(path, [config.text_field])
 
 
-def summary_of_steps(steps: dict[str, Any]) -> list[str]:
+def summarize_steps(steps: dict[str, Any]) -> list[str]:
     """Returns a line for each step that kept documents."""
     lines = []
     for name, counts in steps.items():
         by = "" if name == "deduplicate" else "by "
-        dropped, changed = (_most(counts[kind], by) for kind in ("dropped", "changed"))
-        found, over = _most(counts["found"]) if name != "extract" else "", _most(counts["passed_over"])
+        dropped, changed = (_format_counts(counts[kind], by) for kind in ("dropped", "changed"))
+        found, over = (
+            _format_counts(counts["found"]) if name != "extract" else "",
+            _format_counts(counts["passed_over"]),
+        )
         lines.append(
             f"{name:<{_LABEL}} {counts['documents']:,} documents, {counts['characters']:,} characters"
             + (f", {counts['unreadable']:,} unreadable" if counts["unreadable"] else "")
@@ -113,13 +116,13 @@ def summary_of_steps(steps: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _most(counts: dict[str, int], by: str = "") -> str:
+def _format_counts(counts: dict[str, int], by: str = "") -> str:
     """Returns the largest counts, with their names."""
     found = sorted(((count, name) for name, count in counts.items() if count), key=lambda entry: -entry[0])
     return ", ".join(f"{count:,} {by}{name}" for count, name in found[:_SHOWN]) + (", ..." if found[_SHOWN:] else "")
 
 
-def summary(manifest: dict[str, Any]) -> list[str]:
+def summarize(manifest: dict[str, Any]) -> list[str]:
     """Returns a summary of a manifest in a few lines."""
     documents = manifest["documents"]
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in documents["dropped"].items() if count) or "none"
@@ -136,7 +139,7 @@ def summary(manifest: dict[str, Any]) -> list[str]:
     own = [name for name in manifest["files_passed_over"].get("first", ()) if name.endswith(" of Lambert)")]
     lines += [f"  passed over: {name}" for name in own[:3]]
     lines += [f"  unreadable: {named}" for named in documents["unreadable"] if not ends_early(named)][:3]
-    lines += holes(documents.get("found", {}))
+    lines += describe_holes(documents.get("found", {}))
     if manifest["characters_removed"]:
         lines.append(f"{'characters':<{_LABEL}} {manifest['characters_removed']:,} NUL characters removed")
     for name, split in manifest["splits"].items():
@@ -148,11 +151,11 @@ def summary(manifest: dict[str, Any]) -> list[str]:
             f"{split['tokens']:,} tokens, {split['unknown_rate']:.2%} [UNK], "
             f"unigram entropy {split['unigram_entropy']:.2f} nats"
         )
-    lines.append(f"{'vocabulary':<{_LABEL}} {manifest['vocabulary']:,} pieces{_normalization(manifest)}")
-    return lines + notes(manifest) + warnings(manifest)
+    lines.append(f"{'vocabulary':<{_LABEL}} {manifest['vocabulary']:,} pieces{_describe_normalization(manifest)}")
+    return lines + list_notes(manifest) + list_warnings(manifest)
 
 
-def _normalization(manifest: dict[str, Any]) -> str:
+def _describe_normalization(manifest: dict[str, Any]) -> str:
     """Returns what the normalization and the vocabulary lose of the text, for the line of the vocabulary."""
     own = manifest.get("normalizer")
     words = [
@@ -165,7 +168,7 @@ def _normalization(manifest: dict[str, Any]) -> str:
     return f"; {', '.join(words)}" if words else ""
 
 
-def notes(manifest: dict[str, Any]) -> list[str]:
+def list_notes(manifest: dict[str, Any]) -> list[str]:
     """Returns lines about settings that were chosen from the text."""
     own = manifest.get("normalizer") or {"lowercase": False, "strip_accents": False}
     unset = manifest["tokenizer"] == "train" and manifest["settings"].get("strip_accents") is None
@@ -177,19 +180,19 @@ def notes(manifest: dict[str, Any]) -> list[str]:
     ]
 
 
-def holes(found: dict[str, int]) -> list[str]:
+def describe_holes(found: dict[str, int]) -> list[str]:
     """Returns a line about templates of wikis that left a hole in a sentence, if a wiki was read."""
     if not found.get("sentences"):
         return []
     share = found.get("holes", 0) / found["sentences"]
-    names = _most({name: count for name, count in found.items() if name.startswith("{{")})
+    names = _format_counts({name: count for name, count in found.items() if name.startswith("{{")})
     return [
         f"{'templates':<{_LABEL}} {found.get('holes', 0):,} holes in {found['sentences']:,} sentences of wikis "
         f"({1000 * share:.1f} in 1,000)" + (f": {names}" if names else "")
     ]
 
 
-def warnings(manifest: dict[str, Any]) -> list[str]:
+def list_warnings(manifest: dict[str, Any]) -> list[str]:
     """Returns warnings about results that the user probably did not intend, with what to do."""
     found, kept = [], manifest["documents"]["kept"]
     settings, splits = manifest["settings"], manifest["splits"]
@@ -207,10 +210,10 @@ def warnings(manifest: dict[str, Any]) -> list[str]:
                 "for another language or script. Leave tokenizer out to learn one, or raise vocabulary if it was learnt"
             )
             break
-    return found + ends(manifest["documents"]["unreadable"])
+    return found + list_early_ends(manifest["documents"]["unreadable"])
 
 
-def ends(unreadable: Sequence[str]) -> list[str]:
+def list_early_ends(unreadable: Sequence[str]) -> list[str]:
     """Returns a warning for each file that ends before its last document."""
     early = [named for named in unreadable if ends_early(named)]
     found = [f"warning: {named}. The documents after it are missing: get a whole copy of the file" for named in early]

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
         print(__version__)
         return 0
     if args.check_build:
-        print(build())
+        print(describe_build())
         return 0
     try:
         if not is_elastic(args):
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         return 128 + stop.number
 
 
-def build() -> str:
+def describe_build() -> str:
     """Returns the capabilities of this installation, in the format of `horovodrun --check-build`."""
     import torch.distributed
 

@@ -1,4 +1,4 @@
-"""The launcher of elastic jobs: the counterpart of `lambert.wings.horovod.elastic.membership`.
+"""The launcher of elastic jobs: the counterpart of `lambert.wings.horovod.elastic`.
 
 Each world is a generation. When a rank fails or the hosts change, the running ranks report that they are ready for the
 next generation. The launcher then assigns new ranks, oldest worker first, because the other ranks get their state from
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lambert.core.errors import DataError
-from lambert.wings.horovod.elastic.membership import GENERATION, HOSTS_SEEN, STORE, WORKER
-from lambert.wings.horovod.run.hosts import Host, discover, is_local, rendezvous_address, slots_of
-from lambert.wings.horovod.run.job import POLL_SECONDS, Start, hosts_of, say, starter, supervised
+from lambert.wings.horovod.elastic import GENERATION, HOSTS_SEEN, STORE, WORKER
+from lambert.wings.horovod.run.hosts import Host, assign_slots, choose_rendezvous, discover, is_local
+from lambert.wings.horovod.run.job import POLL_SECONDS, Start, create_starter, read_hosts, say, supervise
 from lambert.wings.horovod.run.workers import Worker, end
 
 DISCOVERY_SECONDS = 1.0
@@ -57,7 +57,7 @@ class Job:
         try:
             hosts = discover(self.args.host_discovery_script, self.args.slots)
         except DataError as error:
-            say(f"{error}; the hosts stay as they are")
+            say(f"{error}; the list of hosts is unchanged")
             return
         if hosts != self.hosts:
             before, now = ({host.name: host.slots for host in some} for some in (self.hosts, hosts))
@@ -81,7 +81,7 @@ class Job:
                 failed = code
                 cooldown = random.uniform(*self.args.cooldown) if self.args.cooldown else float("inf")
                 self.lost.append((worker.host, time.monotonic() + cooldown))
-                say(f"rank {worker.rank} on {worker.host} left with exit code {code}")
+                say(f"rank {worker.rank} on {worker.host} failed with exit code {code}")
         return failed
 
     def ready(self) -> list[Worker]:
@@ -105,9 +105,9 @@ class Job:
         leaving = [worker for worker in self.workers if worker not in staying]
         self.workers[:] = staying
         new = self.free_slots()[: most - len(staying)]
-        ranks = slots_of([worker.host for worker in staying] + new)
-        say(f"generation {self.generation}: {len(ranks)} ranks, {len(new)} of them new, {len(leaving)} leave")
-        master, port = rendezvous_address(ranks)
+        ranks = assign_slots([worker.host for worker in staying] + new)
+        say(f"generation {self.generation}: {len(ranks)} ranks, {len(new)} new, {len(leaving)} removed")
+        master, port = choose_rendezvous(ranks)
         own = {
             STORE: self.address,
             GENERATION: str(self.generation),
@@ -142,18 +142,18 @@ def run(args: argparse.Namespace) -> int:
     last."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    hosts = discover(args.host_discovery_script, args.slots) if args.host_discovery_script else hosts_of(args)
+    hosts = discover(args.host_discovery_script, args.slots) if args.host_discovery_script else read_hosts(args)
     least = args.min_np or args.num_proc
     patience = args.HOROVOD_ELASTIC_TIMEOUT or 600
     here = "127.0.0.1" if all(is_local(host.name) for host in hosts) else socket.gethostname()
     store = TCPStore(here, 0, is_master=True, wait_for_workers=False)
-    job = Job(args, starter(args), store, f"{here}:{store.port}", hosts)
+    job = Job(args, create_starter(args), store, f"{here}:{store.port}", hosts)
     job.announce(grown=False)
-    with supervised(job.workers):
-        return _supervise(job, least, patience)
+    with supervise(job.workers):
+        return _run_generations(job, least, patience)
 
 
-def _supervise(job: Job, least: int, patience: float) -> int:
+def _run_generations(job: Job, least: int, patience: float) -> int:
     args, needed, code, finishing = job.args, job.args.num_proc, 0, False
     may_return = args.host_discovery_script or args.cooldown
     looked = since = time.monotonic()
@@ -171,7 +171,7 @@ def _supervise(job: Job, least: int, patience: float) -> int:
             return code
         ready, possible = job.ready(), len(job.workers) + len(job.free_slots())
         if not finishing and possible < needed and (not may_return or now - since > patience):
-            say(f"given up: of the {needed} ranks that are needed, {possible} are possible")
+            say(f"stopped: {needed} ranks are needed, and only {possible} are possible")
             return code or 1
         if finishing or (started and (not ready or len(ready) < len(job.workers))):
             since = since if ready else now
@@ -179,7 +179,7 @@ def _supervise(job: Job, least: int, patience: float) -> int:
                 end([worker for worker in job.workers if worker not in ready])
         elif possible >= needed:
             if args.reset_limit and job.generation >= args.reset_limit:
-                say(f"given up after {args.reset_limit} changes of the ranks")
+                say(f"stopped after {args.reset_limit} changes of the ranks")
                 return code or 1
             job.form()
             needed, code, since = least, 0, time.monotonic()

@@ -5,14 +5,18 @@ with multiprocessing, the ranks import the module of the function. If this modul
 it under a name other than `__main__`, so the script needs the usual `if __name__ == "__main__":`.
 """
 
+import os
 import pickle
+import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from lambert.core.errors import UsageError
+from lambert.wings.horovod.alias import install_alias
 from lambert.wings.horovod.run import main
 from lambert.wings.horovod.run.hosts import is_local, parse_hosts
 
@@ -41,9 +45,9 @@ def run(
         UsageError: `hosts` names another host, or `use_mpi` is true.
     """
     if use_mpi:
-        raise UsageError("horovod.run: there is no MPI here: leave use_mpi out, ranks talk over gloo or NCCL")
+        raise UsageError("horovod.run: MPI is not supported: omit use_mpi (ranks use Gloo or NCCL)")
     if hosts and not all(is_local(host.name) for host in parse_hosts(hosts)):
-        raise UsageError("horovod.run runs functions on this machine only: start a command with lambert horovodrun -H")
+        raise UsageError("horovod.run runs functions on this host only: start a command with lambert horovodrun -H")
     ranks = num_proc if np is None else np
     options = ["-np", str(ranks)]
     options += ["-H", hosts] if hosts else []
@@ -55,7 +59,26 @@ def run(
         folder = Path(name)
         (folder / "call").write_bytes(pickle.dumps((func, tuple(args), dict(kwargs or {}))))
         (folder / "setting").write_bytes(pickle.dumps((sys.path, script, "horovod" in sys.modules)))
-        code = main([*options, executable or sys.executable, "-P", "-m", "lambert.wings.horovod.run.task", name])
+        code = main([*options, executable or sys.executable, "-P", "-m", "lambert.wings.horovod.run.function", name])
         if code:
-            raise RuntimeError(f"horovod.run: a rank failed with exit code {code}; its output says why")
+            raise RuntimeError(f"horovod.run: a rank failed with exit code {code}; see its output")
         return [pickle.loads((folder / f"result.{rank}").read_bytes()) for rank in range(ranks)]
+
+
+def _call(folder: Path) -> None:
+    """Calls the function in the folder's file `call` and writes its result to `result.RANK`."""
+    path, script, aliased = pickle.loads((folder / "setting").read_bytes())
+    sys.path[:] = path
+    if aliased:
+        install_alias()
+    if script is not None:
+        module = ModuleType("__main__")
+        sys.modules["__main__"] = module
+        vars(module).update(runpy.run_path(script, run_name="__horovod_main__"))
+    function, args, kwargs = pickle.loads((folder / "call").read_bytes())
+    result = function(*args, **kwargs)
+    (folder / f"result.{os.environ['HOROVOD_RANK']}").write_bytes(pickle.dumps(result))
+
+
+if __name__ == "__main__":
+    _call(Path(sys.argv[1]))

@@ -4,7 +4,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -25,9 +25,9 @@ class Host:
 @dataclass(frozen=True)
 class Slot:
     """The place of a rank: its host, and its rank in the world, on its host (local), and among the ranks with the same
-    local rank (cross)."""
+    local rank (cross). The names of the fields are those of Horovod's variables."""
 
-    host: str
+    hostname: str
     rank: int
     size: int
     local_rank: int
@@ -46,15 +46,7 @@ class Slot:
             "MASTER_ADDR": master,
             "MASTER_PORT": port,
         }
-        horovod = {
-            "HOROVOD_HOSTNAME": self.host,
-            "HOROVOD_RANK": self.rank,
-            "HOROVOD_SIZE": self.size,
-            "HOROVOD_LOCAL_RANK": self.local_rank,
-            "HOROVOD_LOCAL_SIZE": self.local_size,
-            "HOROVOD_CROSS_RANK": self.cross_rank,
-            "HOROVOD_CROSS_SIZE": self.cross_size,
-        }
+        horovod = {f"HOROVOD_{name.upper()}": value for name, value in asdict(self).items()}
         return {key: str(value) for key, value in (torchrun | horovod).items()}
 
 
@@ -67,7 +59,7 @@ def parse_hosts(text: str, slots: int | None = None) -> list[Host]:
             continue
         name, _, count = part.strip().partition(":")
         if not _HOST.fullmatch(name) or not (count.isdecimal() and int(count) > 0 if count else slots):
-            raise UsageError(f"horovodrun: {part.strip()!r} is not of the form host:slots, as in worker-0:2,worker-1:2")
+            raise UsageError(f"horovodrun: {part.strip()!r} does not have the form host:slots, as in node-0:2,node-1:2")
         hosts.append(Host(name, int(count) if count else int(slots or 1)))
     if not hosts:
         raise UsageError("horovodrun: the list of hosts is empty")
@@ -81,13 +73,13 @@ def read_hostfile(path: str) -> list[Host]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: the hosts cannot be read ({error})") from error
+        raise DataError(f"{path}: cannot read the hosts ({error})") from error
     hosts = []
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         match = re.fullmatch(rf"({_HOST.pattern})(?:\s+slots\s*=\s*([1-9]\d*))?", text)
         if text and not match:
-            raise DataError(f"{path}:{number}: {text!r} is not of the form `host slots=N`")
+            raise DataError(f"{path}:{number}: {text!r} does not have the form `host slots=N`")
         if match:
             hosts.append(Host(match[1], int(match[2] or 1)))
     return parse_hosts(",".join(f"{host.name}:{host.slots}" for host in hosts))
@@ -98,11 +90,11 @@ def discover(script: str, slots: int | None) -> list[Host]:
     try:
         done = subprocess.run(script, shell=True, capture_output=True, text=True, timeout=60, check=True)
     except (subprocess.SubprocessError, OSError) as error:
-        raise DataError(f"{script}: the script that discovers hosts failed ({error})") from error
+        raise DataError(f"{script}: the discovery script failed ({error})") from error
     return parse_hosts(done.stdout, slots or 1) if done.stdout.strip() else []
 
 
-def slots_of(ranks: Sequence[str]) -> list[Slot]:
+def assign_slots(ranks: Sequence[str]) -> list[Slot]:
     """Returns the slots of ranks 0, 1, ..., given the host of each rank."""
     order = list(dict.fromkeys(ranks))
     local_of, seen = [], dict.fromkeys(order, 0)
@@ -120,8 +112,8 @@ def fill(hosts: Sequence[Host], ranks: int) -> list[Slot]:
     """Returns the slots of `ranks` ranks, and fills one host after another. Raises UsageError if slots are missing."""
     slots = [host.name for host in hosts for _ in range(host.slots)]
     if len(slots) < ranks:
-        raise UsageError(f"horovodrun: -np {ranks} needs more than the {len(slots)} slots of the hosts")
-    return slots_of(slots[:ranks])
+        raise UsageError(f"horovodrun: -np {ranks} exceeds the {len(slots)} slots of the hosts")
+    return assign_slots(slots[:ranks])
 
 
 @cache
@@ -138,13 +130,13 @@ def is_local(name: str) -> bool:
     return True
 
 
-def rendezvous_address(ranks: Sequence[Slot]) -> tuple[str, int]:
+def choose_rendezvous(ranks: Sequence[Slot]) -> tuple[str, int]:
     """Returns the address and a free port at which rank 0 listens: the loopback address if all ranks run on this
     host."""
-    first = ranks[0].host
+    first = ranks[0].hostname
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
-    if all(is_local(slot.host) for slot in ranks):
+    if all(is_local(slot.hostname) for slot in ranks):
         return "127.0.0.1", port
     return (socket.gethostname() if first in ("localhost", "127.0.0.1") else first), port

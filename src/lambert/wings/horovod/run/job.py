@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 from lambert.core.errors import DataError
-from lambert.wings.horovod.run.hosts import Host, Slot, fill, is_local, parse_hosts, read_hostfile, rendezvous_address
+from lambert.wings.horovod.run.hosts import Host, Slot, choose_rendezvous, fill, is_local, parse_hosts, read_hostfile
 from lambert.wings.horovod.run.options import variables
-from lambert.wings.horovod.run.workers import Worker, end, forwarded, remote_script, ssh_command
+from lambert.wings.horovod.run.workers import Worker, build_remote_script, build_ssh_command, end, select_environment
 
 POLL_SECONDS = 0.05
 
@@ -29,20 +29,20 @@ class Stop(Exception):
         self.number = number
 
 
-def hosts_of(args: argparse.Namespace) -> list[Host]:
+def read_hosts(args: argparse.Namespace) -> list[Host]:
     """Returns the hosts that the options name: a list, a file, or by default this host."""
     if args.hostfile:
         return read_hostfile(args.hostfile)
     return parse_hosts(args.hosts) if args.hosts else [Host("localhost", args.num_proc)]
 
 
-def starter(args: argparse.Namespace) -> Start:
+def create_starter(args: argparse.Namespace) -> Start:
     """Returns a function that starts a rank with these options."""
-    common, ssh = variables(args) | alias_variables(args), ssh_command(args.ssh_port, args.ssh_identity_file)
+    common, ssh = variables(args) | alias_variables(args), build_ssh_command(args.ssh_port, args.ssh_identity_file)
 
     def start(slot: Slot, own: Mapping[str, str]) -> Worker:
-        output = {"folder": output_folder(args, slot), "timestamps": args.prefix_output_with_timestamp}
-        return Worker(args.command, slot.host, {**common, **own}, ssh, **output)
+        output = {"folder": create_output_folder(args, slot), "timestamps": args.prefix_output_with_timestamp}
+        return Worker(args.command, slot.hostname, {**common, **own}, ssh, **output)
 
     return start
 
@@ -55,7 +55,7 @@ def alias_variables(args: argparse.Namespace) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}
 
 
-def output_folder(args: argparse.Namespace, slot: Slot) -> Path | None:
+def create_output_folder(args: argparse.Namespace, slot: Slot) -> Path | None:
     """Creates and returns the folder for the rank's output, or returns None without --output-filename."""
     if not args.output_filename:
         return None
@@ -63,21 +63,21 @@ def output_folder(args: argparse.Namespace, slot: Slot) -> Path | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{folder}: the ranks' output cannot be written there ({error.strerror})") from error
+        raise DataError(f"{folder}: cannot create the folder for the output ({error.strerror})") from error
     return folder
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the job. Returns 0 or the exit code of the rank that failed first."""
-    ranks = fill(hosts_of(args), args.num_proc)
-    master, port = rendezvous_address(ranks)
+    ranks = fill(read_hosts(args), args.num_proc)
+    master, port = choose_rendezvous(ranks)
     if args.dry_run or args.verbose:
         show(args, ranks, master, port)
     if args.dry_run:
         return 0
-    start = starter(args)
+    start = create_starter(args)
     workers: list[Worker] = []
-    with supervised(workers):
+    with supervise(workers):
         workers.extend(start(slot, slot.variables(master, port)) for slot in ranks)
         while True:
             codes = [worker.poll() for worker in workers]
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             if failed is not None:
                 failed.finish()
                 code = failed.poll() or 1
-                say(f"rank {failed.rank} on {failed.host} left with exit code {code}; the others are ended")
+                say(f"rank {failed.rank} on {failed.host} failed with exit code {code}; the other ranks are terminated")
                 return code
             if all(code == 0 for code in codes):
                 return 0
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def supervised(workers: Sequence[Worker]) -> Iterator[None]:
+def supervise(workers: Sequence[Worker]) -> Iterator[None]:
     """Returns a context manager that terminates the workers at its end. SIGINT and SIGTERM raise `Stop` within it, and
     are sent to the workers."""
 
@@ -118,18 +118,18 @@ def supervised(workers: Sequence[Worker]) -> Iterator[None]:
 def show(args: argparse.Namespace, ranks: Sequence[Slot], master: str, port: int) -> None:
     """Prints the command of each rank, and the options that have no effect."""
     for option in args.ignored or []:
-        say(f"{option} has no effect here")
+        say(f"{option} has no effect")
     common = variables(args) | alias_variables(args)
     for slot in ranks:
         own = {**common, **slot.variables(master, port)}
-        if is_local(slot.host):
+        if is_local(slot.hostname):
             assignments = shlex.join(f"{key}={value}" for key, value in own.items())
             print(f"[{slot.rank}] env {assignments} {shlex.join(args.command)}")
         else:
-            remote = shlex.join([*ssh_command(args.ssh_port, args.ssh_identity_file), slot.host])
+            remote = shlex.join([*build_ssh_command(args.ssh_port, args.ssh_identity_file), slot.hostname])
             print(f"[{slot.rank}] {remote} sh -s <<'END'")
-            kept = own if args.dry_run else {**forwarded(), **own}
-            print(remote_script(args.command, kept) + "END")
+            kept = own if args.dry_run else {**select_environment(), **own}
+            print(build_remote_script(args.command, kept) + "END")
     sys.stdout.flush()
 
 

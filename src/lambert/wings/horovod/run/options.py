@@ -26,29 +26,28 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"horovodrun: {message}; see lambert horovodrun --help")
 
 
-def parser() -> argparse.ArgumentParser:
+def create_parser() -> argparse.ArgumentParser:
     """Returns a parser of Horovod's options, with the same names."""
     p = _Parser(prog="lambert horovodrun", description="Starts a command once per rank.", allow_abbrev=False)
     p.add_argument("-np", "--num-proc", dest="num_proc", type=whole_number, help="number of ranks")
-    p.add_argument("-cb", "--check-build", action="store_true", help="what this installation can do, and leave")
-    p.add_argument("--version", "-v", action="store_true", help="Lambert's version, and leave")
-    p.add_argument("--verbose", action="store_true", help="print the commands that are run, and what is ignored")
-    p.add_argument("--dry-run", action="store_true", help="print the commands of all ranks and run nothing")
-    p.add_argument(
-        "--alias", action="store_true", help="make `import horovod.torch` mean lambert.horovod in the command"
-    )
+    p.add_argument("-cb", "--check-build", action="store_true", help="print the capabilities of this build and exit")
+    p.add_argument("--version", "-v", action="store_true", help="print Lambert's version and exit")
+    p.add_argument("--verbose", action="store_true", help="print the commands, and the options without effect")
+    p.add_argument("--dry-run", action="store_true", help="print the commands of all ranks without running them")
+    p.add_argument("--alias", action="store_true", help="make `import horovod.torch` import lambert.horovod")
     p.add_argument(
         "--start-timeout", dest="HOROVOD_START_TIMEOUT", type=whole_number, metavar="SECONDS",
-        help="in which the ranks must connect (default: 120)",
+        help="maximum time for connecting the ranks (default: 120)",
     )  # fmt: skip
     p.add_argument("--output-filename", metavar="FOLDER", help="also write FOLDER/rank.N/stdout and stderr")
-    p.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="time before lines")
-    p.add_argument("--network-interface", "--network-interfaces", dest="nics", action="append", help="to talk over")
+    p.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="timestamp lines")
+    nics = ["--network-interface", "--network-interfaces"]
+    p.add_argument(*nics, dest="nics", action="append", help="network interface to communicate over")
 
     hosts = p.add_argument_group("hosts").add_mutually_exclusive_group()
-    hosts.add_argument("-H", "--hosts", help="host1:slots,host2:slots; without it all ranks run here")
+    hosts.add_argument("-H", "--hosts", help="host1:slots,host2:slots (default: this host)")
     hosts.add_argument("-hostfile", "--hostfile", help="file with lines `host slots=N`")
-    hosts.add_argument("--host-discovery-script", help="program that prints `host:slots` lines; makes the job elastic")
+    hosts.add_argument("--host-discovery-script", help="program that prints `host:slots` lines; for elastic jobs")
     ssh = p.add_argument_group("ssh")
     ssh.add_argument("-p", "--ssh-port", type=whole_number)
     ssh.add_argument("-i", "--ssh-identity-file")
@@ -56,36 +55,32 @@ def parser() -> argparse.ArgumentParser:
     _add_elastic(p)
     _add_variables(p)
     controller = p.add_argument_group("controller").add_mutually_exclusive_group()
-    controller.add_argument("--gloo", action="store_true", help="the default, and the only one")
-    controller.add_argument("--mpi", action="store_true", help="refused: there is no MPI here")
-    controller.add_argument("--jsrun", action="store_true", help="refused: there is no MPI here")
+    controller.add_argument("--gloo", action="store_true", help="has no effect: the only controller")
+    controller.add_argument("--mpi", action="store_true", help="refused: MPI is not supported")
+    controller.add_argument("--jsrun", action="store_true", help="refused: MPI is not supported")
     for flag in FLAGS_IGNORED:
         p.add_argument(flag, dest="ignored", action="append_const", const=flag, help=argparse.SUPPRESS)
     for flag in VALUES_IGNORED:
         p.add_argument(flag, dest="ignored", action="append", type=f"{flag} {{}}".format, help=argparse.SUPPRESS)
-    p.add_argument("--config-file", help="refused: give the options on the command line")
-    p.add_argument("command", nargs=argparse.REMAINDER, help="what each rank runs")
+    p.add_argument("--config-file", help="refused: use options instead")
+    p.add_argument("command", nargs=argparse.REMAINDER, help="the command of each rank")
     return p
 
 
 def _add_elastic(p: argparse.ArgumentParser) -> None:
     elastic = p.add_argument_group("elastic")
-    elastic.add_argument("--min-np", "--min-num-proc", dest="min_np", type=whole_number, help="go on with as few ranks")
-    elastic.add_argument("--max-np", "--max-num-proc", dest="max_np", type=whole_number, help="grow to as many ranks")
-    elastic.add_argument("--slots-per-host", dest="slots", type=whole_number, help="where the script prints no slots")
+    elastic.add_argument("--min-np", "--min-num-proc", dest="min_np", type=whole_number, help="minimum number of ranks")
+    elastic.add_argument("--max-np", "--max-num-proc", dest="max_np", type=whole_number, help="maximum number of ranks")
+    elastic.add_argument("--slots-per-host", dest="slots", type=whole_number, help="default number of slots of a host")
     elastic.add_argument(
         "--elastic-timeout", dest="HOROVOD_ELASTIC_TIMEOUT", type=whole_number, metavar="SECONDS",
-        help="to wait for enough ranks (default: 600)",
+        help="maximum time without enough ranks (default: 600)",
     )  # fmt: skip
-    elastic.add_argument("--reset-limit", type=whole_number, help="give up after so many changes of the ranks")
+    elastic.add_argument("--reset-limit", type=whole_number, help="maximum number of changes of the ranks")
     elastic.add_argument(
-        "--blacklist-cooldown-range",
-        dest="cooldown",
-        type=number,
-        nargs=2,
-        metavar=("MIN", "MAX"),
-        help="use a slot MIN to MAX seconds after a failure on it again (default: never)",
-    )
+        "--blacklist-cooldown-range", dest="cooldown", type=number, nargs=2, metavar=("MIN", "MAX"),
+        help="reuse a slot MIN to MAX seconds after a failure on it (default: never)",
+    )  # fmt: skip
 
 
 def _add_variables(p: argparse.ArgumentParser) -> None:
@@ -107,24 +102,24 @@ def _add_variables(p: argparse.ArgumentParser) -> None:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parses the options. Raises UsageError if they are invalid or contradict each other."""
-    args = parser().parse_args(arguments)
+    args = create_parser().parse_args(arguments)
     if args.command[:1] == ["--"]:
         args.command = args.command[1:]
     if args.check_build or args.version:
         return args
     if args.mpi or args.jsrun:
-        raise UsageError("horovodrun: there is no MPI here: leave --mpi and --jsrun out, ranks talk over gloo or NCCL")
+        raise UsageError("horovodrun: MPI is not supported: omit --mpi and --jsrun (ranks use Gloo or NCCL)")
     if args.config_file:
-        raise UsageError("horovodrun: --config-file is not read: give the options on the command line")
+        raise UsageError("horovodrun: --config-file is not supported: pass the options on the command line")
     if args.num_proc is None:
-        raise UsageError("horovodrun: how many ranks? Give -np N")
+        raise UsageError("horovodrun: the number of ranks is missing: add -np N")
     if not args.command:
-        raise UsageError("horovodrun: what shall the ranks run? Give a command after the options")
+        raise UsageError("horovodrun: the command is missing: add it after the options")
     if not is_elastic(args) and (args.max_np or args.reset_limit or args.cooldown):
-        raise UsageError("horovodrun: --max-np, --reset-limit and --blacklist-cooldown-range belong to --min-np")
+        raise UsageError("horovodrun: --max-np, --reset-limit and --blacklist-cooldown-range require --min-np")
     least, most = args.min_np or args.num_proc, args.max_np or args.num_proc
     if not least <= args.num_proc <= most:
-        raise UsageError(f"horovodrun: --min-np {least} <= -np {args.num_proc} <= --max-np {most} has to hold")
+        raise UsageError(f"horovodrun: --min-np {least} <= -np {args.num_proc} <= --max-np {most} does not hold")
     return args
 
 

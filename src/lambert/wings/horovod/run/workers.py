@@ -58,7 +58,7 @@ class Worker:
         local = is_local(host)
         argv = list(command) if local else [*ssh, host, "sh", "-s"]
         if shutil.which(argv[0]) is None:
-            raise UsageError(f"horovodrun: {argv[0]!r} cannot be started: no such program")
+            raise UsageError(f"horovodrun: there is no program {argv[0]!r}")
         self.process = subprocess.Popen(
             [sys.executable, "-IS", "-c", _EXEC, str(os.getpid()), *argv],
             env={**os.environ, **variables} if local else None,
@@ -68,7 +68,7 @@ class Worker:
             start_new_session=True,
         )
         if self.process.stdin is not None:
-            self.process.stdin.write(remote_script(command, {**forwarded(), **variables}).encode())
+            self.process.stdin.write(build_remote_script(command, {**select_environment(), **variables}).encode())
             self.process.stdin.flush()
         pipes: dict[str, Any] = {"stdout": self.process.stdout, "stderr": self.process.stderr}
         self._pumps = [threading.Thread(target=self._pump, args=pipe, daemon=True) for pipe in pipes.items()]
@@ -127,20 +127,20 @@ def end(workers: Sequence[Worker], number: int = signal.SIGTERM) -> None:
         worker.finish()
 
 
-def ssh_command(port: int | None, identity: str | None) -> list[str]:
+def build_ssh_command(port: int | None, identity: str | None) -> list[str]:
     """Returns an ssh command that never prompts. It uses the user's keys and known hosts, and accepts new hosts."""
     command = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new", "-o", "ConnectTimeout=10"]
     return command + (["-p", str(port)] if port else []) + (["-i", identity] if identity else [])
 
 
-def forwarded() -> dict[str, str]:
+def select_environment() -> dict[str, str]:
     """Returns the variables of this environment that are forwarded to remote ranks."""
     return {
         key: value for key, value in os.environ.items() if key.isidentifier() and not _OF_THIS_MACHINE.fullmatch(key)
     }
 
 
-def remote_script(command: Sequence[str], variables: Mapping[str, str]) -> str:
+def build_remote_script(command: Sequence[str], variables: Mapping[str, str]) -> str:
     """Returns the script for the remote shell. The script contains the variables, because every user of the remote host
     could see them in the arguments of a command.
 

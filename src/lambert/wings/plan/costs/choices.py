@@ -1,12 +1,14 @@
-"""Lists the ways to compute a run on given kinds of devices, and selects the efficient ones."""
+"""Lists the ways to compute a run on given kinds of devices, selects the efficient ones, and finds changes with which a
+run fits into memory: smaller micro-batches, a sharded optimizer, other devices."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from lambert.distributed.config import WORTH
-from lambert.wings.plan.costs.devices import Cluster, Device, cluster, fewest_nodes
-from lambert.wings.plan.costs.steps import Step, fitting, predict
+from lambert.wings.plan.costs.devices import DEVICES, Cluster, Device, cluster, count_nodes
+from lambert.wings.plan.costs.steps import Step, find_micro_tokens, predict
 from lambert.wings.plan.costs.work import Work, shapes_of
 
 _SLACK = 1.02
@@ -16,7 +18,7 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way, with its prediction for the whole run."""
+    """One way to compute a run, with its prediction."""
 
     cluster: Cluster
     work: Work
@@ -31,7 +33,7 @@ class Choice:
         return self.step.bytes <= self.cluster.device.memory
 
 
-def with_precision(work: Work, device: Device) -> Work:
+def resolve_precision(work: Work, device: Device) -> Work:
     """Returns the work with the precision `auto` resolved as in a run: bfloat16 if the device has it, otherwise
     float32."""
     if work.precision != "auto":
@@ -39,7 +41,7 @@ def with_precision(work: Work, device: Device) -> Work:
     return replace(work, precision="bfloat16" if "bfloat16" in device.peak else "float32")
 
 
-def choices(
+def list_choices(
     work: Work, sequences: int, devices: Sequence[Device], prices: Mapping[str, float], *, counts: Sequence[int],
     nodes: int = 0, network: str = "", methods: Sequence[str] = (),
 ) -> list[Choice]:  # fmt: skip
@@ -57,9 +59,9 @@ def choices(
     shapes = shapes_of(work.config, work.targets, work.labels)
     found = []
     for device in devices:
-        own, usd = with_precision(work, device), prices[device.name] if prices else 1.0
+        own, usd = resolve_precision(work, device), prices[device.name] if prices else 1.0
         for count in counts:
-            if work.batch_size % count or count % (nodes or fewest_nodes(device, count)):
+            if work.batch_size % count or count % (nodes or count_nodes(device, count)):
                 continue
             machines = cluster(device, count, nodes, network)
             two_levels = work.two_levels or (device.kind == "cpu" and machines.nodes > 1 and machines.each > 1)
@@ -84,13 +86,13 @@ def _even(work: Work, machines: Cluster, shapes: Sequence[tuple[int, ...]]) -> t
     another size."""
     if work.micro_tokens or machines.devices == 1:
         return ()
-    largest = fitting(work, machines, shapes)
+    largest = find_micro_tokens(work, machines, shapes)
     share = work.batch_size * work.mean / machines.devices
     rounds = ceil(_SLACK * share / max(largest, work.longest))
     return (max(work.longest, ceil(_SLACK * share / rounds)),)
 
 
-def efficient(found: Iterable[Choice]) -> list[Choice]:
+def select_efficient(found: Iterable[Choice]) -> list[Choice]:
     """Returns the choices that fit into memory and that no other choice beats in both time and cost, ordered by
     time."""
     kept: list[Choice] = []
@@ -98,3 +100,65 @@ def efficient(found: Iterable[Choice]) -> list[Choice]:
         if not kept or choice.cost < kept[-1].cost * (1 - 1e-9):
             kept.append(choice)
     return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A changed run on some devices."""
+
+    work: Work
+    cluster: Cluster
+    step: Step
+
+    @property
+    def lacking(self) -> float:
+        """Bytes that it needs beyond the memory of a device; it fits if this is 0 or less."""
+        return self.step.bytes - self.cluster.device.memory
+
+
+def find_remedy(work: Work, clusters: Sequence[Cluster]) -> Remedy:
+    """Returns the first change with which the run fits, or if none fits, the one that lacks least. The optimizer is
+    first tried unsharded, then sharded; micro-batches first unchanged, then smaller; clusters in their order.
+    """
+    least: Remedy | None = None
+    for tried in _changes(work, clusters):
+        if least is None or tried.lacking < least.lacking:
+            least = tried
+        if least.lacking <= 0:
+            break
+    assert least is not None, "no clusters"
+    return least
+
+
+def list_clusters(counts: Iterable[int], nodes: int = 0, network: str = "") -> list[Cluster]:
+    """Returns clusters of the published devices on which Lambert runs, in these numbers, the smallest memory first. The
+    arguments are those of `choices`."""
+    return [
+        cluster(device, count, nodes, network)
+        for device in sorted(DEVICES.values(), key=lambda device: device.memory)
+        for count in counts
+        if device.kind != "tpu" and count % (nodes or count_nodes(device, count)) == 0
+        if not network or (nodes or count_nodes(device, count)) > 1
+    ]
+
+
+def _changes(work: Work, clusters: Sequence[Cluster]) -> Iterator[Remedy]:
+    shapes = shapes_of(work.config, work.targets, work.labels)
+    for sharded in dict.fromkeys((work.shard_optimizer, work.shard_optimizer or work.sync_every == 1)):
+        for smaller in (False, True):
+            for machines in clusters:
+                tried = replace(resolve_precision(work, machines.device), shard_optimizer=sharded)
+                tokens = _largest(tried, machines, shapes) if smaller else work.micro_tokens
+                tried = replace(tried, micro_tokens=tokens)
+                yield Remedy(tried, machines, predict(tried, machines, shapes))
+
+
+def _largest(work: Work, machines: Cluster, shapes: Sequence[tuple[int, ...]]) -> int:
+    """Returns the largest number of tokens with which a micro-batch fits, at most that of the run and at least that of
+    the longest sequence."""
+
+    def too_many(tokens: int) -> bool:
+        return predict(replace(work, micro_tokens=tokens), machines, shapes).bytes > machines.device.memory
+
+    tokens = range(work.longest, predict(work, machines, shapes).micro_tokens + 1)
+    return tokens[max(0, bisect_left(tokens, True, key=too_many) - 1)]

@@ -67,7 +67,7 @@ def exchange(
     return Exchange(seconds + latency, sent, coding)
 
 
-def exposed(seconds: float, backward: float, last: float) -> float:
+def find_exposed(seconds: float, backward: float, last: float) -> float:
     """Returns the seconds by which an exchange lengthens an update whose buckets are sent during the backward pass.
 
     Args:

@@ -65,11 +65,11 @@ class DeviceFile:
         if not self.name.strip() or self.name in DEVICES:
             raise UsageError(f"device.name = {self.name!r} must be a name that the table of devices does not have.")
         if self.link and self.link_bandwidth:
-            raise UsageError("device.link and device.link_bandwidth both say what connects the devices: leave one out.")
+            raise UsageError("device.link and device.link_bandwidth exclude each other: omit one of them.")
         if self.link and self.link not in LINKS:
             raise UsageError(f"device.link = {self.link!r} is unknown.{nearest(self.link, inside)}")
         if self.link and self.per_node == 1:
-            raise UsageError(f"device.link = {self.link!r} connects devices, and device.per_node = 1 is one: set both.")
+            raise UsageError(f"device.link = {self.link!r} needs several devices, but device.per_node is 1.")
         if self.per_node > 1 and not (self.link or self.link_bandwidth):
             raise UsageError(
                 f"device.per_node = {self.per_node} devices need a link: add device.link, such as {inside[0]}, or "

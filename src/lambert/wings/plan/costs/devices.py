@@ -144,7 +144,7 @@ LINKS: dict[str, Link] = {
 """By name."""
 
 
-def recognised(name: str) -> Device | None:
+def recognise(name: str) -> Device | None:
     """Returns the device of DEVICES that a driver calls `name`, as in "NVIDIA A100-SXM4-80GB": the one with the most
     parts among those whose parts of the name are all words of `name`."""
     words = {word for word in re.split(r"[^a-z0-9]+", name.casefold()) if word}
@@ -181,7 +181,7 @@ class Cluster:
         return f"{many} {self.device.name}"
 
 
-def fewest_nodes(device: Device, devices: int) -> int:
+def count_nodes(device: Device, devices: int) -> int:
     """Returns how many usual nodes hold this many devices."""
     return -(-devices // device.per_node)
 
@@ -189,7 +189,7 @@ def fewest_nodes(device: Device, devices: int) -> int:
 def cluster(device: Device, devices: int, nodes: int = 0, network: str = "") -> Cluster:
     """Returns a cluster whose nodes share the devices evenly, with the links of its device. If `nodes` is 0, it has as
     few nodes as hold the devices."""
-    nodes = nodes or fewest_nodes(device, devices)
+    nodes = nodes or count_nodes(device, devices)
     assert devices % nodes == 0, f"{devices} devices in {nodes} nodes"
     inside = device.own_link or LINKS[device.link] if devices > nodes else ALONE
     return Cluster(device, devices, nodes, inside, LINKS[network or DEFAULT_NETWORK] if nodes > 1 else ALONE)

@@ -1,4 +1,8 @@
-"""Simulates a run by discrete events: nodes that fail, slow devices, checkpoints and restarts.
+"""Predicts the cost of failures: in closed form, and by a simulation of discrete events: nodes that fail, slow devices,
+checkpoints and restarts.
+
+Source of the closed form: Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006,
+equations 20 and 37. Failures are independent, and the time to the next one is exponential.
 
 The time to the failure of a node is exponential, and so is the time between two failures of the group. One process
 makes the failures, which interrupt another process, the run. The times of the updates between checkpoints are drawn for
@@ -7,13 +11,12 @@ many checkpoints at once, so that only failures are events.
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil, exp, inf, sqrt
 from typing import Any
 
 import numpy as np
 
 from lambert.core.errors import UsageError
-from lambert.wings.plan.costs.failures import group_mtbf, useful_share
 from lambert.wings.plan.costs.stragglers import Lateness
 
 _LEAST_USEFUL = 0.05
@@ -27,6 +30,36 @@ _BLOCK = 10_000
 """Maximum number of checkpoints whose times are drawn together."""
 _CHECKPOINTS_PER_EVENT = 200
 """Number of checkpoints that can be drawn in the time that a failure takes (measured, to an order of magnitude)."""
+
+
+def daly(mtbf: float, cost: float) -> float:
+    """Returns Daly's interval between checkpoints, in seconds.
+
+    Args:
+        mtbf: Mean seconds between two failures of the group.
+        cost: Seconds of training that a checkpoint takes.
+    """
+    if cost >= 2 * mtbf:
+        return mtbf
+    share = cost / (2 * mtbf)
+    return sqrt(2 * cost * mtbf) * (1 + sqrt(share) / 3 + share / 9) - cost
+
+
+def useful_share(mtbf: float, interval: float, cost: float, restart: float) -> float:
+    """Returns the share of the time of a long run that is useful training.
+
+    Args:
+        mtbf: Mean seconds between two failures of the group; inf: none.
+        interval: Seconds of training between two checkpoints.
+        cost: Seconds of training that a checkpoint takes.
+        restart: Seconds from a failure until training continues from the last checkpoint.
+    """
+    if mtbf == inf:
+        return interval / (interval + cost)
+    exponent = (interval + cost) / mtbf
+    if exponent > 500:
+        return 0.0
+    return interval / (mtbf * exp(restart / mtbf) * (exp(exponent) - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +97,7 @@ class Run:
         """Approximate number of events of a simulation: failures, and checkpoints weighted by the time that they
         take."""
         checkpoints = self.updates / self.per_checkpoint
-        return self.updates * self.mean / group_mtbf(self.mtbf, self.nodes) + checkpoints / _CHECKPOINTS_PER_EVENT
+        return self.updates * self.mean / (self.mtbf / self.nodes) + checkpoints / _CHECKPOINTS_PER_EVENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +119,12 @@ class Outcome:
         return self.training / self.seconds
 
 
-def shortened(run: Run) -> Run:
+def shorten(run: Run) -> Run:
     """Returns the beginning of a run, long enough to be simulated in place of the whole."""
     return replace(run, updates=ceil(run.updates * min(1.0, _LONGEST / max(1.0, run.events))))
 
 
-def simulations(run: Run) -> list[Outcome]:
+def simulate_often(run: Run) -> list[Outcome]:
     """Simulates a run several times (shorter runs more often) with the seeds 0, 1, 2, ... Raises as `simulate`."""
     return [simulate(run, seed) for seed in range(round(min(_MOST, max(_FEWEST, _EVENTS / (1 + run.events)))))]
 
@@ -105,7 +138,7 @@ def simulate(run: Run, seed: int = 0) -> Outcome:
         import simpy
     except ImportError as error:
         raise UsageError("Simulating failures needs simpy: pip install 'lambert-bert[plan]'.") from error
-    each, mtbf = run.per_checkpoint, group_mtbf(run.mtbf, run.nodes)
+    each, mtbf = run.per_checkpoint, run.mtbf / run.nodes
     if useful_share(mtbf, min(run.interval, run.updates * run.mean), run.cost, run.restart) < _LEAST_USEFUL:
         raise UsageError(
             "The run hardly advances between failures: save more often (--checkpoint), or take fewer nodes (--nodes)."

@@ -20,10 +20,10 @@ import torch
 
 from lambert.data.batch_sizes import even_count
 from lambert.planning import memory, micro_batches, operations, traffic
-from lambert.wings.plan.costs.communication import exchange, exposed
+from lambert.wings.plan.costs.communication import exchange, find_exposed
 from lambert.wings.plan.costs.devices import Cluster, Device
-from lambert.wings.plan.costs.stragglers import expected_lateness
-from lambert.wings.plan.costs.work import DTYPES, Work, shapes_of, software_of
+from lambert.wings.plan.costs.stragglers import estimate_lateness
+from lambert.wings.plan.costs.work import DTYPES, Work, find_software, shapes_of
 
 PRODUCTS = {"matrix": 0.63, "plain": 0.88, "measured": 0.79}
 """Share of the peak that long products of the blocks reach: on matrix units, without them, and for a measured peak."""
@@ -98,7 +98,7 @@ def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | No
     weights = sum(map(prod, shapes))
     held = resident(work, cluster, weights)
     per_token = _per_token(work, device)
-    tokens = work.micro_tokens or determined(work, cluster, held, per_token)
+    tokens = work.micro_tokens or determine_micro_tokens(work, cluster, held, per_token)
     tokens = max(tokens, work.longest)
     if work.own_shares:
         micro = cluster.devices * max(1, ceil(work.batch_size * work.mean / cluster.devices / tokens - 0.01))
@@ -114,9 +114,9 @@ def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | No
     sent = exchange(cluster, work.method, shapes, rank=work.rank, two_levels=work.two_levels,
                     bucket_mb=4.0 if device.kind == "cpu" else 25.0)  # fmt: skip
     table = work.config.vocabulary * work.config.table_width / weights
-    software = software_of(work, device)
+    software = find_software(work, device)
     hidden = backward if software.overlapped and work.sync_every == 1 else 0.0
-    shown = sent.coding + exposed(sent.seconds, hidden, table if hidden else 1.0) if cluster.devices > 1 else 0.0
+    shown = sent.coding + find_exposed(sent.seconds, hidden, table if hidden else 1.0) if cluster.devices > 1 else 0.0
     busy = micro / (rounds * cluster.devices)
     mine = rounds * (arithmetic + memory_ + kernels)
     return Step(
@@ -125,7 +125,7 @@ def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | No
         kernels=rounds * kernels * busy,
         exchange=shown / work.sync_every,
         idle=mine * (1 - busy),
-        late=expected_lateness(cluster.devices, mine, work.jitter, work.slow),
+        late=estimate_lateness(cluster.devices, mine, work.jitter, work.slow),
         computing=mine,
         micro_tokens=tokens,
         rounds=rounds,
@@ -151,12 +151,12 @@ def resident(work: Work, cluster: Cluster, weights: int) -> float:
     return device.memory - left
 
 
-def fitting(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]]) -> int:
+def find_micro_tokens(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]]) -> int:
     """Returns the tokens of the largest micro-batch that one rank alone would choose."""
     return _alone(work, cluster, resident(work, cluster, sum(map(prod, shapes))), _per_token(work, cluster.device))
 
 
-def determined(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
+def determine_micro_tokens(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
     """Returns the tokens of a micro-batch as `runs/microbatch.py` determines them."""
     tokens = _alone(work, cluster, held, per_token)
     if cluster.devices == 1:
@@ -173,7 +173,7 @@ def _alone(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
 
 def micro_batch(work: Work, device: Device, sequences: float, weights: int) -> tuple[float, float, float, float]:
     """Returns the seconds of one micro-batch (arithmetic, memory, kernels), and those of its backward pass."""
-    config, software = work.config, software_of(work, device)
+    config, software = work.config, find_software(work, device)
     size = DTYPES[work.precision].itemsize / 2
     linear, attention = _operations(work)
     share = PRODUCTS["measured" if device.measured else "matrix" if _matrix_units(device, work.precision) else "plain"]

@@ -22,7 +22,7 @@ _NORMAL = 4
 sum of four maxima is below 0.6, and runs save after many more updates)."""
 
 
-def expected_maximum(ranks: int, mean: float, deviation: float) -> float:
+def estimate_maximum(ranks: int, mean: float, deviation: float) -> float:
     """Returns the expected maximum of `ranks` independent normal times.
 
     Source: Blom, "Statistical Estimates and Transformed Beta-Variables", 1958: the quantile (n - a) / (n - 2 a + 1)
@@ -33,11 +33,11 @@ def expected_maximum(ranks: int, mean: float, deviation: float) -> float:
     return mean + deviation * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
-def expected_lateness(ranks: int, mean: float, jitter: float, slow: float) -> float:
+def estimate_lateness(ranks: int, mean: float, jitter: float, slow: float) -> float:
     """Returns the expected seconds by which the slowest rank ends an update after the mean rank. The arguments are
     those of `Lateness`."""
     if ranks == 1 or slow == 1:
-        return expected_maximum(ranks, mean, jitter * mean) - mean
+        return estimate_maximum(ranks, mean, jitter * mean) - mean
     return Lateness(ranks, mean, jitter, slow).mean
 
 

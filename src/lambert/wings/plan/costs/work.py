@@ -89,13 +89,13 @@ class Work:
 
 def shapes_of(config: EncoderConfig, targets: Mapping[str, float], labels: Mapping[str, int]) -> list[tuple[int, ...]]:
     """Returns the shapes of all parameters of an encoder with its heads."""
-    from lambert.model.heads import built
+    from lambert.model.heads import build_model
 
     with torch.device("meta"):
-        model = built(config, {name: labels.get(name, 0) for name in targets})
+        model = build_model(config, {name: labels.get(name, 0) for name in targets})
     return [tuple(parameter.shape) for parameter in model.parameters()]
 
 
-def software_of(work: Work, device: Device) -> Software:
+def find_software(work: Work, device: Device) -> Software:
     """Returns the implementation of `work` on a device."""
     return work.software or SOFTWARE["lambert-cpu" if device.kind == "cpu" else "lambert"]

@@ -37,7 +37,7 @@ def page() -> Page:
     """
     style, script = _part("style.css"), "\n".join(map(_part, SCRIPTS))
     html = _part("index.html").replace("/*style*/", style).replace("/*script*/", script)
-    rules = {**_RULES, "style-src": _hashed(style), "script-src": _hashed(script)}
+    rules = {**_RULES, "style-src": _hash(style), "script-src": _hash(script)}
     headers = {
         "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in rules.items()),
         "Cache-Control": "no-cache",
@@ -52,5 +52,5 @@ def _part(name: str) -> str:
     return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _hashed(source: str) -> str:
+def _hash(source: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""The template convert: a quantity with its unit, and in brackets the same in another unit.
+"""The template `convert`: a quantity with its unit, followed in brackets by the same quantity in another unit.
 
 Source: https://en.wikipedia.org/wiki/Help:Convert, and the section on rounding of
 https://en.wikipedia.org/wiki/Help:Convert_messages: the result has as many decimals as the input, corrected by the
@@ -37,9 +37,9 @@ _PAIRS = {
 """Units of one quantity, as in 5 ft 11 in."""
 _JOINED = {"ftin": ("ft", "in"), "stlb": ("st", "lb"), "lboz": ("lb", "oz")}
 _LONGEST = 60
-"""Maximum characters of a number (ours); a longer one is shown as it is written."""
+"""Maximum characters of a number (our choice); a longer one is shown as it is written."""
 _MOST_DIGITS = 14
-"""Maximum of the decimals and of the significant digits that a call may ask for (ours): a float64 has no more."""
+"""Maximum number of decimals and of significant digits that a call may request (our choice): a float64 has no more."""
 _EXACT = Context(prec=500, rounding=ROUND_HALF_UP)
 """Holds every digit of the numbers that _LONGEST allows."""
 _ALONE = ("out", "output only", "number", "output number only")
@@ -54,7 +54,7 @@ class Unit:
     """What it measures, such as length. Units of one dimension can be converted to each other."""
     symbol: str
     one: str
-    """Its full name after 1."""
+    """Its full name in the singular."""
     many: str
     scale: float
     """Size of the unit in the base unit of its dimension."""
@@ -63,14 +63,14 @@ class Unit:
     power: str = ""
     """The word for a power of ten before the unit, such as million."""
 
-    def shown(
+    def format(
         self, number: str, full: bool = False, single: bool = False, american: bool = False, adjective: bool = False
     ) -> str:
         """Returns a number with this unit.
 
         Args:
             full: Whether its name is shown instead of its symbol.
-            single: Whether the name is that after 1.
+            single: Whether the name is in the singular.
             american: Whether the name has American spelling.
             adjective: Whether hyphens join the words, as in 2-kilometre.
         """
@@ -158,7 +158,7 @@ def _decimals(number: str) -> int:
 
 def convert(call: Call, wiki: Wiki) -> str:
     """Returns what the template shows, or "" if it has no quantity."""
-    given = [clean(value) for value in call.given()]
+    given = [clean(value) for value in call.list_positional()]
     if not given:
         return ""
     pieces = _SPLIT.split(given[0])
@@ -173,7 +173,7 @@ def convert(call: Call, wiki: Wiki) -> str:
     unit = unit_of(code.removesuffix("(-)"))
     known = [quantity for quantity in quantities if quantity]
     if len(known) != len(quantities) or not unit:
-        return f"{given[0]}{''.join(_joined(b, q) for b, q in zip(between, known[1:], strict=False))} {code}".strip()
+        return f"{given[0]}{''.join(_join(b, q) for b, q in zip(between, known[1:], strict=False))} {code}".strip()
     rest = given[at + 1 :]
     second, part = (_quantity(rest[0], wiki), unit_of(rest[1])) if len(rest) > 1 and not between else (None, None)
     if second and part and (unit.code, part.code) in _PAIRS:
@@ -181,7 +181,7 @@ def convert(call: Call, wiki: Wiki) -> str:
     return _simple(call, wiki, known, between, unit, rest)
 
 
-def _joined(between: str, quantity: _Quantity) -> str:
+def _join(between: str, quantity: _Quantity) -> str:
     return f"{RANGES[between]}{quantity.text}"
 
 
@@ -208,11 +208,11 @@ def _simple(
     shown = quantities[0].text
     for sign, quantity in zip(between, quantities[1:], strict=True):
         joint = " × " if repeated else RANGES[sign]
-        shown = f"{unit.shown(shown)}{joint}" if repeated else shown + joint
+        shown = f"{unit.format(shown)}{joint}" if repeated else shown + joint
         shown += quantity.text
     if adjective and len(quantities) > 1:
         shown = shown.replace(" ", "-")
-    source = unit.shown(shown, full, single, american, adjective)
+    source = unit.format(shown, full, single, american, adjective)
     if adjective and call["adj"] == "mid" and (middle := rest.pop(0) if rest and not unit_of(rest[0]) else ""):
         source += middle if middle.startswith(("-", " ")) else f" {middle}"
     targets, rounding = _targets(rest, unit)
@@ -223,7 +223,7 @@ def _simple(
             continue
         found = unit_of(target)
         if found and found.dimension == unit.dimension:
-            outputs.append(_converted(call, wiki, quantities, between, unit, found, rounding, full_out, american))
+            outputs.append(_convert_to(call, wiki, quantities, between, unit, found, rounding, full_out, american))
     return _together(call, source, outputs)
 
 
@@ -255,24 +255,24 @@ def _value(value: float, source: Unit, target: Unit) -> float:
     return base / target.scale
 
 
-def _converted(
+def _convert_to(
     call: Call, wiki: Wiki, quantities: list[_Quantity], between: list[str], source: Unit, target: Unit, rounding: str,
     full: bool, american: bool,
 ) -> str:  # fmt: skip
     values = [_value(quantity.value, source, target) for quantity in quantities]
     texts = [
-        _rounded(value, _precision(call, quantity, value, source, target, rounding), call["round"], wiki)
+        _round(value, _precision(call, quantity, value, source, target, rounding), call["round"], wiki)
         for quantity, value in zip(quantities, values, strict=True)
     ]
     shown = texts[0]
     for sign, text in zip(between, texts[1:], strict=True):
         if not full and sign in ("x", "×", "xx", "*"):
-            shown = f"{target.shown(shown)} × {text}"
+            shown = f"{target.format(shown)} × {text}"
         else:
             shown += ("–" if sign.endswith("(-)") else RANGES[sign]) + text
     if call["disp"] in _ALONE[2:]:
         return shown
-    return target.shown(shown, full, len(texts) == 1 and texts[0] == "1", american)
+    return target.format(shown, full, len(texts) == 1 and texts[0] == "1", american)
 
 
 def _precision(
@@ -293,7 +293,7 @@ def _precision(
     return max(math.floor(quantity.decimals + ratio), 1 - math.floor(math.log10(size) + 1e-14))
 
 
-def _rounded(value: float, decimals: int, step: str, wiki: Wiki) -> str:
+def _round(value: float, decimals: int, step: str, wiki: Wiki) -> str:
     if step in ("5", "10", "25", "50", "0.5"):
         unit = Decimal(step)
         steps = _EXACT.divide(Decimal(repr(value)), unit).quantize(Decimal(1), context=_EXACT)
@@ -313,7 +313,7 @@ def _pair(base: float, codes: tuple[str, str], wiki: Wiki) -> str:
     each = round(large.scale / small.scale)
     whole, rest = divmod(abs(parts), each)
     sign = "−" if parts < 0 else ""
-    first, second = large.shown(wiki.number(str(whole))), small.shown(str(rest))
+    first, second = large.format(wiki.number(str(whole))), small.format(str(rest))
     return f"{sign}{first} {second}"
 
 
@@ -323,7 +323,7 @@ def _compound(
     full, full_out, american = _style(call, wiki)
     adjective = call["adj"] == "on" and full
     shown = [
-        unit.shown(quantity.text, full, adjective or quantity.value == 1, american, adjective)
+        unit.format(quantity.text, full, adjective or quantity.value == 1, american, adjective)
         for quantity, unit in (first, second)
     ]
     base = sum(quantity.value * unit.scale for quantity, unit in (first, second))
@@ -342,7 +342,7 @@ def _compound(
             decimals = max(math.floor(total.decimals + math.log10(found.scale) + 2), 1 - math.floor(math.log10(size)))
         else:
             decimals = _precision(call, total, size, second[1], found, "")
-        outputs.append(found.shown(_rounded(size, decimals, call["round"], wiki), full_out, False, american))
+        outputs.append(found.format(_round(size, decimals, call["round"], wiki), full_out, False, american))
     return _together(call, " ".join(shown), outputs)
 
 

@@ -1,4 +1,4 @@
-"""Texts of templates that no pattern can express: dates, centuries, quantities, names in several scripts.
+"""Functions for templates that no pattern can express: dates, centuries, quantities, names in several scripts.
 
 Each function takes the call and the conventions of its wiki and returns the text, or "" if the arguments do not make
 one. Source: the documentation of the templates, at https://CODE.wikipedia.org/wiki/Template:NAME.
@@ -10,7 +10,7 @@ import re
 
 from lambert.wings.corpus.reading.wikis.convert import convert
 from lambert.wings.corpus.reading.wikis.locale import Wiki, clean
-from lambert.wings.corpus.reading.wikis.patterns import Call, Rule, raised
+from lambert.wings.corpus.reading.wikis.patterns import Call, Rule, superscript
 
 _YES = ("y", "yes", "1", "true", "on")
 _DAY_FIRST = "{d} {m} {y}"
@@ -28,13 +28,13 @@ def first_date(call: Call, wiki: Wiki) -> str:
 def death_date(call: Call, wiki: Wiki) -> str:
     """Returns the first of two dates and the years between them: death date and age."""
     died = first_date(call, wiki)
-    years = _years(call.given(4), call.given())
+    years = _years(call.list_positional(4), call.list_positional())
     return f"{died} (aged {years})" if died and years is not None and wiki.code == "en" else died
 
 
 def age(call: Call, wiki: Wiki) -> str:
     """Returns the years between two dates. With one date the result would depend on today."""
-    years = _years(call.given(), call.given(4))
+    years = _years(call.list_positional(), call.list_positional(4))
     return "" if years is None else str(years)
 
 
@@ -50,7 +50,7 @@ def _years(start: list[str], end: list[str]) -> int | None:
 
 def day_date(call: Call, wiki: Wiki) -> str:
     """Returns the date of the arguments day, month and year, which may also be one text: date of fr, fecha of es."""
-    parts = [clean(value) for value in call.given()[:3]]
+    parts = [clean(value) for value in call.list_positional()[:3]]
     if len(parts) == 1 or (len(parts) > 1 and not any(parts[1:])):
         return iso_date(call, wiki)
     day, month, year = [*parts, "", "", ""][:3]
@@ -70,7 +70,7 @@ def iso_date(call: Call, wiki: Wiki) -> str:
 
 
 def as_of(call: Call, wiki: Wiki) -> str:
-    """Returns as of with its date."""
+    """Returns "as of" or "since" with a date."""
     if call["alt"]:
         return call["alt"]
     year, month, day = (clean(call[name]) for name in "123")
@@ -117,7 +117,7 @@ def marriage(call: Call, wiki: Wiki) -> str:
 
 def fraction(call: Call, wiki: Wiki) -> str:
     """Returns a fraction of one argument (1⁄2 of {{frac|2}}), two, or three with a whole number first."""
-    given = [clean(value) for value in call.given() if value.strip()]
+    given = [clean(value) for value in call.list_positional() if value.strip()]
     if len(given) == 1:
         return f"1⁄{given[0]}"
     return f"{f'{given[0]} ' if len(given) > 2 else ''}{given[-2]}⁄{given[-1]}" if given else ""
@@ -136,7 +136,7 @@ def value(call: Call, wiki: Wiki) -> str:
     power = f"×10^{call['e']}" if call["e"] and number else f"10^{call['e']}" if call["e"] else ""
     unit = call.first("u", "ul", "up", "upl")
     end = call["end"] or call["s"]
-    unit = re.sub(r"(?<=[a-zA-Z])(-?[0-9])$", lambda found: raised(found[1]), unit)
+    unit = re.sub(r"(?<=[a-zA-Z])(-?[0-9])$", lambda found: superscript(found[1]), unit)
     shown = f"({number}{around}){power}" if around and power else f"{number}{around}{power}"
     return call.first("p", "pre") + shown + end + (f" {unit}" if unit else "")
 
@@ -161,16 +161,16 @@ _KOREAN = (("hangul", "Korean"), ("hanja", "Hanja"), ("rr", "RR"), ("mr", "MR"),
 
 def chinese(call: Call, wiki: Wiki) -> str:
     """Returns the Chinese spellings of a name with their labels."""
-    return _labelled(Call(call.name, {"c": call["1"], **call.arguments}), _CHINESE)
+    return _label(Call(call.name, {"c": call["1"], **call.arguments}), _CHINESE)
 
 
 def korean(call: Call, wiki: Wiki) -> str:
     """Returns the Korean spellings of a name with their labels."""
-    given = dict(zip(("hangul", "hanja", "rr", "mr"), call.given(), strict=False))
-    return _labelled(Call(call.name, {**given, **call.arguments}), _KOREAN)
+    given = dict(zip(("hangul", "hanja", "rr", "mr"), call.list_positional(), strict=False))
+    return _label(Call(call.name, {**given, **call.arguments}), _KOREAN)
 
 
-def _labelled(call: Call, labels: tuple[tuple[str, str], ...]) -> str:
+def _label(call: Call, labels: tuple[tuple[str, str], ...]) -> str:
     bare = call["labels"] == "no"
     shown = []
     for name, label in labels:
@@ -237,13 +237,13 @@ def music(call: Call, wiki: Wiki) -> str:
 
 def sic(call: Call, wiki: Wiki) -> str:
     """Returns the spelling of the source, with [sic] unless it is hidden."""
-    text = "".join(call.given())
+    text = "".join(call.list_positional())
     return text if call["hide"].lower() in _YES else f"{text} [sic]".strip()
 
 
 def quantity(call: Call, wiki: Wiki) -> str:
     """Returns a number with units and their powers: unité of fr, unidad of es. {{unité|5|km||h|-1}} is 5 km⋅h⁻¹."""
-    given = [entry.strip() for entry in call.given()]
+    given = [entry.strip() for entry in call.list_positional()]
     if not given or not given[0]:
         return ""
     number = wiki.number(given[0])
@@ -258,15 +258,15 @@ def quantity(call: Call, wiki: Wiki) -> str:
             rest = rest[1:]
             continue
         if unit:
-            units.append(unit + raised(clean(power)))
+            units.append(unit + superscript(clean(power)))
         rest = rest[2:]
     return " ".join(part for part in (number, "⋅".join(units)) if part)
 
 
 def french_century(call: Call, wiki: Wiki) -> str:
-    """Returns centuries: s, s2, sp and s mini with hyphens for those before Christ and those without a link."""
+    """Returns one or several centuries (s, s2, sp, s mini). A hyphen before the name means before Christ."""
     kind = call.name.lower().strip("-").replace("siècle", "s")
-    given = [clean(entry) for entry in call.given()]
+    given = [clean(entry) for entry in call.list_positional()]
     before = " av. J.-C." if call.name.startswith("-") else ""
     if kind == "s mini":
         return "".join(given[:2]) + before
@@ -310,8 +310,8 @@ def lifetime(call: Call, wiki: Wiki) -> str:
     return f"{born}{day}－{died}{last}"
 
 
-def formatted(call: Call, wiki: Wiki) -> str:
-    """Returns formatnum: a number as the wiki writes it; with R as a plain number, with NOSEP without groups."""
+def format_number(call: Call, wiki: Wiki) -> str:
+    """Returns a number as the wiki writes it (formatnum): with R as a plain number, with NOSEP without groups."""
     how = clean(call["2"]).upper()
     if how == "R":
         return wiki.plain(call["1"])
@@ -326,7 +326,7 @@ def plural(call: Call, wiki: Wiki) -> str:
 
 def days_old(call: Call, wiki: Wiki) -> str:
     """Returns the years and days between two dates."""
-    years = _years(call.given(), call.given(4))
+    years = _years(call.list_positional(), call.list_positional(4))
     if years is None:
         return ""
     begin, end = (datetime.date(*(int(clean(call[str(at + n)])) for n in range(3))) for at in (1, 4))
@@ -362,7 +362,7 @@ def own_name(call: Call, wiki: Wiki) -> str:
 
 def last(call: Call, wiki: Wiki) -> str:
     """Returns the last argument without a name."""
-    return next((value for value in reversed(call.given()) if value.strip()), "")
+    return next((value for value in reversed(call.list_positional()) if value.strip()), "")
 
 
 def country(call: Call, wiki: Wiki) -> str:
@@ -376,7 +376,7 @@ FUNCTIONS: dict[str, Rule] = {
     "asof": as_of, "oldstyle": old_style, "span": span, "marriage": marriage, "fraction": fraction, "value": value,
     "nihongo": nihongo, "chinese": chinese, "korean": korean, "class": ship_class, "ship": ship, "quote": quote,
     "zitat": german_quote, "music": music, "sic": sic, "quantity": quantity, "siècle": french_century,
-    "siglo": spanish_century, "heure": french_time, "bd": lifetime, "formatnum": formatted, "plural": plural,
+    "siglo": spanish_century, "heure": french_time, "bd": lifetime, "formatnum": format_number, "plural": plural,
     "country": country, "name": own_name, "last": last, "ayd": days_old,
     "percentage": percentage, "duration": duration,
 }  # fmt: skip

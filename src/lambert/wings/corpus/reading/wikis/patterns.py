@@ -37,7 +37,7 @@ class Call:
         """Returns the first of these arguments that is not empty."""
         return next((value for name in names if (value := self.arguments.get(name, ""))), "")
 
-    def given(self, start: int = 1) -> list[str]:
+    def list_positional(self, start: int = 1) -> list[str]:
         """Returns the arguments without names from a number on, empty ones between them included."""
         last = max((int(name) for name in self.arguments if name.isdecimal()), default=0)
         return [self[str(number)] for number in range(start, min(last, 99) + 1)]
@@ -70,7 +70,7 @@ def roman(text: str) -> str:
     return found
 
 
-def raised(text: str) -> str:
+def superscript(text: str) -> str:
     """Returns the text with digits and signs as superscripts."""
     return text.translate(_SUPERSCRIPTS)
 
@@ -79,7 +79,7 @@ FILTERS: dict[str, Callable[[str, Wiki], str]] = {
     "number": lambda text, wiki: wiki.number(text),
     "ordinal": lambda text, wiki: ordinal(clean(text)),
     "roman": lambda text, wiki: roman(clean(text)),
-    "raised": lambda text, wiki: raised(clean(text)),
+    "raised": lambda text, wiki: superscript(clean(text)),
     "lower": lambda text, wiki: text.lower(),
     "upper": lambda text, wiki: text.upper(),
     "capital": lambda text, wiki: text[:1].upper() + text[1:],
@@ -95,14 +95,14 @@ FILTERS: dict[str, Callable[[str, Wiki], str]] = {
 }
 
 
-def compiled(pattern: str, functions: Mapping[str, Rule]) -> Rule:
+def compile_pattern(pattern: str, functions: Mapping[str, Rule]) -> Rule:
     """Returns the function that fills a pattern. Raises ValueError if it is not well formed."""
     if pattern.startswith("@"):
         return functions[pattern[1:]]
     parts, end = _parts(pattern.replace("¶", "\n\n"), 0)
     if end != len(pattern.replace("¶", "\n\n")):
         raise ValueError(f"{pattern!r} has > without <")
-    return lambda call, wiki: _filled(parts, call, wiki)[0]
+    return lambda call, wiki: _fill(parts, call, wiki)[0]
 
 
 _Part = str | list["_Part"] | Rule
@@ -135,7 +135,7 @@ def _parts(pattern: str, start: int) -> tuple[list[_Part], int]:
 
 def _field(words: str) -> Rule:
     if words.startswith("*"):
-        return lambda call, wiki: words[1:].join(value for value in call.given() if value)
+        return lambda call, wiki: words[1:].join(value for value in call.list_positional() if value)
     names, *filters = words.split(":")
     chosen = names.split("/")
     functions = [FILTERS[name] for name in filters]
@@ -152,14 +152,14 @@ def _field(words: str) -> Rule:
     return fill
 
 
-def _filled(parts: list[_Part], call: Call, wiki: Wiki) -> tuple[str, bool]:
+def _fill(parts: list[_Part], call: Call, wiki: Wiki) -> tuple[str, bool]:
     """Returns the text of parts, and whether no field among them is empty."""
     shown, complete = [], True
     for part in parts:
         if isinstance(part, str):
             shown.append(part)
         elif isinstance(part, list):
-            text, whole = _filled(part, call, wiki)
+            text, whole = _fill(part, call, wiki)
             shown.append(text if whole else "")
         else:
             text = part(call, wiki)

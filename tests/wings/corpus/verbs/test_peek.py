@@ -10,9 +10,8 @@ import lambert
 from lambert.core.errors import UsageError
 from lambert.text.streams import Stream
 from lambert.wings.corpus.config import PeekConfig, PrepareConfig
-from lambert.wings.corpus.peek import peek
 from lambert.wings.corpus.pipeline import prepare
-from lambert.wings.corpus.verbs.peek import run, shown
+from lambert.wings.corpus.verbs.peek import format_documents, peek, run
 
 
 def sentence(n: int) -> str:
@@ -45,7 +44,7 @@ def test_only_the_vocabulary_must_be_learnt_first(rows: Path) -> None:
     (first, *_) = lambert.peek(input=rows)
     assert first.tokens is None
     assert first.pieces[:3] == ["The", "river", "number"]
-    assert any("not learnt yet" in line for line in shown([first], 100))
+    assert any("not learnt yet" in line for line in format_documents([first], 100))
 
 
 def test_filters(tmp_path: Path) -> None:
@@ -62,7 +61,7 @@ def test_filters(tmp_path: Path) -> None:
     assert found[0].sentences == ["The cat sat on a mat."]
     assert found[2].sentences == []
     assert "is not JSON" in found[3].error
-    text = "\n".join(shown(found, 80))
+    text = "\n".join(format_documents(found, 80))
     assert "normalise   changed: 22 to 21 characters" in text
     assert "kept by     normalise, prose" in text
     assert "prose       dropped" in text
@@ -108,7 +107,7 @@ def test_a_few_files_of_several_kinds(rows: Path, tmp_path: Path) -> None:
         "long.txt"
     ]
     assert [document.whole for document in found] == [True] * 8 + [False]
-    assert any("the first piece of a longer document" in line for line in shown(found, 200))
+    assert any("the first piece of a longer document" in line for line in format_documents(found, 200))
 
 
 def test_parquet(rows: Path, tmp_path: Path) -> None:
@@ -141,7 +140,7 @@ def test_files_are_not_read_to_the_end(tmp_path: Path, monkeypatch: pytest.Monke
 def test_lines_fit_and_control_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("\x1b[31mred\x1b[0m 漢字" + "漢字 and a word. " * 99 + "\u00a0 end.")
-    lines = list(shown(lambert.peek(input=path, clean=["normalise"]), 60))
+    lines = list(format_documents(lambert.peek(input=path, clean=["normalise"]), 60))
     assert not any("\x1b" in line for line in lines)
     from rich.cells import cell_len
 

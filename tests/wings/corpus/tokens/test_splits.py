@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lambert.wings.corpus.duplicates.exact import Seen
+from lambert.wings.corpus.tokens.splits import Seen
 
 
 @given(st.lists(st.lists(st.integers(0, 30) | st.integers(0, 2**64 - 1), max_size=20), max_size=12))

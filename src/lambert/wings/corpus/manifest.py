@@ -1,11 +1,16 @@
-"""Compares a prepared corpus with the settings and inputs of a command that would prepare it."""
+"""The manifest of a corpus: counts of each input file, and its comparison with a command that would prepare the same
+corpus."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import flatten
 from lambert.core.shards import check_corpus, check_shape, read_manifest
+from lambert.wings.corpus.documents import Documents
+from lambert.wings.corpus.reading.pieces import escape_name
+from lambert.wings.corpus.stages import FileCounts
 
 _DOCUMENTS = {"read": int, "kept": int, "dropped": {"*": int}, "unreadable": [str]}
 _PREPARED = {
@@ -16,7 +21,7 @@ _PREPARED = {
 """Keys of the manifest that only `prepare` reads."""
 
 
-def existing(out: Path, head: dict[str, Any], setting: str = "out") -> dict[str, Any]:
+def read_existing(out: Path, head: dict[str, Any], setting: str = "out") -> dict[str, Any]:
     """Returns the manifest of the corpus in `out`, which is the value of `setting`. Raises UsageError with the
     differences if it was prepared from other settings or inputs."""
     if not (out / "manifest.json").is_file():
@@ -51,3 +56,40 @@ def check_same(out: Path | str, manifest: dict[str, Any], head: dict[str, Any], 
         differs.append("other inputs: " + (", ".join(what) or "their order changed"))
     if differs:
         raise UsageError(f"{out} was prepared with {'; '.join(differs)}: choose another {setting}, or move it away.")
+
+
+_DROPPED = ("empty", "short", "duplicate", "weight")
+
+
+def count_files(
+    head: Mapping[str, Any], documents: Documents, by_file: Sequence[Mapping[str, int]], input_of: Mapping[str, int],
+    by_step: FileCounts | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Returns `inputs` and `sources` of the manifest, with the counts of each input file and each entry of `input`.
+
+    Args:
+        head: The manifest with `inputs` and `sources` without counts.
+        documents: What was read.
+        by_file: `Sink.by_file`.
+        input_of: For each input file, the number of its entry of `input`.
+        by_step: What the steps before `tokens` counted; None: the files were read by this pass.
+    """
+    sources = [{**source, "documents": 0, "tokens": 0, "unknown_rate": 0} for source in head["sources"]]
+    inputs = []
+    for entry, file, own in zip(head["inputs"], documents.files, by_file, strict=True):
+        source = sources[input_of[file]]
+        for name, count in (("documents", "kept"), ("tokens", "tokens"), ("unknown_rate", "unknown")):
+            source[name] += own[count]
+        dropped = {name: own[name] for name in _DROPPED}
+        if by_step is None:
+            unreadable = documents.bad_of[escape_name(file)]
+            read = own["kept"] - own["repeated"] + sum(dropped.values()) + unreadable
+            before = {"read": read, "unreadable": unreadable}
+        else:
+            before = by_step[escape_name(file)]
+        counts = {**before, **dropped, "repeated": own["repeated"]}
+        some = {name: count for name, count in counts.items() if count or name == "read"}
+        inputs.append({**entry, "documents": {**some, "kept": own["kept"]}, "tokens": own["tokens"]})
+    for source in sources:
+        source["unknown_rate"] /= max(source["tokens"], 1)
+    return {"inputs": inputs, "sources": sources}

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lambert.wings.corpus.tokens.unigram import cross_entropy, entropy
+from lambert.wings.corpus.tokens.splits import cross_entropy, entropy
 
 
 def test_entropy_in_nats() -> None:

@@ -11,8 +11,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.shards import with_hash
 from lambert.wings.corpus.config import PrepareConfig, VerifyCorpusConfig
 from lambert.wings.corpus.pipeline import prepare
-from lambert.wings.corpus.verbs.verify import run
-from lambert.wings.corpus.verification import verify
+from lambert.wings.corpus.verbs.verify import run, verify
 
 
 @pytest.fixture(scope="module")
