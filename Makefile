@@ -27,7 +27,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help setup demo demo-short test test-all test-slow test-cluster test-crash test-exports test-fuzz test-page test-gpu test-minimum test-wheel lint docs native reference pins
+.PHONY: help setup demo demo-short test test-all test-slow test-cluster test-crash test-exports test-fuzz test-page test-gpu test-triton test-minimum test-wheel lint docs native reference pins
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
 
@@ -106,6 +106,13 @@ test-page: $(VENV)/setup-dev build/axe/package/axe.min.js
 
 test-gpu: $(VENV)/setup-dev
 	@LAMBERT_TEST_GPU=1 $(BIN)/python -m pytest -k 'cuda or gpu' -rs tests/model tests/engine tests/inference tests/runs/test_compile.py
+
+# The kernels of GPUs without a GPU: computed by Triton's interpreter, and compiled. Triton, a gigabyte, gets its own folder.
+TRITON := build/triton
+test-triton: $(VENV)/setup-dev
+	@test -d $(TRITON)/triton || $(BIN)/python -m pip install --quiet --no-deps --target $(TRITON) triton==3.9.0
+	@PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest $(FLAGS) tests/ops/test_cuda.py tests/ops/test_updates.py
+	@PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -s $(FLAGS) tests/ops/test_kernels.py
 
 OLD := .venv-minimum
 test-minimum:

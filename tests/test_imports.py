@@ -9,7 +9,7 @@ runs         inference     measure
 distributed  tasks         planning
 engine  data  model  optim
 text
-core  native  verb
+core  native  ops  verb
 """
 
 import ast
@@ -26,6 +26,7 @@ SIBLINGS = {"data", "model", "optim", "engine"}
 BELOW = {
     "core": set(),
     "native": set(),
+    "ops": set(),
     "verb": set(),
     "text": {"core"},
     **{key: {"core"} for key in SIBLINGS},

@@ -111,7 +111,7 @@ def test_an_observer_may_take_the_rows_of_a_table() -> None:
 def test_parameters_of_several_types_or_none_are_refused() -> None:
     mixed = nn.ParameterList([nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1, dtype=torch.float64))])
     for net in (mixed, parameters((1,)).requires_grad_(False)):
-        with pytest.raises(UsageError, match="one type and on one device, and there must be some"):
+        with pytest.raises(UsageError, match="of one dtype and on one device"):
             Gradients(net)
 
 

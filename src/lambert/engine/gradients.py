@@ -55,7 +55,7 @@ class Gradients(GradientSink):
         self.parameters = [parameter for _, parameter in named]
         """The P trained parameters."""
         if len({(parameter.dtype, parameter.device) for parameter in self.parameters}) != 1:
-            raise UsageError("All trained parameters must be of one type and on one device, and there must be some.")
+            raise UsageError("A net needs trained parameters, all of one dtype and on one device.")
         starts = self._starts = [0]
         for parameter in self.parameters:
             starts.append(starts[-1] + -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT)
