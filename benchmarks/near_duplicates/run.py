@@ -89,7 +89,7 @@ def accuracy(texts: list[str], folder: Path, config: DeduplicateConfig) -> dict[
     part = folder / "sample.parquet"
     write_part(part, "sample", (Piece(text, "") for text in texts))
     lists = deduplicate([("sample", part)], folder / "sample", config, 1, lambda done, total, note: None)
-    dropped = lists.of(0).documents
+    dropped = lists.read_drops(0).documents
     survivor = np.arange(len(texts))
     survivor[dropped["document"]] = dropped["survivor"]
     near, values = similarities(texts, config.threshold - 0.1)

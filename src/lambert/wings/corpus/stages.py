@@ -185,8 +185,8 @@ def make_parts(
         nothing: dict[str, Any] = {kind: {} for kind in ("dropped", "passed_over", "changed", "found")}
         before = {name: count for name, count in counts[plan.step].items() if name != "named"}
         counts["deduplicate"] = {**before, **nothing, **lists.counts()}
-        units = [replace(unit, key=digest([unit.key, lists.hash_of(unit.number)])) for unit in units]
-        left = [_subtract_drops(entries, lists.of(number)) for number, entries in enumerate(files)]
+        units = [replace(unit, key=digest([unit.key, lists.hash_drops(unit.number)])) for unit in units]
+        left = [_subtract_drops(entries, lists.read_drops(number)) for number, entries in enumerate(files)]
         _count_files(by_file, "deduplicate", left)
     else:
         _check_lists(config)
@@ -247,7 +247,7 @@ def _plan_encoding(config: PrepareConfig, given: Any, lists: Lists | None) -> Pl
 def _make_reader(unit: Unit, lists: Lists | None) -> Callable[[Callable[[int], None]], Iterator[Piece]]:
     def pieces(tell: Callable[[int], None]) -> Iterator[Piece]:
         found = _read_part(unit, lambda share: tell(int(share * unit.bytes)))
-        return found if lists is None else apply_drops(found, lists.of(unit.number))
+        return found if lists is None else apply_drops(found, lists.read_drops(unit.number))
 
     return pieces
 

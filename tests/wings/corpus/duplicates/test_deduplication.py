@@ -94,7 +94,11 @@ def run(tmp_path: Path) -> Run:
         made = [write(tmp_path / "in", [[text] for text in texts], f"{work}{n}") for n, texts in enumerate(parts)]
         config = DeduplicateConfig(**settings)  # type: ignore[arg-type]
         lists = deduplicate(made, tmp_path / work, config, workers, lambda done, total, note: None)
-        left = [piece.text for n, (_, path) in enumerate(made) for piece in apply_drops(read_part(path), lists.of(n))]
+        left = [
+            piece.text
+            for n, (_, path) in enumerate(made)
+            for piece in apply_drops(read_part(path), lists.read_drops(n))
+        ]
         return lists, left
 
     return run
@@ -121,8 +125,8 @@ def test_the_survivor_is_the_text_with_the_smallest_key(run: Run) -> None:
     (samples,) = lists.record["samples"].values()
     assert {entry["survivor"]["text"] for entry in samples} == {left[0][:300]}
     at = texts.index(left[0])
-    assert lists.of(0).documents["survivor"].tolist() == [at] * 7
-    assert lists.of(0).documents["document"].tolist() == [number for number in range(8) if number != at]
+    assert lists.read_drops(0).documents["survivor"].tolist() == [at] * 7
+    assert lists.read_drops(0).documents["document"].tolist() == [number for number in range(8) if number != at]
 
 
 def test_the_result_does_not_depend_on_order_parts_or_processes(run: Run) -> None:
@@ -157,7 +161,7 @@ def test_exact_duplicates_leave_the_first(run: Run) -> None:
     lists, left = run(["one", "one", ""], ["one", "two", "", "!!", "??"])
     assert left == ["one", "", "two", "", "!!", "??"]
     assert lists.record["dropped"] == {EXACT: 2, NEAR: 0, EMPTIED: 0}
-    assert lists.of(1).documents.tolist() == [(0, 0, 0, 0)]
+    assert lists.read_drops(1).documents.tolist() == [(0, 0, 0, 0)]
 
 
 def test_punctuation_capitals_and_white_space_make_no_difference(run: Run) -> None:
@@ -185,7 +189,7 @@ def test_long_documents_are_compared_whole(tmp_path: Path) -> None:
     config = DeduplicateConfig()
     lists = deduplicate([(key, path)], tmp_path / "work", config, 1, lambda done, total, note: None)
     assert lists.record["documents"] == 3
-    left = [piece.text for piece in apply_drops(read_part(path), lists.of(0))]
+    left = [piece.text for piece in apply_drops(read_part(path), lists.read_drops(0))]
     assert left.count(other) == 1
     assert sum(one in text for text in left) == 1
     for batch in (1, 10**9):
@@ -200,7 +204,7 @@ def test_unreadable_documents_are_kept_for_the_next_step(tmp_path: Path) -> None
     pieces = [*bad, Piece("a b", "row 3"), *damaged, Piece("a b", "row 5")]
     write_part(tmp_path / "part", ["in"], pieces)
     lists = deduplicate([("k", tmp_path / "part")], tmp_path / "work", DeduplicateConfig(), 1, lambda *_: None)
-    found = apply_drops(read_part(tmp_path / "part"), lists.of(0))
+    found = apply_drops(read_part(tmp_path / "part"), lists.read_drops(0))
     assert [replace(piece, id="", source="") for piece in found] == pieces[:-1]
 
 
@@ -222,7 +226,7 @@ def test_documents_of_repeated_paragraphs_only_are_dropped(run: Run) -> None:
     assert lists.record["dropped"][EMPTIED] == len(texts) - len(left) > 0
     assert lists.record["dropped"][NEAR] == 0
     assert sorted(line for text in left for line in text.split("\n") if line) == sorted(lines)
-    assert all(own["survivor"] == own["document"] for own in lists.of(0).documents)
+    assert all(own["survivor"] == own["document"] for own in lists.read_drops(0).documents)
 
 
 def test_paragraphs_of_dropped_documents_count_for_nothing(run: Run) -> None:

@@ -117,7 +117,7 @@ def test_a_file_is_fetched_whole(way: str, server: str, tmp_path: Path) -> None:
         ("403", DataError, "the server answers 403"),
         ("circle", DataError, "is redirected in a circle"),
         ("file", DataError, "is not allowed"),
-        ("shifted", DataError, "answers another part"),
+        ("shifted", DataError, "cannot be continued"),
         ("503", MachineError, "in 5 tries: the server answers 503"),
         ("short", MachineError, "in 5 tries: it ended after"),
     ],

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from lambert.core.errors import DataError
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tk
-from lambert.wings.corpus.tokens.expansion import Division, Word
+from lambert.wings.corpus.tokens.additions import Word, choose_division
 
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 BYTES, SPACES = roles.BYTE_SPACE, roles.SPACE
@@ -104,7 +104,7 @@ def numbers_of(tokenizer: Tokenizer, count: int) -> list[int]:
 
 def chosen(tokenizer: Tokenizer, texts: list[str], count: int) -> list[Word]:
     """The words of the texts that save most tokens."""
-    division = Division(tokenizer, "t")
+    division = choose_division(tokenizer, "t")
     raw = {f" {word}": 0 for text in texts for word in text.split()}
     for text in texts:
         for word in text.split():
@@ -149,7 +149,7 @@ def test_words_of_a_text_become_pieces(kind: str) -> None:
     tokenizer, texts = made(kind), paragraphs(1, 40)
     words = chosen(tokenizer, texts, 60)
     assert len(words) == 60
-    larger = Division(tokenizer, "t").extend(words)
+    larger = choose_division(tokenizer, "t").extend(words)
     before, after = tokenizer.get_vocab(), larger.get_vocab()
     numbers = numbers_of(tokenizer, len(words))
     kept = {piece: number for piece, number in before.items() if number not in numbers}
@@ -179,7 +179,7 @@ def test_words_of_a_text_become_pieces(kind: str) -> None:
 @pytest.mark.parametrize("kind", [*MAKERS])
 def test_a_word_that_begins_another_does_not_divide_it(kind: str) -> None:
     tokenizer = made(kind)
-    division = Division(tokenizer, "t")
+    division = choose_division(tokenizer, "t")
     texts = ["aerofoils", "aero", "aerofoil", "aerofoilsworthiness" * 3]
     words = [division.word(division.piece(text)) for text in texts]
     numbers = numbers_of(tokenizer, len(words))
@@ -194,7 +194,7 @@ def test_a_word_that_begins_another_does_not_divide_it(kind: str) -> None:
             others = sum(scores.get(piece, -1e9) for piece in viterbi(word.piece, scores, -1e9))
             assert own > others + 0.05
             scores[word.piece] = own
-    more = Division(division.extend(words[1:2]), "t")
+    more = choose_division(division.extend(words[1:2]), "t")
     twice = more.extend([more.word(word.piece) for word in (*words[:1], *words[2:])])
     for number, place in zip(numbers, (1, 0, 2, 3), strict=True):
         assert twice.encode(f" {texts[place]}", add_special_tokens=False).ids == [number]
@@ -204,7 +204,7 @@ def test_a_word_that_begins_another_does_not_divide_it(kind: str) -> None:
 def test_unknown_characters_stay_as_they_were(kind: str) -> None:
     """The rarest piece of Unigram decides what an unknown character costs."""
     tokenizer = made(kind)
-    division = Division(tokenizer, "t")
+    division = choose_division(tokenizer, "t")
     larger = division.extend([division.word(division.piece("hydrothermodynamically")), division.word("\u2581xqzjkv")])
     least = [min(score for _, score in tk.describe(one)["model"]["vocab"]) for one in (tokenizer, larger)]
     assert least[0] == least[1]
@@ -214,7 +214,7 @@ def test_unknown_characters_stay_as_they_were(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["roberta", "modern", "xlmr", "bert"])
 def test_what_is_one_word(kind: str) -> None:
-    division = Division(made(kind), "t")
+    division = choose_division(made(kind), "t")
     assert division.word(division.piece("aerofoil")).text == "aerofoil"
     assert not any(map(division.piece, ["in-plane", "New York", "(word", "word.", ""]))
     if kind != "bert":
@@ -228,11 +228,11 @@ def test_what_is_one_word(kind: str) -> None:
 def test_words_and_their_tokens_without_marks() -> None:
     """Unigram takes marks together with words; they do not count as words or their tokens."""
     for kind in ("roberta", "xlmr", "bert"):
-        division = Division(made(kind), "t")
+        division = choose_division(made(kind), "t")
         found = division.fragments(division.counts({" (the,": 2, " ---": 5, " 12.5": 1}), -1)
         assert found.words == 2 + 2, kind
         assert found.tokens >= found.word_tokens + 2 * 2
-    division = Division(made("xlmr"), "t")
+    division = choose_division(made("xlmr"), "t")
     plain, marked = (division.fragments(division.counts({text: 1}), -1) for text in (" there", " (there),"))
     assert marked.word_tokens in (plain.word_tokens, plain.word_tokens + 1)
 
@@ -241,14 +241,14 @@ def test_tokenizers_that_cannot_be_extended() -> None:
     loose = Tokenizer(models.BPE({"a": 0, "b": 1, f"{BYTES}ab": 2, BYTES: 3, "<s>": 4}, []))
     loose.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     with pytest.raises(DataError, match=f"t.json cannot be extended: its merges do not make the piece '{BYTES}ab'"):
-        Division(loose, "t.json")
+        choose_division(loose, "t.json")
     whole = made("roberta")
     whole.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     with pytest.raises(DataError, match="is a BPE tokenizer that extend does not support"):
-        Division(whole, "t.json")
+        choose_division(whole, "t.json")
     with pytest.raises(DataError, match="is a BPE tokenizer that extend does not support"):
-        Division(gemma(paragraphs(0, 5), 400), "t.json")
+        choose_division(gemma(paragraphs(0, 5), 400), "t.json")
     spaces = made("xlmr")
     spaces.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
     with pytest.raises(DataError, match="is a Unigram tokenizer that extend does not support"):
-        Division(spaces, "t.json")
+        choose_division(spaces, "t.json")

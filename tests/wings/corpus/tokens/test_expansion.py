@@ -13,7 +13,7 @@ from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tk
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.tokens import additions, expansion
-from lambert.wings.corpus.tokens.expansion import Division, Word
+from lambert.wings.corpus.tokens.additions import Word, choose_division
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "golden/tokenization.json").read_text(encoding="utf-8"))
 TEXTS = [row["text"] for row in GOLDEN["rows"]]
@@ -27,7 +27,7 @@ PIECES = [
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_counts_of_words_are_those_of_whole_texts(lowercase: bool) -> None:
     tokenizer = tk.build(PIECES, lowercase=lowercase)
-    division, unknown = Division(tokenizer, "t"), PIECES.index("[UNK]")
+    division, unknown = choose_division(tokenizer, "t"), PIECES.index("[UNK]")
     for text in TEXTS:
         cleaned = " ".join(sentences.split(sentences.clean(text)[0]))
         counts = division.counts(Counter(cleaned.split()))
@@ -40,7 +40,7 @@ def test_counts_of_words_are_those_of_whole_texts(lowercase: bool) -> None:
 
 def test_words_that_save_most_come_first() -> None:
     """`inthe` takes 3 pieces, `overing` 2; known words, marks, numbers, unknown characters and rare words are left."""
-    division = Division(tk.build(PIECES, lowercase=True), "t")
+    division = choose_division(tk.build(PIECES, lowercase=True), "t")
     counts = {
         "inthe": 3,
         "overing": 9,
@@ -62,7 +62,7 @@ def test_words_that_save_most_come_first() -> None:
 
 def test_new_pieces_follow_the_old_ones() -> None:
     tokenizer = tk.build(PIECES, lowercase=True)
-    division = Division(tokenizer, "t")
+    division = choose_division(tokenizer, "t")
     larger = division.extend([division.word("overing"), division.word("inthe")])
     assert larger.get_vocab_size() == len(PIECES) + 2
     assert [larger.id_to_token(number) for number in range(len(PIECES) + 2)] == [*PIECES, "overing", "inthe"]
@@ -76,7 +76,7 @@ def test_added_tokens_keep_their_ids() -> None:
     tokenizer = tk.build(PIECES, lowercase=True)
     tokenizer.add_tokens(["covid", "[ENT]"])
     before = tokenizer.get_vocab()
-    division = Division(tokenizer, "it")
+    division = choose_division(tokenizer, "it")
     larger = division.extend([division.word("overing")])
     assert larger.get_vocab() == before | {"overing": len(before)}
     assert larger.encode("overing covid", add_special_tokens=False).tokens == ["overing", "covid"]
@@ -87,14 +87,14 @@ def test_added_tokens_keep_their_ids() -> None:
 def test_tokenizers_of_other_kinds_are_refused() -> None:
     for model, name in ((models.BPE(), "BPE"), (models.Unigram([("a", 0.0)]), "Unigram")):
         with pytest.raises(DataError, match=f"t.json is a {name} tokenizer that extend does not support: it takes"):
-            Division(Tokenizer(model), "t.json")
+            choose_division(Tokenizer(model), "t.json")
 
 
 def test_ids_with_gaps_continue_after_the_largest() -> None:
     ids = {piece: 2 * number for number, piece in enumerate(PIECES)}
     gapped = Tokenizer(models.WordPiece(vocab=ids, unk_token="[UNK]"))
     gapped.pre_tokenizer = tk.build(PIECES, lowercase=True).pre_tokenizer
-    division = Division(gapped, "t")
+    division = choose_division(gapped, "t")
     larger = division.extend([division.word("overing")])
     assert larger.get_vocab() == ids | {"overing": 2 * len(PIECES) - 1}
     assert larger.encode("overing the", add_special_tokens=False).ids == [2 * len(PIECES) - 1, ids["the"]]

@@ -17,7 +17,7 @@ import lambert as library
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.tokens import expansion
-from lambert.wings.corpus.tokens.expansion import Division
+from lambert.wings.corpus.tokens.additions import choose_division
 
 Lambert = Callable[..., Any]
 PIECES, WORDS = 901, 40
@@ -156,7 +156,7 @@ def test_tokens_per_word_are_those_of_the_documents_that_prepare_holds_out(
     for folder, name in ((base, "tokens_per_word_before"), (model.folder, "tokens_per_word")):
         corpus = library.prepare(**common, out=tmp_path / name, heldout=0.1, tokenizer=folder, min_tokens=1).folder
         split = json.loads((corpus / "manifest.json").read_text())["splits"]["heldout"]
-        division = Division(tokenizers.load(folder), "")
+        division = choose_division(tokenizers.load(folder), "")
         found = division.fragments(division.counts(texts.heldout), unknown=1)
         assert (texts.heldout_documents, found.tokens) == (split["documents"], split["tokens"])
         ids = (corpus / "heldout").glob("*.bin")

@@ -18,7 +18,7 @@ from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.tokens import expansion
-from lambert.wings.corpus.tokens.expansion import Division
+from lambert.wings.corpus.tokens.additions import choose_division
 
 Lambert = Callable[..., Any]
 WORDS = 30
@@ -205,7 +205,7 @@ def test_tokens_per_word_are_those_of_the_documents_that_prepare_holds_out(
     for folder, name in ((tmp_path / "base", "tokens_per_word_before"), (larger.folder, "tokens_per_word")):
         corpus = library.prepare(**common, out=tmp_path / name, heldout=0.1, tokenizer=folder, min_tokens=1).folder
         split = json.loads((corpus / "manifest.json").read_text())["splits"]["heldout"]
-        division = Division(tokenizers.load(folder), "")
+        division = choose_division(tokenizers.load(folder), "")
         found = division.fragments(division.counts(texts.heldout), unknown=-1)
         assert (texts.heldout_documents, found.tokens) == (split["documents"], split["tokens"])
         assert larger.scores[name] == found.tokens_per_word

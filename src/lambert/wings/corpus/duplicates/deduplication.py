@@ -44,14 +44,14 @@ class Lists:
     folder: Path
     record: dict[str, Any]
 
-    def of(self, part: int) -> Drops:
+    def read_drops(self, part: int) -> Drops:
         """Returns the documents and lines that are removed from the part with this number in the order of the
         corpus."""
         return Drops(*(self._slice(name, *self.record["parts"][part][name]) for name in _FILES))
 
-    def hash_of(self, part: int) -> str:
+    def hash_drops(self, part: int) -> str:
         """Returns a hash of what is removed from the part."""
-        found = self.of(part)
+        found = self.read_drops(part)
         removed = [np.ascontiguousarray(values).tobytes() for values in (found.documents["document"], found.lines)]
         return hashlib.sha256(b"".join([len(removed[0]).to_bytes(8, "little"), *removed])).hexdigest()
 

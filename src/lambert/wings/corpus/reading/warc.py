@@ -1,17 +1,18 @@
 """Reads web archives (WARC 1.0 and 1.1, ISO 28500) and the texts that Common Crawl extracts from them (WET).
 
 Libraries stop at the first damaged record. Here it is one unreadable document, and the next record is found by its
-first line.
+first line. The bodies of HTTP responses are decoded with limits: chunks, gzip, deflate, Brotli and Zstandard.
 """
 
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from lambert.text.streams import BLOCK
+from lambert.core.registry import import_extra
+from lambert.text.streams import BLOCK, zstd
 from lambert.wings.corpus.reading.html import PAGE, extract_page
-from lambert.wings.corpus.reading.http_body import Undecodable, decode_body
 from lambert.wings.corpus.reading.pieces import Layout, Piece, format_metadata, normalise_newlines
 
 RECORD = 32 << 20
@@ -25,10 +26,13 @@ _FEWER = "has fewer bytes than its Content-Length"
 _TRUNCATED = f"{_FEWER}: the file is truncated"
 _PAGES = ("text/html", "application/xhtml+xml")
 _UNREAD = {"request", "warcinfo", "metadata", "revisit", "continuation"}
+_CHUNK = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,1000})?\r?\n")
+_ENCODINGS = 3
+"""Maximum number of encodings of a body (our choice); servers use one."""
 
 
 class _Damaged(Exception):
-    """A record cannot be read. The message is the reason."""
+    """A record or its body cannot be read. The message is the end of a sentence."""
 
 
 @dataclass(slots=True)
@@ -54,7 +58,7 @@ def read_warc(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
             text, over = _convert_record(record)
             about = {"url": url, "date": record.headers.get("warc-date", "")} if url and text else {}
             yield Piece(normalise_newlines(text), place, metadata=format_metadata(about), passed_over=over)
-        except (_Damaged, Undecodable) as error:
+        except _Damaged as error:
             yield Piece("", place, error=str(error))
 
 
@@ -216,3 +220,83 @@ class _Records:
         line = bytes(self._held[self._at : end])
         self._at = end
         return line
+
+
+def decode_body(headers: Mapping[str, str], body: bytes, limit: int) -> bytes:
+    """Returns the body of a response. Archives often keep the headers of bodies that they have decoded, so a body that
+    does not begin as its headers say is returned as it is.
+
+    Args:
+        headers: Values by name in lower case.
+        limit: Maximum bytes of the result.
+
+    Raises _Damaged, and UsageError if a library is missing.
+    """
+    if "chunked" in headers.get("transfer-encoding", "").lower():
+        body = _join_chunks(body)
+    names = [name for name in re.split(r"[\s,]+", headers.get("content-encoding", "").lower()) if name]
+    if len(names) > _ENCODINGS:
+        raise _Damaged(f"has {len(names)} content encodings")
+    for name in reversed(names):
+        if name not in ("identity", "none", "utf-8"):
+            body = _decompress(name, body, limit)
+    return body
+
+
+def _join_chunks(body: bytes) -> bytes:
+    """Returns the content of chunks (RFC 9112, section 7.1). The last one may be cut off."""
+    found, position = [], 0
+    while match := _CHUNK.match(body, position):
+        size = int(match[1], 16)
+        found.append(body[match.end() : match.end() + size])
+        position = match.end() + size
+        if not size or position >= len(body):
+            return b"".join(found)
+        if end := re.compile(rb"\r?\n").match(body, position):
+            position = end.end()
+        else:
+            break
+    if not found:
+        return body
+    raise _Damaged("has a broken chunk")
+
+
+def _decompress(name: str, body: bytes, limit: int) -> bytes:
+    """Returns the decompressed body, or its beginning if it is cut off."""
+    try:
+        if name in ("gzip", "x-gzip"):
+            data = zlib.decompressobj(31).decompress(body, limit + 1) if body.startswith(b"\x1f\x8b") else body
+        elif name == "deflate":
+            window = 15 if body[:1] and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0 else -15
+            data = zlib.decompressobj(window).decompress(body, limit + 1)
+        elif name == "br":
+            data = _brotli(body, limit)
+        elif name == "zstd":
+            data = _zstd(body, limit) if body.startswith(b"\x28\xb5\x2f\xfd") else body
+        else:
+            raise _Damaged(f"has the unknown content encoding {name[:40]!r}")
+    except zlib.error as error:
+        raise _Damaged(f"is not {name} ({error})") from error
+    if len(data) > limit:
+        raise _Damaged(f"is longer than {limit >> 20} MiB when it is decompressed")
+    return data
+
+
+def _brotli(body: bytes, limit: int) -> bytes:
+    brotli = import_extra("brotli", "Reading Brotli needs a library", "web")
+    decompressor = brotli.Decompressor()
+    try:
+        data = bytes(decompressor.process(body, output_buffer_limit=limit + 1))
+        while len(data) <= limit and (more := decompressor.process(b"", output_buffer_limit=limit + 1)):
+            data += more
+    except brotli.error as error:
+        raise _Damaged(f"is not br ({error})") from error
+    return data
+
+
+def _zstd(body: bytes, limit: int) -> bytes:
+    module = zstd()
+    try:
+        return bytes(module.ZstdDecompressor().decompress(body, limit + 1))
+    except module.ZstdError as error:
+        raise _Damaged(f"is not zstd ({error})") from error

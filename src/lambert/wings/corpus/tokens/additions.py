@@ -4,10 +4,17 @@ A new piece is a word after a space: `word` in WordPiece, `\u0120word` in byte-l
 Unigram. A tokenizer divides each unit alone into pieces. Units are words and punctuation marks; in Unigram, runs
 between spaces. The ids of old pieces stay the same, and the ids of a text change only at new pieces. New pieces take
 the ids of [unused] pieces first, which are removed.
+
+A word that the tokenizer lacks takes several tokens, and as a piece of its own one. Words are ranked by (count in the
+text) x (pieces - 1), the number of tokens that they save (our choice): of all sets of this many words, the first ones
+lower the tokens per word most, if no word begins another. Tokens per word are the fragment score of Hong et al. 2021,
+"AVocaDo: Strategy for Adapting Vocabulary to Downstream Domain", EMNLP.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -25,8 +32,45 @@ _BEFORE = ("", " ", "a", "1", "(")
 """Texts of each kind of character that may precede a unit."""
 
 
-class Addition(ABC):
-    """Adds words to the vocabulary of one tokenizer. `free` are the ids of pieces that new ones may replace."""
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word that may become a piece."""
+
+    piece: str
+    """The piece as the tokenizer writes it, including the mark of a space before it."""
+    text: str
+    """The word without the mark."""
+    count: int
+    """Number of its occurrences after a space (in WordPiece, also after a mark) in the text that is not held out."""
+    ids: tuple[int, ...]
+    """Its present pieces."""
+
+    @property
+    def saves(self) -> int:
+        """Number of tokens that it saves as a piece of its own."""
+        return self.count * (len(self.ids) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Fragments:
+    """How a tokenizer divides a text. Words have a letter or a digit; punctuation marks do not count, even if Unigram
+    joins them with a word."""
+
+    words: int
+    word_tokens: int
+    tokens: int
+    """Number of tokens of words and marks."""
+    unknown: int
+    """Number of tokens [UNK]."""
+
+    @property
+    def tokens_per_word(self) -> float:
+        return self.word_tokens / max(self.words, 1)
+
+
+class Division(ABC):
+    """Divides texts into units and these into pieces, as a tokenizer does, and adds words to its vocabulary. `free` are
+    the ids of pieces that new ones may replace."""
 
     def __init__(self, tokenizer: Tokenizer, free: Sequence[int] = ()) -> None:
         self._tokenizer, self._free = tokenizer, free
@@ -41,21 +85,69 @@ class Addition(ABC):
         return piece
 
     @abstractmethod
-    def word(self, unit: str) -> str:
+    def find_word(self, unit: str) -> str:
         """Returns the piece, existing or possible, of the word at the beginning of a unit; empty if there is none."""
 
     def count_words(self, unit: str, pieces: Sequence[str]) -> tuple[int, int]:
         """Returns the number of words with a letter or digit in a unit, and how many of its `pieces` they take."""
         return (1, len(pieces)) if _count_words([self.text(unit)]) else (0, 0)
 
-    def extend(self, pieces: Sequence[str]) -> Tokenizer:
-        """Returns a copy of the tokenizer in which these pieces have the ids `numbers`, in this order."""
-        values, numbers = self._without(len(pieces)), self.numbers(len(pieces))
+    def extend(self, words: Sequence[Word]) -> Tokenizer:
+        """Returns a copy of the tokenizer with these words as pieces, which have the ids `numbers`, in this order."""
+        values, numbers = self._without(len(words)), self.numbers(len(words))
         # Added tokens become pieces too: otherwise the library would give them the ids after all pieces.
         old = self._tokenizer.get_vocab(with_added_tokens=True)
         values["model"]["vocab"] = {piece: number for piece, number in old.items() if number not in {*numbers}}
-        values["model"]["vocab"] |= dict(zip(pieces, numbers, strict=True))
+        values["model"]["vocab"] |= dict(zip((word.piece for word in words), numbers, strict=True))
         return rebuild(values, self._tokenizer)
+
+    def counts(self, raw: Mapping[str, int]) -> Counter[str]:
+        """Returns the counts of units from the counts of runs between spaces, which include the space before them
+        except at the beginning of a document."""
+        found: Counter[str] = Counter()
+        for text, count in raw.items():
+            for unit in split_units(self._tokenizer, text):
+                found[unit] += count
+        return found
+
+    def piece(self, text: str) -> str:
+        """Returns the piece, existing or possible, of a text after a space; empty if it is not one word."""
+        found = split_units(self._tokenizer, f" {text}")
+        return found[0] if len(found) == 1 and self.find_word(found[0]) == found[0] else ""
+
+    def word_counts(self, counts: Mapping[str, int]) -> Counter[str]:
+        """Returns the counts of the pieces, existing or possible, of words, from the counts of units."""
+        found: Counter[str] = Counter()
+        for unit, count in counts.items():
+            if piece := self.find_word(unit):
+                found[piece] += count
+        return found
+
+    def word(self, piece: str, count: int = 0) -> Word:
+        """Returns a word with its old pieces."""
+        ids = (token.id for token in self._tokenizer.model.tokenize(piece))
+        return Word(piece, self.text(piece), count, tuple(ids))
+
+    def rank_words(self, counts: Mapping[str, int], min_count: int, without: Collection[str] = ()) -> list[Word]:
+        """Returns the words with a letter that occur at least `min_count` times and that the tokenizer divides, except
+        those in `without` and added tokens: those that save most tokens first, then in alphabetical order. `counts` are
+        those of `word_counts`."""
+        known = {*without, *self._tokenizer.get_vocab()}
+        found = (self.word(p, count) for p, count in counts.items() if count >= min_count and p not in known)
+        divided = (word for word in found if word.saves and any(map(str.isalpha, word.text)))
+        return sorted(divided, key=lambda word: (-word.saves, word.text))
+
+    def fragments(self, counts: Mapping[str, int], unknown: int) -> Fragments:
+        """Returns how the tokenizer divides the units with these counts. `unknown` is the id of [UNK]."""
+        words = word_tokens = tokens = unknowns = 0
+        for unit, count in counts.items():
+            taken = self._tokenizer.model.tokenize(unit)
+            tokens += count * len(taken)
+            unknowns += count * sum(token.id == unknown for token in taken)
+            own_words, own_tokens = self.count_words(unit, [token.value for token in taken])
+            words += count * own_words
+            word_tokens += count * own_tokens
+        return Fragments(words, word_tokens, tokens, unknowns)
 
     def _without(self, count: int) -> dict[str, Any]:
         """Returns the content of `tokenizer.json` without the added tokens whose ids the new pieces take."""
@@ -64,14 +156,14 @@ class Addition(ABC):
         return values
 
 
-class WordPiece(Addition):
+class WordPiece(Division):
     """BERT's kind. It takes the longest piece with which a word begins, so a word that is a piece is found."""
 
-    def word(self, unit: str) -> str:
+    def find_word(self, unit: str) -> str:
         return unit if len(unit) <= self._tokenizer.model.max_input_chars_per_word else ""
 
 
-class ByteLevel(Addition):
+class ByteLevel(Division):
     """RoBERTa's kind of BPE. With `ignore_merges`, a unit that is a piece is not divided.
 
     Merges could make a word from its pieces only through further pieces, which other words would use too. For old
@@ -86,12 +178,12 @@ class ByteLevel(Addition):
     def text(self, piece: str) -> str:
         return roles.decode_piece(piece).removeprefix(" ")
 
-    def word(self, unit: str) -> str:
+    def find_word(self, unit: str) -> str:
         word = unit.removeprefix(roles.BYTE_SPACE)
         return unit if unit != word and _is_word(roles.decode_piece(word)) else ""
 
-    def extend(self, pieces: Sequence[str]) -> Tokenizer:
-        values = describe(super().extend(pieces))
+    def extend(self, words: Sequence[Word]) -> Tokenizer:
+        values = describe(super().extend(words))
         values["model"]["ignore_merges"] = True
         return rebuild(values, self._tokenizer)
 
@@ -109,7 +201,7 @@ class ByteLevel(Addition):
         return None
 
 
-class Unigram(Addition):
+class Unigram(Division):
     """SentencePiece's kind. It takes the most probable pieces of a unit. A new piece is more probable than its old
     pieces by `MARGIN`, and at least as probable as the rarest old piece, which determines when a character is unknown.
     """
@@ -117,7 +209,7 @@ class Unigram(Addition):
     def text(self, piece: str) -> str:
         return piece.removeprefix(roles.SPACE)
 
-    def word(self, unit: str) -> str:
+    def find_word(self, unit: str) -> str:
         word = "".join(takewhile(roles.of_word, self.text(unit)))
         return roles.SPACE + word if unit.startswith(roles.SPACE) and _is_word(word) else ""
 
@@ -125,13 +217,13 @@ class Unigram(Addition):
         runs = ["".join(run) for inside, run in groupby(self.text(unit), roles.of_word) if inside]
         return _count_words(runs), _count_words(pieces)
 
-    def extend(self, pieces: Sequence[str]) -> Tokenizer:
-        values, model = self._without(len(pieces)), self._tokenizer.model
-        numbers = self.numbers(len(pieces))
+    def extend(self, words: Sequence[Word]) -> Tokenizer:
+        values, model = self._without(len(words)), self._tokenizer.model
+        numbers = self.numbers(len(words))
         old: list[list[Any]] = values["model"]["vocab"]
         unknown, least = values["model"]["unk_id"], min(score for _, score in old)
         scores = []
-        for piece in pieces:
+        for piece in (word.piece for word in words):
             ids = [token.id for token in model.tokenize(piece)]
             sum_of_old = least if unknown in ids else sum(old[number][1] for number in ids)
             scores.append(max(sum_of_old, least) + MARGIN * len(piece))
@@ -139,13 +231,13 @@ class Unigram(Addition):
         added = range(len(old), roles.size(self._tokenizer))
         tokens = ([self._tokenizer.id_to_token(number), least] for number in added)
         old += [*map(list, tokens), *([] for number in numbers if number >= roles.size(self._tokenizer))]
-        for number, piece, score in zip(numbers, pieces, scores, strict=True):
-            old[number] = [piece, score]
+        for number, word, score in zip(numbers, words, scores, strict=True):
+            old[number] = [word.piece, score]
         return rebuild(values, self._tokenizer)
 
 
-def choose_addition(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Addition:
-    """Returns the `Addition` of the tokenizer, which replaces [unused] pieces if `replace`. Raises DataError, which
+def choose_division(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Division:
+    """Returns the `Division` of the tokenizer, which replaces [unused] pieces if `replace`. Raises DataError, which
     names the `source`, for a tokenizer of another kind.
     """
     free = roles.find_unused(tokenizer) if replace else []

@@ -19,7 +19,8 @@ from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.text.tokenizers.trial import library_errors
 from lambert.wings.corpus.tokens import expansion
-from lambert.wings.corpus.tokens.expansion import Division, Fragments, Texts, Word
+from lambert.wings.corpus.tokens.additions import Division, Fragments, Word, choose_division
+from lambert.wings.corpus.tokens.expansion import Texts
 from lambert.wings.corpus.verbs.extend_settings import ExtendConfig
 
 ADDED = "added_words.tsv"
@@ -42,7 +43,7 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     layout.check_family(settings := layout.read_config(folder), folder)
     shape = layout.encoder_config(settings, folder, config.code)
     tokenizer, source = tokenizers.load(folder), str(tokenizers.file_in(folder))
-    division = Division(tokenizer, source, replace=config.replace_unused)
+    division = choose_division(tokenizer, source, replace=config.replace_unused)
     specials = roles.specials(tokenizer, source)
     old = specials.vocabulary
     model, report = weights.load(folder, vocabulary=old, code=config.code, pooler=True)
@@ -60,7 +61,7 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     say(f"words     {len(chosen):,} added, {old:,} to {size:,} pieces: {_join_first([w.text for w in chosen])}")
     if (reused := old + len(chosen) - size) > 0:
         say(f"unused    {reused:,} of them in place of {tokenizer.id_to_token(numbers[0])} and the like")
-    before, after = (one.fragments(held, specials.unk) for one in (division, Division(larger, source)))
+    before, after = (one.fragments(held, specials.unk) for one in (division, choose_division(larger, source)))
     say(_describe_fragments(texts, before, after, tokenizer.id_to_token(specials.unk) if specials.unk >= 0 else ""))
     padding = layout.count_padding(size, old, shape.vocabulary)
     rows = {number: word.ids for number, word in zip(numbers, chosen, strict=True)}
