@@ -1,6 +1,7 @@
 import json
 import sys
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lambert.text import sentences
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tk
 from lambert.text.tokenizers.encoding import Encoder
-from lambert.wings.corpus.workers import ahead, encode
+from lambert.wings.corpus.workers import encode, read_ahead
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/tokenization.json").read_text(encoding="utf-8"))
 TEXTS = [row["text"] for row in GOLDEN["rows"]]
@@ -163,17 +164,17 @@ def test_workers_keep_the_order(workers: int) -> None:
 
 
 def test_reading_ahead_hands_errors_on() -> None:
-    def fails() -> object:
+    def fails() -> Iterator[int]:
         yield 1
         raise KeyError("gone")
 
-    items = ahead(fails)  # type: ignore[arg-type]
+    items = read_ahead(fails())
     assert next(items) == 1
     with pytest.raises(KeyError, match="gone"):
         next(items)
 
 
 def test_reading_ahead_can_be_left() -> None:
-    items = ahead(lambda: iter(range(10**9)))
+    items = read_ahead(iter(range(10**9)))
     assert [next(items) for _ in range(5)] == list(range(5))
     items.close()  # type: ignore[attr-defined]
