@@ -42,7 +42,7 @@ class TiedEmbedding:
         """Called before the last backward pass of an update."""
         self._gradients.watch(self._table, self)
 
-    def dense_added(self) -> None:
+    def receive_dense(self) -> None:
         self._dense_count += 1
         if self.active:
             if self._dense_count > 1:
