@@ -33,7 +33,7 @@ class Bucket:
 class TableWatch(Protocol):
     """An observer of the gradient of an embedding table that is tied to the decoder."""
 
-    def dense_added(self) -> None:
+    def receive_dense(self) -> None:
         """Called after a dense gradient of the whole table was added to the buffer."""
 
     def take_rows(self, ids_T: Tensor, grad_TD: Tensor) -> bool:
@@ -142,7 +142,7 @@ class Gradients(GradientSink):
     def mark_written(self, parameter: Tensor) -> None:
         watching = self._watches.get(parameter)
         if watching is not None:
-            watching.dense_added()
+            watching.receive_dense()
 
     def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
         watching = self._watches.get(parameter)
