@@ -89,7 +89,7 @@ def ddp(args: argparse.Namespace, world: World) -> Updates:
             done.append(True)  # a static graph is learnt in the very first pass, which torch cannot do without a sync
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
-            precision.weights_changed()
+            precision.drop_rounded_weights()
 
     return run
 

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from benchmarks.network.lab import Lab
-from lambert.core.settings import dotted, read
+from lambert.core.settings import flatten, read
 
 HERE = Path(__file__).parent
 BASELINES = {"horovod": "none", "horovod-fp16": "fp16"}
@@ -62,7 +62,7 @@ def flags_of(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
     if args.recipe:
         share = args.batch_size * args.length // args.ranks
         tables = {"out": out, "seed": seed, "train": {"micro_tokens": share, "device": "cpu"}, "log": {"every": 1}}
-        return dotted(tables)
+        return flatten(tables)
     tables = {
         "corpus": args.corpus, "out": out, "seed": seed,
         "model": {
@@ -78,7 +78,7 @@ def flags_of(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
         },
         "log": {"every": 1, "seconds": 60},
     }  # fmt: skip
-    return dotted(tables)
+    return flatten(tables)
 
 
 def command(method: str, recipe: Path | None, flags: Mapping[str, Any], *, dense: bool) -> list[str]:

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lambert.text.streams import unpacked
+from lambert.text.streams import unpack
 from lambert.wings.corpus.reading.readers import Layout, read
 
 
@@ -47,7 +47,7 @@ def seconds(command: list[str]) -> float:
 def repeated(dump: Path, copies: int, out: Path) -> float:
     """Writes a compressed dump with the pages of another one so many times; returns its XML in MB."""
     with dump.open("rb") as raw:
-        xml = unpacked(dump, raw)[0].read()
+        xml = unpack(dump, raw)[0].read()
     begin, end = xml.index(b"<page>"), xml.rindex(b"</page>") + len(b"</page>\n")
     whole = xml[:begin] + xml[begin:end] * copies + xml[end:]
     out.write_bytes(bz2.compress(whole))

@@ -125,7 +125,7 @@ def _ddp(args: argparse.Namespace, world: Group, megabytes: float) -> Callable[[
                 precision.backward((sums_K / counts_K).sum())
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
-        precision.weights_changed()
+        precision.drop_rounded_weights()
 
     return step
 

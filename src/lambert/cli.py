@@ -32,12 +32,12 @@ from lambert.core.other_names import our_setting
 from lambert.core.settings import (
     check_flags,
     check_numbers,
-    dotted,
+    drop_unset,
+    flatten,
     read,
     unknown_name,
     with_names,
     with_tables,
-    without,
     wrong_type,
 )
 from lambert.core.urls import public_word
@@ -185,7 +185,7 @@ class _Line:
             values = with_tables(self.kind, self._without_expectation(values, source))
         if values:
             check_numbers(self.kind, values, as_text=True)
-            self._add(values, without(values, values), source)
+            self._add(values, drop_unset(values, values), source)
         return values
 
     def take_recipe(self, overrides: Mapping[str, Any]) -> None:
@@ -203,7 +203,7 @@ class _Line:
         if self.trains:
             found = with_tables(self.kind, self._without_expectation(found, str(recipe)))
         check_numbers(self.kind, found)
-        self._add(found, without(found, overrides), str(recipe.absolute()))
+        self._add(found, drop_unset(found, overrides), str(recipe.absolute()))
 
     def check_flags(self) -> None:
         """Raises UsageError for flags in a wrong form, and sets aside those that the parser does not read."""
@@ -258,7 +258,7 @@ class _Line:
         return error
 
     def _add(self, given: Mapping[str, Any], read_by_parser: Mapping[str, Any], source: str) -> None:
-        self.given.update(dotted(given))
+        self.given.update(flatten(given))
         self._sources.append(Dict({self.tokens[0]: read_by_parser}, source=source))
 
     def _flags(self) -> set[str]:

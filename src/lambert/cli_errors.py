@@ -9,7 +9,7 @@ from typing import Any
 from cyclopts.exceptions import MissingArgumentError
 
 from lambert.core.errors import UsageError
-from lambert.core.settings import dotted_names, required
+from lambert.core.settings import find_missing, list_dotted_names
 from lambert.verb import Verb, all_verbs, settings_of
 
 BEFORE_FLAGS = {"runs": "RUN folder", "recipe of a run": "RECIPE", "folder": "{} folder", "verb": "VERB"}
@@ -28,7 +28,7 @@ def explain_other_verb(place: str, given: Collection[str]) -> UsageError | None:
     fitting = [one.name for one in all_verbs().values() if one.takes == "table" and one.name in tables]
     fitting += [
         one.name for one in all_verbs().values()
-        if one.takes == "recipe" and {*given} <= {*dotted_names(settings_of(one))}
+        if one.takes == "recipe" and {*given} <= {*list_dotted_names(settings_of(one))}
     ]  # fmt: skip
     if not fitting or not Path(place).is_file():
         return None
@@ -44,7 +44,7 @@ def explain_no_recipe(recipe: Path, settings: Any) -> UsageError:
     if recipe.exists() and not near:
         if settings is None:
             return UsageError(f"{recipe} is not a recipe (a TOML file). See recipes/.")
-        first = next(required(settings, ()), f"--{dataclasses.fields(settings)[0].name}")
+        first = next(find_missing(settings, ()), f"--{dataclasses.fields(settings)[0].name}")
         return UsageError(f"{recipe} is not a recipe (a TOML file). Settings are flags: {first} {recipe}.")
     hint = f" Did you mean {near[0]}?" if near else " A recipe is a TOML file; see recipes/."
     return UsageError(f"No such recipe: {recipe}.{hint}")
@@ -57,7 +57,7 @@ def explain_missing(error: MissingArgumentError, verb: Verb, settings: type, giv
     first = BEFORE_FLAGS.get(verb.takes, "").format(verb.first.upper())
     if first and not (verb.takes == "folder" and error.argument and error.argument.name.startswith("--")):
         return UsageError(f"{verb.name} requires a {first}: lambert {verb.name} {verb.example}")
-    lacking = list(required(settings, given)) or [error.argument.name if error.argument else "a value"]
+    lacking = list(find_missing(settings, given)) or [error.argument.name if error.argument else "a value"]
     for names in verb.one_of:
         if not any(name.startswith(names) for name in given):
             lacking.append("(" + " or ".join(f"--{name}{'*' * name.endswith('.')}" for name in names) + ")")

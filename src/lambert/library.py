@@ -24,7 +24,7 @@ from lambert.core.files import write_atomic
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.progress import aside, in_notebook
 from lambert.runs.result import Say, silent
-from lambert.text.memory import data_file, is_path, is_rows
+from lambert.text.memory import is_path, is_rows, write_data
 from lambert.verb import Verb, all_verbs, list_training, name_of, settings_of
 
 
@@ -121,7 +121,7 @@ def _write_rows(rows: Any, name: str, out: Path | None) -> Path:
     """Writes rows to a file beside the run folder and returns its path."""
     if out is None:
         raise UsageError(f"{name} is in memory, and is written beside the run folder: also give out.")
-    suffix, content = data_file(rows, name)
+    suffix, content = write_data(rows, name)
     path = out.with_name(f"{out.name}-{name}{suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)
     if out.is_dir() and path.is_file() and hashlib.sha256(content).hexdigest() != sha256(path):

@@ -3,12 +3,12 @@
 import pytest
 
 from lambert.core.other_names import SETTINGS, TASKS, our_setting, our_task
-from lambert.core.settings import dotted_names
+from lambert.core.settings import list_dotted_names
 from lambert.tasks import TASKS as OURS
 from lambert.verb import all_verbs, settings_of
 
 VERBS = ("prepare", "pretrain", "finetune", "evaluate")
-KNOWN = {verb: {*dotted_names(settings_of(all_verbs()[verb]))} for verb in VERBS}
+KNOWN = {verb: {*list_dotted_names(settings_of(all_verbs()[verb]))} for verb in VERBS}
 
 
 def test_every_name_leads_to_one_that_exists() -> None:

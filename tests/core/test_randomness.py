@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lambert.core.randomness import Stream, below, key, permuted, unit, words
+from lambert.core.randomness import Stream, below, key, permute, unit, words
 
 M64 = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -77,7 +77,7 @@ def test_values_never_change() -> None:
     assert drawn.tolist() == WORDS
     assert unit(drawn).tolist() == UNITS
     assert below(drawn, 30_522).tolist() == PIECES
-    assert permuted(np.arange(10), 10, key(7, Stream.ORDER, 0)).tolist() == ORDER
+    assert permute(np.arange(10), 10, key(7, Stream.ORDER, 0)).tolist() == ORDER
 
 
 @given(seed=NUMBERS, stream=st.sampled_from(Stream), parts=st.lists(NUMBERS, max_size=3), count=st.integers(0, 5))
@@ -104,11 +104,11 @@ def test_arrays_are_their_elements(parts: list[int], counts: st.DataObject) -> N
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 1000])
 def test_permutation_takes_every_number_once(size: int) -> None:
     keys = key(11, Stream.ORDER, 4)
-    found = permuted(np.arange(size), size, keys)
+    found = permute(np.arange(size), size, keys)
     assert sorted(found.tolist()) == list(range(size))
     assert found.tolist() == [plain_permuted(index, size, 11, Stream.ORDER, 4) for index in range(size)]
 
 
 def test_permutations_of_epochs_differ() -> None:
-    first, second = (permuted(np.arange(1000), 1000, key(0, Stream.ORDER, epoch)) for epoch in (0, 1))
+    first, second = (permute(np.arange(1000), 1000, key(0, Stream.ORDER, epoch)) for epoch in (0, 1))
     assert (first == second).sum() < 10

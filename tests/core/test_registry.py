@@ -70,10 +70,10 @@ def test_known_names_and_names_from_outside(mine: Any) -> None:
         (":loads", "cannot be imported"),
         (".json:loads", "cannot be imported"),
         ("registered_by_tests:pi", "is neither a class nor a function"),
-        ("os:system", r"is of Python's standard library; it must be a Python function of \(float, dict\)"),
-        ("json:load", "is of Python's standard library"),
-        ("os.path:join", "is of Python's standard library"),
-        ("registered_by_tests:system", "is not written in Python or of Python's standard library"),
+        ("os:system", r"is in Python's standard library; it must be a Python function of \(float, dict\)"),
+        ("json:load", "is in Python's standard library"),
+        ("os.path:join", "is in Python's standard library"),
+        ("registered_by_tests:system", "is not written in Python, or is in Python's standard library"),
         ("numpy:add", "is not written in Python|takes other arguments"),
         ("torch:add", "is not written in Python"),
         ("registered_by_tests:of_texts", "takes other arguments"),
@@ -98,7 +98,11 @@ def test_what_can_be_called_so_is_taken(name: str, mine: Any) -> None:
 def test_a_class_must_derive_and_have_its_methods(mine: Any) -> None:
     kind = Kind((float, dict), base=mine.Base, methods={"forward": 2})
     assert lookup({}, "registered_by_tests:Derived", "block", kind) is mine.Derived
-    for name, reason in (("plain", "another kind"), ("Base", "other arguments"), ("Narrow", "no method forward of 2")):
+    for name, reason in (
+        ("plain", "the wrong base class"),
+        ("Base", "other arguments"),
+        ("Narrow", "no method forward of 2"),
+    ):
         with pytest.raises(UsageError, match=f"block = .*{reason}.*; it must be a class derived from .*Base, made"):
             lookup({}, f"registered_by_tests:{name}", "block", kind)
 

@@ -40,14 +40,14 @@ def test_toml_holds_all_that_is_set() -> None:
 
 def test_dotted_names() -> None:
     nested = {"a": 1, "t": {"b": 2, "u": {"c": [3]}}, "empty": {}}
-    assert settings.dotted(nested) == {"a": 1, "t.b": 2, "t.u.c": [3]}
+    assert settings.flatten(nested) == {"a": 1, "t.b": 2, "t.u.c": [3]}
 
 
 def test_what_is_none_elsewhere_is_left_out() -> None:
     values = {"a": 1, "b": 2, "t": {"c": 3, "d": 4}, "u": {"e": 5}}
     unset = {"a": None, "b": 7, "t": {"c": None}, "u": None, "other": None}
-    assert settings.without(values, unset) == {"b": 2, "t": {"d": 4}}
-    assert settings.without(values, {}) == values
+    assert settings.drop_unset(values, unset) == {"b": 2, "t": {"d": 4}}
+    assert settings.drop_unset(values, {}) == values
 
 
 # --- types ---
@@ -62,7 +62,7 @@ def test_what_is_none_elsewhere_is_left_out() -> None:
     ],
 )
 def test_values_of_a_file_become_arguments(kind: type, values: dict[str, Any], taken: dict[str, Any]) -> None:
-    assert settings.typed(kind, values) == taken
+    assert settings.check_types(kind, values) == taken
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_values_of_a_file_become_arguments(kind: type, values: dict[str, Any], t
 )
 def test_values_of_another_type_are_refused(kind: type, name: str, value: object) -> None:
     with pytest.raises(TypeError, match=f"^{name} is of the wrong type or too large$"):
-        settings.typed(kind, {name: value})
+        settings.check_types(kind, {name: value})
 
 
 def test_an_unknown_name_in_a_file_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^momentum is unknown$"):
-        settings.typed(Optim, {"lr": 0.1, "momentum": 0.9})
+        settings.check_types(Optim, {"lr": 0.1, "momentum": 0.9})
 
 
 def test_a_whole_number_may_be_written_with_a_fraction_of_zero() -> None:
@@ -165,6 +165,6 @@ def test_files_at_the_limits_are_read(tmp_path: Path) -> None:
     path = tmp_path / "r.toml"
     content = b"a." * 99 + b"b = 1\r\nx = 2 #"
     path.write_bytes(content + b"x" * (2**20 - len(content)))
-    assert settings.dotted(settings.read(path)) == {"a." * 99 + "b": 1, "x": 2}
+    assert settings.flatten(settings.read(path)) == {"a." * 99 + "b": 1, "x": 2}
     with pytest.raises(UsageError, match=r"^No such recipe: .*other\.toml\.$"):
         settings.read(tmp_path / "other.toml")

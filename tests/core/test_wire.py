@@ -2,7 +2,7 @@
 
 import pytest
 
-from lambert.core.wire import factored, payload_bytes, quantized_bytes, ring_bytes, sent_bytes
+from lambert.core.wire import factor, payload_bytes, quantized_bytes, ring_bytes, sent_bytes
 
 SHAPES = [(100, 64), (64,), (512, 256)]
 ELEMENTS = 100 * 64 + 64 + 512 * 256
@@ -23,9 +23,9 @@ def test_a_payload_has_a_step_of_two_bytes_for_each_block() -> None:
 
 
 def test_matrices_smaller_than_their_factors_are_sent_whole() -> None:
-    assert factored((512, 256), 8) == (8 * 512, 8 * 256)
-    assert factored((64,), 8) is None
-    assert factored((8, 8), 8) is None
+    assert factor((512, 256), 8) == (8 * 512, 8 * 256)
+    assert factor((64,), 8) is None
+    assert factor((8, 8), 8) is None
     whole = 100 * 64 + 64
     assert sent_bytes("powersgd", SHAPES, 4, 48) == ring_bytes(4 * 48 * 512, 4) + ring_bytes(4 * (whole + 48 * 256), 4)
 

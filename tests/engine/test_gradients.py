@@ -86,7 +86,7 @@ class Watching:
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def dense_added(self) -> None:
+    def receive_dense(self) -> None:
         self.heard.append("dense")
 
     def take_rows(self, ids_T: Tensor, grad_TD: Tensor) -> bool:

@@ -186,7 +186,7 @@ def slow_and_full(folder: Path, timeout: float, seconds: float) -> None:
             raise DataError("all are damaged.") if arguments[1] is None else MachineError("the disk is full.")
 
         archive.write = archive.newest = slow  # type: ignore[assignment]
-    checkpoint._BEAT_SECONDS = 0.2
+    checkpoint._POLL_SECONDS = 0.2
     net = Tiny()
     saver = Saver(folder, world=world)
     try:

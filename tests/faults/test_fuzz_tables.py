@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 
 from lambert.core.errors import DataError
-from lambert.inference.input_files import InputFiles
+from lambert.inference.input_rows import InputFiles
 from lambert.tasks import Columns, TaskConfig, create
 from lambert.tasks.reading.table import plain_label, read_labelled_rows
 from lambert.wings.corpus.reading.pieces import normalise_newlines

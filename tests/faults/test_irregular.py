@@ -32,7 +32,7 @@ def tokenizer(path: Path) -> None:
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "labelled rows": ("train.csv", lambda path: list(read_labelled_rows(path, Columns(), []))),
-    "rows": ("rows.jsonl", lambda path: list(rows.lines(path))),
+    "rows": ("rows.jsonl", lambda path: list(rows.read_lines(path))),
     "text": ("text.txt", lambda path: list(readers.read(path, readers.Layout()))),
     "Parquet": ("rows.parquet", lambda path: list(readers.read(path, readers.Layout()))),
     "input to predict": ("rows.csv", lambda path: input_identity([path])),

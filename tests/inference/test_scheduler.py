@@ -280,10 +280,10 @@ def test_an_observer_is_told_of_waiting_and_of_batches(model: Model, work: Work)
         waits: ClassVar[list[float]] = []
         batches: ClassVar[list[tuple[int, int]]] = []
 
-        def taken(self, seconds: float) -> None:
+        def record_wait(self, seconds: float) -> None:
             self.waits.append(seconds)
 
-        def computed(self, tokens: int, sequences: int, seconds: float) -> None:
+        def record_batch(self, tokens: int, sequences: int, seconds: float) -> None:
             self.batches.append((tokens, sequences))
             assert seconds > 0
 

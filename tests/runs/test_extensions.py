@@ -234,5 +234,5 @@ def test_a_name_of_something_else_is_refused_before_it_is_called(
     given = settings[verb] | ({} if setting == "lambert_block" else {setting: name})
     refused = lambert(verb, **given, stdin='{"text": "[MASK]"}\n')
     assert refused.code == 2, refused.err
-    assert "is of Python's standard library; it must be" in refused.err
+    assert "is in Python's standard library; it must be" in refused.err
     assert "sh:" not in capfd.readouterr().err

@@ -45,7 +45,7 @@ def command(tokens: list[str], stdin: str) -> Said:
     from lambert.inference import outputs as inference
 
     out, err, batches = io.StringIO(), io.StringIO(), count()
-    original = inference.computed
+    original = inference.compute_outputs
 
     def counted(*arguments: Any) -> Any:
         next(batches)
@@ -55,7 +55,7 @@ def command(tokens: list[str], stdin: str) -> Said:
     code: Any = -1
     with (
         contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch("os._exit", sys.exit),
-        mock.patch.object(inference, "computed", counted),
+        mock.patch.object(inference, "compute_outputs", counted),
     ):  # fmt: skip
         try:
             cli.main(tokens)

@@ -294,7 +294,7 @@ def test_residuals_are_restored_where_they_are_of_the_same(method: str, local: b
 
 
 def test_free_settings_exist(pretrained: Path) -> None:
-    names = [*settings.dotted(settings.read(pretrained / "config.toml")), *settings.dotted_names(FinetuneConfig)]
+    names = [*settings.flatten(settings.read(pretrained / "config.toml")), *settings.list_dotted_names(FinetuneConfig)]
     names += [f"{field.name}." for field in fields(FinetuneConfig)]
     for free in FREE:
         assert any(name.startswith(free) for name in names), free

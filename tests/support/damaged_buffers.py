@@ -111,12 +111,12 @@ def parquet() -> Iterator[bytes]:
 
 def read_rows(path: Path) -> None:
     """Reads a file as `finetune` and `predict` do, and as `prepare` does."""
-    from lambert.text.rows import RowFile, opened
+    from lambert.text.rows import RowFile, open_unpacked
     from lambert.wings.corpus.reading.readers import Layout, read
 
     for _ in read(path, Layout()):
         pass
-    with opened(path) as (_, stream):
+    with open_unpacked(path) as (_, stream):
         for _ in RowFile(path, stream, path.suffix, ["text", "label"]).rows():
             pass
 

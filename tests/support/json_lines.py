@@ -6,7 +6,7 @@ from typing import Any
 
 from lambert.core.errors import DataError
 from lambert.tasks import Outputs, Row, Task, make_request
-from lambert.text.json_rows import parsed
+from lambert.text.json_rows import parse_row
 
 
 def predict(
@@ -18,7 +18,7 @@ def predict(
         places = [f"line {number}" for number, _ in block]
         rows = []
         for place, (_, line) in zip(places, block, strict=True):
-            row, problem = parsed(line)
+            row, problem = parse_row(line)
             if problem:
                 raise DataError(f"{place} {problem}.")
             rows.append(row)

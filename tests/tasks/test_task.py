@@ -147,7 +147,7 @@ def test_a_task_from_outside_has_the_defaults_of_the_base_class(mine: str, words
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("Half", "has no method parse"), ("Narrow", "no method write of 3"), ("Other", "is of another kind")],
+    [("Half", "has no method parse"), ("Narrow", "no method write of 3"), ("Other", "has the wrong base class")],
 )
 def test_a_task_from_outside_derives_from_the_base_class(mine: str, words: Tokenizer, name: str, reason: str) -> None:
     with pytest.raises(UsageError, match=rf"{reason}.* a class derived from lambert\.tasks\.task\.Task"):

@@ -13,8 +13,8 @@ import pytest
 
 from lambert.core.errors import UsageError
 from lambert.text.arrow import ArrowFile
-from lambert.text.classes import declared
-from lambert.text.memory import data_file, is_rows, rows_of
+from lambert.text.classes import decode_classes
+from lambert.text.memory import is_rows, read_rows, write_data
 
 ROWS = [{"text": "a b", "label": "x"}, {"text": "c", "label": "y"}]
 TEXTS, LABELS = ["a b", "c"], ["x", "y"]
@@ -71,14 +71,14 @@ TABLES: dict[str, Any] = {
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_have_the_same_rows(name: str) -> None:
     assert is_rows(TABLES[name])
-    suffix, content = data_file(TABLES[name], "data")
-    assert data_file(TABLES[name], "data") == (suffix, content)
+    suffix, content = write_data(TABLES[name], "data")
+    assert write_data(TABLES[name], "data") == (suffix, content)
     if suffix == ".arrow":
         assert [*ArrowFile(io.BytesIO(content)).rows()] == ROWS
     else:
         assert [json.loads(line) for line in content.splitlines()] == ROWS
     if name != "stream":
-        assert rows_of(TABLES[name], "data") == ROWS
+        assert read_rows(TABLES[name], "data") == ROWS
 
 
 def test_paths_and_numbers_are_no_rows() -> None:
@@ -92,7 +92,7 @@ def test_values_are_those_of_json() -> None:
         "time": pandas.Timestamp("2020-01-02 03:04:05"), "time64": np.datetime64("2020-01-02"),
         "decimal": decimal.Decimal("1.50"), 7: "seven",
     }  # fmt: skip
-    assert rows_of([row], "data") == [{
+    assert read_rows([row], "data") == [{
         "int": 3, "float": 0.5, "bool": True, "text": "a", "array": [1, 2], "nested": [{"a": 1}, [2, None]],
         "date": "2020-01-02", "time": "2020-01-02 03:04:05", "time64": "2020-01-02", "decimal": "1.50", "7": "seven",
     }]  # fmt: skip
@@ -100,11 +100,11 @@ def test_values_are_those_of_json() -> None:
 
 def test_missing_values_are_the_empty_cells_of_a_csv() -> None:
     missing = [float("nan"), np.float32("nan"), np.datetime64("NaT"), pandas.NaT, pandas.NA]
-    assert rows_of([{"label": value} for value in missing], "data") == [{"label": ""}] * len(missing)
+    assert read_rows([{"label": value} for value in missing], "data") == [{"label": ""}] * len(missing)
     frame = pandas.DataFrame({"a": ["x", None], "b": [pandas.Timestamp("2020-01-01"), None], "c": [1.5, None]})
     frame["d"] = pandas.array([1, None], dtype="Int64")
-    assert rows_of(frame, "data")[1] == {"a": "", "b": "", "c": "", "d": ""}
-    assert rows_of([{"label": None}], "data") == [{"label": None}]  # null of JSON
+    assert read_rows(frame, "data")[1] == {"a": "", "b": "", "c": "", "d": ""}
+    assert read_rows([{"label": None}], "data") == [{"label": None}]  # null of JSON
 
 
 def test_names_of_classes_are_kept() -> None:
@@ -113,11 +113,11 @@ def test_names_of_classes_are_kept() -> None:
         "tags": datasets.List(datasets.ClassLabel(names=["O", "B"])),
     })  # fmt: skip
     held = datasets.Dataset.from_dict({"text": TEXTS, "label": [1, 0], "tags": [[0, 1], []]}, features=features)
-    schema = ArrowFile(io.BytesIO(data_file(held, "data")[1])).schema
-    assert declared(schema.metadata) == {"label": ("z", "a"), "tags": ("O", "B")}
-    assert rows_of(held, "data")[0] == {"text": "a b", "label": "a", "tags": ["O", "B"]}
+    schema = ArrowFile(io.BytesIO(write_data(held, "data")[1])).schema
+    assert decode_classes(schema.metadata) == {"label": ("z", "a"), "tags": ("O", "B")}
+    assert read_rows(held, "data")[0] == {"text": "a b", "label": "a", "tags": ["O", "B"]}
     shown = held.with_format(None, columns=["text"])
-    assert ArrowFile(io.BytesIO(data_file(shown, "data")[1])).schema.names == ["text"]
+    assert ArrowFile(io.BytesIO(write_data(shown, "data")[1])).schema.names == ["text"]
 
 
 @pytest.mark.parametrize(
@@ -141,5 +141,5 @@ def test_names_of_classes_are_kept() -> None:
 )
 def test_other_things_are_refused_in_one_line(value: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said) as raised:
-        data_file(value, "data")
+        write_data(value, "data")
     assert "\n" not in str(raised.value)

@@ -11,8 +11,17 @@ import pyarrow.parquet
 import pytest
 
 from lambert.core.errors import DataError
-from lambert.text.json_rows import has_lines, json_rows
-from lambert.text.rows import RowFile, aliases, content_of, json_value, json_values, kind, lines, opened
+from lambert.text.json_rows import has_lines, read_json_rows
+from lambert.text.rows import (
+    RowFile,
+    aliases,
+    kind,
+    open_unpacked,
+    parse_json_file,
+    read_content,
+    read_json_values,
+    read_lines,
+)
 
 ROWS = [{"text": "good\u2028day", "label": 1}, {"text": "bad", "label": 2}]
 
@@ -20,7 +29,7 @@ ROWS = [{"text": "good\u2028day", "label": 1}, {"text": "bad", "label": 2}]
 def read(path: Path, *wanted: str, header: bool | None = None) -> tuple[list[tuple[str, Any]], list[str]]:
     """The rows, or errors, with their places, and the notes."""
     notes: list[str] = []
-    with opened(path) as (_, stream):
+    with open_unpacked(path) as (_, stream):
         file = RowFile(path, stream, kind(path), wanted or ("text", "label"), header, notes=notes)
         found = [(row.place, row.error or row.row) for row in file.rows()]
     return found, [note.replace(str(path), path.name) for note in notes]
@@ -50,13 +59,13 @@ def test_json(content: str, places: list[int], encoding: str, tmp_path: Path) ->
 
 def test_json_goes_on_from_every_position(tmp_path: Path) -> None:
     for data in (json.dumps(ROWS, indent=1).encode(), "\n".join(map(json.dumps, ROWS)).encode()):
-        first, *rest = json_rows(io.BytesIO(data), has_lines(data))
+        first, *rest = read_json_rows(io.BytesIO(data), has_lines(data))
         stream = io.BytesIO(data)
         stream.seek(first.offset)
-        assert list(json_rows(stream, has_lines(data), first.offset, first.line)) == rest
+        assert list(read_json_rows(stream, has_lines(data), first.offset, first.line)) == rest
         path = tmp_path / "rows.json"
         path.write_bytes(data)
-        with opened(path) as (_, found):
+        with open_unpacked(path) as (_, found):
             file = RowFile(path, found, ".json", ())
             assert [*file.rows()][1:] == [*file.rows(first.offset, first.line)] == rest
 
@@ -84,8 +93,8 @@ def test_encodings_and_ends_of_lines(encoding: str, end: str, tmp_path: Path) ->
     text = end.join(["text;label", "\u00fcber;a", "", '"one""two";b'])
     path = written(tmp_path / "x.csv", text.encode(encoding))
     assert [row for _, row in read(path)[0]] == [{"text": "\u00fcber", "label": "a"}, {"text": 'one"two', "label": "b"}]
-    assert [line.rstrip("\r\n") for _, line in lines(path)] == text.split(end)
-    assert b"\0" not in content_of(path)
+    assert [line.rstrip("\r\n") for _, line in read_lines(path)] == text.split(end)
+    assert b"\0" not in read_content(path)
 
 
 @pytest.mark.parametrize(
@@ -214,15 +223,15 @@ def test_rows_without_text_are_left_out_up_to_a_number(count: int, tmp_path: Pat
 )
 def test_values_of_json_have_places(name: str, content: str, found: list[tuple[str, Any]], tmp_path: Path) -> None:
     path = written(tmp_path / name, content)
-    assert [(place.removeprefix(f"{path}:"), value) for place, value in json_values(path)] == found
+    assert [(place.removeprefix(f"{path}:"), value) for place, value in read_json_values(path)] == found
 
 
 @pytest.mark.parametrize("line", ["{", "[" * 100_000, '{"a": 1'])
 def test_a_line_that_is_not_json_is_named(line: str, tmp_path: Path) -> None:
     path = written(tmp_path / "x.jsonl", f"[1]\n{line}\n[2]\n")
-    values = json_values(path)
+    values = read_json_values(path)
     assert next(values) == (f"{path}:1", [1])
     with pytest.raises(DataError, match=r"x\.jsonl:2 is not JSON \("):
         next(values)
     with pytest.raises(DataError, match=r"x\.jsonl is not a JSON file in UTF-8"):
-        json_value(path, content_of(path))
+        parse_json_file(path, read_content(path))

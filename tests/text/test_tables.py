@@ -5,13 +5,13 @@ import io
 import pytest
 
 from lambert.text.streams import BLOCK
-from lambert.text.tables import Table, all_cells, recognised, row_starts, table_rows
+from lambert.text.tables import Table, find_row_starts, read_cells, read_table_rows, recognise_table
 
 ROWS = (("good day", "a"), ("bad rain", "b"))
 
 
 def form(content: str | bytes, suffix: str = ".csv") -> Table:
-    return recognised(content if isinstance(content, bytes) else content.encode(), suffix)
+    return recognise_table(content if isinstance(content, bytes) else content.encode(), suffix)
 
 
 def read(content: str | bytes, suffix: str = ".csv") -> list[list[str] | str]:
@@ -20,7 +20,7 @@ def read(content: str | bytes, suffix: str = ".csv") -> list[list[str] | str]:
     table = form(data, suffix)
     stream = io.BytesIO(data)
     stream.seek(table.second[0])
-    rows = table_rows(stream, table, [*map(str, range(len(table.first)))], *table.second)
+    rows = read_table_rows(stream, table, [*map(str, range(len(table.first)))], *table.second)
     return [row.error or [*row.row.values()] for row in rows]
 
 
@@ -106,7 +106,7 @@ def test_rows_that_cannot_be_read() -> None:
 
 def test_the_first_of_two_columns_with_one_name() -> None:
     table = form("a,,\n")
-    rows = table_rows(io.BytesIO(b"1,2,3\n"), table, ["a", "", ""], 0, 0)
+    rows = read_table_rows(io.BytesIO(b"1,2,3\n"), table, ["a", "", ""], 0, 0)
     assert [row.row for row in rows] == [{"a": "1", "": "2"}]
 
 
@@ -135,5 +135,5 @@ def test_a_first_row_that_does_not_end_in_the_beginning(first: bytes, problem: s
 
 def test_where_rows_begin_and_all_cells() -> None:
     content = b'\xef\xbb\xbftext,label\n"a\nb",x\nc,y\n'
-    assert [content[at : at + 1] for at in row_starts(io.BytesIO(content), form(content))] == [b'"', b"c"]
-    assert [cells for _, cells, _ in all_cells(content, ".csv")] == [["text", "label"], ["a\nb", "x"], ["c", "y"]]
+    assert [content[at : at + 1] for at in find_row_starts(io.BytesIO(content), form(content))] == [b'"', b"c"]
+    assert [cells for _, cells, _ in read_cells(content, ".csv")] == [["text", "label"], ["a\nb", "x"], ["c", "y"]]

@@ -100,7 +100,7 @@ def test_roberta_with_its_own_tokenizer(corpora: dict[str, Path], tmp_path: Path
     folder = run.folder / "model"
     config = transformers.AutoConfig.from_pretrained(folder)
     learnt = tokenizers.load(folder)
-    assert config.pad_token_id == roles.named(learnt, "pad")
+    assert config.pad_token_id == roles.find_id(learnt, "pad")
     assert config.max_position_embeddings == 64 + config.pad_token_id + 1
     assert roles.template(learnt).between == 2
     theirs = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()

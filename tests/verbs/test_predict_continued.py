@@ -25,7 +25,7 @@ Tuned = Callable[[str], Path]
 COUNT, CHUNK = 23, 4
 WRITING = [
     (os, "fsync"), (os, "link"), (Path, "mkdir"), (Path, "rename"), (Path, "replace"), (shutil, "rmtree"),
-    (predict, "readable"),
+    (predict, "make_readable_request"),
 ]  # fmt: skip
 """All by which the file comes about, and the reading of a chunk."""
 

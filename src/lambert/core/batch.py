@@ -35,16 +35,15 @@ class Target:
     entropy [N, L] (smoothed labels); float32 0 or 1 for each label [N, L] (several labels for a text); int64 start and
     end of the answer, as token positions in the sequence [N, 2]; int64 number of choices and the right one [N, 2]."""
     weights_N: Tensor | None = None
-    """float32 factor of the loss of each target, a multiple of 2^-24 (`exact_weights`); None: 1 each."""
+    """float32 weight of the loss of each target, a multiple of 2^-24 (`exact_weights`); None: 1 each."""
 
     @property
     def count(self) -> float:
-        """Number of targets, or the sum of their weights. The summed loss is divided by its sum over the whole global
-        batch."""
+        """Number of targets, or sum of their weights. The loss is divided by the sum of it over the global batch."""
         return self.at_N.shape[0] if self.weights_N is None else float(self.weights_N.double().sum())
 
     def total(self, losses_N: Tensor) -> Tensor:
-        """Returns the sum of the losses of the targets, each times its weight."""
+        """Returns the weighted sum of the losses of the targets."""
         # No product of vectors, which autocast would compute in bfloat16 or float16.
         return losses_N.sum() if self.weights_N is None else (losses_N * self.weights_N).sum()
 
@@ -72,14 +71,13 @@ class SoftTarget(Target):
     """Classes, choices, or starts and ends of answers, with the probabilities that a teacher gives them."""
 
     soft_NL: Tensor
-    """float32 probabilities at `temperature`, the softmax of the teacher's logits divided by it: of the classes or of
-    the choices [N, L], 0 beyond the choices of an example; or of each token to be start and end of the answer in its
-    sequence [T, 2]."""
+    """float32 softmax of the teacher's logits divided by `temperature`: of the classes or of the choices [N, L], 0
+    beyond the choices of an example; or of each token to be start and end of the answer in its sequence [T, 2]."""
     share: float
     """Share of the teacher in the loss, from 0 to 1."""
     temperature: float
 
-    def mixed(self, soft: Tensor, hard: Tensor) -> Tensor:
+    def mix_losses(self, soft: Tensor, hard: Tensor) -> Tensor:
         """Returns the losses from the cross entropies with the teacher, at `temperature`, and with the labels.
 
         Source: Hinton et al., "Distilling the knowledge in a neural network", 2015, section 2.
@@ -90,7 +88,7 @@ class SoftTarget(Target):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointTarget(Target):
     """The targets of an objective whose loss depends on all examples of the global batch, such as a contrastive loss.
-    The examples of a batch have equal numbers of consecutive sequences."""
+    Each example has the same number of consecutive sequences."""
 
     loss: Callable[[Tensor, Tensor], Tensor]
     """Function from the outputs for all sequences [S, D] and `labels_N` of the same examples to the losses of the
@@ -189,5 +187,5 @@ class Source(Protocol):
         """Returns the number of tokens of each of these sequences [S], special tokens included."""
 
     def collate(self, epochs_S: Ints, indices_S: Ints) -> Batch:
-        """Returns these sequences as one batch with targets. The result depends only on the arguments and the source's
+        """Returns these sequences as one batch with targets, which depends only on the arguments and the source's
         seed."""

@@ -4,51 +4,40 @@ A batch carries these options, so a model needs neither global settings nor attr
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class GradientSink(Protocol):
-    """The owner of a gradient buffer. If a backward pass writes into the buffer itself, torch need not allocate one
-    gradient tensor per parameter, clear the buffer, and add the tensor to it."""
+class GradientSink:
+    """Receives the gradients of weights in a backward pass. This one leaves all of them to torch, for any training
+    loop.
+
+    The owner of a gradient buffer overrides the methods for the parameters that it holds. That saves torch allocating a
+    gradient tensor per parameter, clearing the buffer, and adding the tensor to it.
+    """
 
     def accumulate(self, parameter: Tensor, grad: Tensor) -> Tensor | None:
-        """Adds `grad`, of any precision, to the gradient of `parameter` and returns None. If the sink does not hold
-        `parameter`, returns the gradient for torch to add."""
-
-    def place(self, parameter: Tensor) -> tuple[Tensor, bool] | None:
-        """Returns where to write the gradient of `parameter`, and whether to add it to what is there. The caller writes
-        the whole gradient and then calls `mark_written`. None: the sink does not hold `parameter`."""
-
-    def mark_written(self, parameter: Tensor) -> None:
-        """Called after a gradient was written to what `place` returned."""
-
-    def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
-        """Adds `grad_TD` [T, D] to the rows `ids_T` of the gradient of `parameter` [V, D] and returns None. If the sink
-        does not hold `parameter`, returns a dense gradient [V, D] for torch to add."""
-
-
-class TorchGradients:
-    """The sink for a training loop without a gradient buffer: it returns all gradients to torch."""
-
-    def accumulate(self, parameter: Tensor, grad: Tensor) -> Tensor | None:
-        """Returns `grad` in the precision of `parameter`."""
+        """Adds `grad`, of any precision, to the gradient of `parameter` and returns None, or returns the gradient, in
+        the precision of `parameter`, for torch to add."""
         return grad.to(parameter.dtype)
 
-    def place(self, parameter: Tensor) -> None:
-        """Returns None."""
+    def place(self, parameter: Tensor) -> tuple[Tensor, bool] | None:
+        """Returns where to write the gradient of `parameter`, and whether to add it to the existing values; None to use
+        `accumulate`. The caller writes the whole gradient and then calls `mark_written`."""
+        return None
 
     def mark_written(self, parameter: Tensor) -> None:
-        """Does nothing."""
+        """Records that a gradient was written where `place` said."""
 
     def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
-        """Returns the dense gradient [V, D]."""
+        """Adds `grad_TD` [T, D] to the rows `ids_T` of the gradient of `parameter` [V, D] and returns None, or returns
+        a dense gradient [V, D] for torch to add."""
         return torch.zeros_like(parameter).index_add_(0, ids_T, grad_TD.to(parameter.dtype))
 
 
-TORCH_GRADIENTS = TorchGradients()
+TORCH_GRADIENTS = GradientSink()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

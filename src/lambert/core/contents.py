@@ -1,8 +1,7 @@
 """Compares the content of files with the hashes that were computed when the files were written.
 
-The manifest of a prepared corpus contains the SHA-256 of each file and, so that a part of a large file can be checked
-on its own, the first digits of the SHA-256 of each block of 1 MiB. A model folder contains SHA256SUMS, which
-`sha256sum --check` reads too.
+The manifest of a prepared corpus has the SHA-256 of each file and, so that parts of a large file can be checked, the
+first digits of the SHA-256 of each block of 1 MiB. A model folder has SHA256SUMS, which `sha256sum --check` also reads.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ import numpy as np
 
 from lambert.core.errors import DataError
 from lambert.core.files import check_regular, open_regular, read_file, write_atomic
-from lambert.core.randomness import Stream, key, permuted
+from lambert.core.randomness import Stream, key, permute
 
 BLOCK_BYTES = 2**20
 SAMPLE_BLOCKS = 64
@@ -43,7 +42,7 @@ class HashedFile:
     def check(self) -> None:
         """Reads the whole file. Raises DataError if its content has changed."""
         if sha256(self.path) != self.sha256:
-            raise _changed(self.path, "its SHA-256 is not that of the manifest")
+            raise _change_error(self.path, "its SHA-256 is not that of the manifest")
 
     def check_blocks(self, numbers: Sequence[int]) -> None:
         """Reads the blocks with these numbers. Raises DataError if the content of one has changed."""
@@ -53,11 +52,11 @@ class HashedFile:
                 found = _short(file.read(BLOCK_BYTES))
                 if found != self.blocks[number * _DIGITS : (number + 1) * _DIGITS]:
                     low, high = number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES
-                    raise _changed(self.path, f"bytes {low:,} to {high:,} do not have the hash of the manifest")
+                    raise _change_error(self.path, f"bytes {low:,} to {high:,} do not have the hash of the manifest")
 
     def stamp(self) -> tuple[int, int, int] | None:
-        """Returns the inode number, size and modification time, which show without reading the file whether it was
-        written to or replaced; None if the file does not exist."""
+        """Returns the inode number, size and modification time, which show whether the file was changed or replaced;
+        None if there is no file."""
         try:
             found = os.stat(self.path)
         except OSError:
@@ -103,7 +102,7 @@ def check(files: Sequence[HashedFile], *, whole: bool) -> None:
     ends = np.cumsum([count for _, count in known])
     if not known or not ends[-1]:
         return
-    drawn = permuted(np.arange(min(SAMPLE_BLOCKS, ends[-1])), int(ends[-1]), key(time.time_ns(), Stream.CHECK))
+    drawn = permute(np.arange(min(SAMPLE_BLOCKS, ends[-1])), int(ends[-1]), key(time.time_ns(), Stream.CHECK))
     for (file, count), end in zip(known, ends.tolist(), strict=True):
         file.check_blocks(sorted(number - end + count for number in drawn.tolist() if end - count <= number < end))
 
@@ -132,12 +131,17 @@ def misfit(value: Any, shape: Any, where: str = "") -> str:
 
 def write_sums(folder: Path) -> None:
     """Writes SHA256SUMS with the hashes of `model_files(folder)`."""
-    write_atomic(folder / SUMS, "".join(f"{sha256(path)}  {path.name}\n" for path in model_files(folder)))
+    write_atomic(folder / SUMS, format_sums(folder))
+
+
+def format_sums(folder: Path) -> str:
+    """Returns the content of SHA256SUMS for the present files of a model folder."""
+    return "".join(f"{sha256(path)}  {path.name}\n" for path in model_files(folder))
 
 
 def check_sums(folder: Path) -> None:
-    """Compares the files of a model folder with its SHA256SUMS, if it contains one. Raises DataError, which names the
-    file, if one is missing or has changed."""
+    """Compares the files of a model folder with its SHA256SUMS, if it has one. Raises DataError for a file that is
+    missing or has changed."""
     path = folder / SUMS
     if not path.is_file():
         return
@@ -157,8 +161,7 @@ def check_sums(folder: Path) -> None:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Returns the files of a model folder that determine its outputs, sorted by name. Raises DataError for one that is
-    a named pipe or the like."""
+    """Returns the files of a model folder that determine its outputs, sorted by name. Raises as `check_regular`."""
     return [check_regular(path) for path in sorted(folder.iterdir()) if path.suffix in _MODEL_SUFFIXES]
 
 
@@ -166,5 +169,5 @@ def _short(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:_DIGITS]
 
 
-def _changed(path: Path, how: str) -> DataError:
+def _change_error(path: Path, how: str) -> DataError:
     return DataError(f"{path} was changed since `lambert prepare` wrote it: {how}. {REMEDY}")

@@ -7,11 +7,11 @@ import re
 import signal
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tab, separators of lines, controls of the direction of text, halves of surrogate pairs."""
+"""Control characters except tab, line separators, controls of text direction, halves of surrogate pairs."""
 
 
 class LambertError(Exception):
-    """An error that is explained to the user in one line. The process ends with `exit_code`."""
+    """An error that one line explains to the user. The process ends with `exit_code`."""
 
     exit_code = 1
 
@@ -41,16 +41,15 @@ class DivergedError(LambertError):
 
 
 REMEDIES = "Try a smaller optim.lr, a longer warm-up, optim.max_grad_norm = 1, or bfloat16 instead of float16."
-"""What a message of DivergedError advises."""
+"""Advice in messages of DivergedError."""
 
 
 class SavedAndStopped(SystemExit):
     """The run stopped on request and saved its state.
 
-    It is not an Exception, so that a request to stop, like KeyboardInterrupt, is not mistaken for a failure of one run.
-    A script that does not catch it ends with the exit code that shells give to a process ended by that signal, 128 plus
-    its number (`code`). A command of Lambert ends with `exit_code`: 130 after an interrupt, 75 if the scheduler should
-    requeue the job.
+    Like KeyboardInterrupt, it is not an Exception, so that a request to stop is not mistaken for a failed run. A script
+    that does not catch it ends with the shell's exit code for that signal, 128 plus its number (`code`). A command of
+    Lambert ends with `exit_code`: 130 after an interrupt, 75 if the scheduler should requeue the job.
     """
 
     def __init__(self, message: str, exit_code: int, number: int = signal.SIGTERM) -> None:
@@ -62,10 +61,10 @@ class SavedAndStopped(SystemExit):
 STOPPED = (75, 130)
 """The exit codes of SavedAndStopped."""
 EXPLAINED = (LambertError, SavedAndStopped)
-"""What ends a process with one line and its `exit_code`."""
+"""Exceptions that end a process with one line and their `exit_code`."""
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """Returns a value as error messages show it: its repr, shortened to 60 characters."""
     try:
         text = repr(value)
@@ -75,7 +74,6 @@ def shown(value: object) -> str:
 
 
 def printable_line(text: str) -> str:
-    """Returns a text as the one line that is printed or logged. Control characters, line feeds included, and those that
-    change the direction of text appear as in JSON (\\u001b): names of files, labels and tensors are from outside, a
-    terminal obeys them, and a line feed would forge a line."""
+    """Returns a text as one line that is safe to print or log. Control characters, line feeds and controls of text
+    direction are escaped as in JSON (\\u001b), because names of files, labels and tensors come from outside."""
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

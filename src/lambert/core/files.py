@@ -1,8 +1,8 @@
 """Atomic writes: files and folders that are complete or absent, even if the process is killed or the disk is full.
 
-Each is written under a temporary name in the same folder, flushed to the disk and renamed. The temporary name contains
-the process id and the host. What a dead process left is removed by the next process that writes to the same path, or by
-the holder of a lock on the folder.
+Each is written under a temporary name in the same folder, flushed to disk and renamed. The name contains the process id
+and the host. The next process that writes to the same path, or the holder of a lock on the folder, removes the
+leftovers of a dead process.
 """
 
 import errno
@@ -22,10 +22,10 @@ from typing import Any, cast
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError
 
 MAX_BYTES = 1 << 30
-"""Bytes that a file may have which is read whole, such as settings, rows of a run or a tokenizer (our choice)."""
+"""Maximum bytes of a file that is read whole, such as settings, metrics or a tokenizer (our choice)."""
 _NEW, _OLD, _GONE = "new", "old", "gone"
-"""The kinds of temporary names: content that is being written; content that is being replaced, which is restored if its
-replacement was not completed; and content that is being deleted."""
+"""Kinds of temporary names: content that is being written; content that is being replaced, and restored if that fails;
+content that is being deleted."""
 _REMEDIES = {
     errno.ENOSPC: "free space, or choose another {kind}",
     errno.EDQUOT: "free space of the quota, or choose another {kind}",
@@ -36,7 +36,7 @@ _REMEDIES = {
     errno.ENFILE: "end other programs, or raise the limit of open files of the system (sysctl fs.file-max)",
     errno.ENOMEM: "free memory that other programs use",
 }
-"""What helps against the errors of the operating system that are problems of the machine."""
+"""Advice for the errors of the operating system that are problems of the machine."""
 _UNSUPPORTED_ERRORS = (errno.EACCES, errno.EINVAL, errno.ENOTSUP)
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _TEMPORARY = re.compile(rf"\.tmp-(?P<what>{_NEW}|{_OLD}|{_GONE})-(?P<pid>\d+)@(?P<host>[^@]*)@(?P<name>.+)")
@@ -54,15 +54,15 @@ def write_atomic(path: Path, text: str | bytes) -> Path:
 def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> BufferedReader:
     """Opens a regular file, as bytes. Every file that another program may have placed is opened here.
 
-    Raises DataError if the path names anything else, other than a folder: to open a named pipe would wait for its other
-    end, and a device may have no end. Raises OSError as `open` does.
+    Raises DataError for a named pipe, which would wait for its other end, a socket or a device, which may have no end,
+    and OSError as `open` does.
     """
     return cast(BufferedReader, open(path, mode, buffering, opener=regular_handle))
 
 
 def regular_handle(path: str | Path, flags: int) -> int:
-    """Returns the descriptor of an open regular file, or of a folder; for appending also of a device, such as
-    /dev/null. Raises as `open_regular`."""
+    """Returns the descriptor of an open regular file or folder; for writing also of a device, such as /dev/null. Raises
+    as `open_regular`."""
     try:
         handle = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666)  # without waiting for the end of a pipe
     except OSError as error:
@@ -79,12 +79,11 @@ def regular_handle(path: str | Path, flags: int) -> int:
 
 
 def _irregular(path: str | Path) -> DataError:
-    return DataError(f"{path} is a named pipe, a socket or a device, not a file: replace it by a file.")
+    return DataError(f"{path} is a named pipe, a socket or a device, not a file: replace it with a file.")
 
 
 def read_file(path: Path) -> bytes:
-    """Returns the content of a regular file. Raises DataError for one of more than MAX_BYTES, and as `open_regular`
-    does."""
+    """Returns the content of a regular file. Raises DataError if it exceeds MAX_BYTES, and as `open_regular`."""
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
             raise DataError(f"{path} has {size:,} bytes, more than such a file ever has ({MAX_BYTES >> 30} GiB).")
@@ -92,74 +91,66 @@ def read_file(path: Path) -> bytes:
 
 
 def remedy(error: OSError, kind: str = "place") -> str:
-    """Returns what helps against an error that is a problem of the machine, such as a full disk, as a sentence without
-    a full stop; "" for other errors.
-
-    Args:
-        kind: What the user may choose differently.
-    """
+    """Returns advice for an error that is a problem of the machine, such as a full disk, as a sentence without a full
+    stop; "" for other errors. `kind` is what the user may choose differently."""
     advice = _REMEDIES.get(error.errno or 0, "").format(kind=kind)
     return advice[:1].upper() + advice[1:]
 
 
 def not_written(path: Path, error: OSError, kind: str = "place", kept: str = "") -> LambertError:
-    """Returns the error for a file or folder that the system does not let write: MachineError for a problem of the
-    machine, UsageError if only another `kind` of path helps, such as in a folder that is read-only.
-
-    Args:
-        kept: What remains after a problem of the machine, as a sentence without a full stop.
-    """
-    problem = f"{named(path)} cannot be written: {error.strerror or error}."
+    """Returns the error for a file or folder that cannot be written: MachineError for a problem of the machine, else
+    UsageError, which advises another `kind` of path. `kept` is a sentence without a full stop about what remains after
+    a problem of the machine."""
+    problem = f"{replace_temporary_names(path)} cannot be written: {error.strerror or error}."
     if not (advice := remedy(error, kind)):
         return UsageError(f"{problem} Choose another {kind}.")
     return MachineError(f"{problem} {f'{kept}; {advice[0].lower()}{advice[1:]}' if kept else advice}.")
 
 
 @contextmanager
-def write_errors(path: Path, kind: str = "output folder") -> Iterator[None]:
-    """A context in which `path` is written: an OSError of the system about it, its content or its parents, or about no
-    path, becomes `not_written`."""
+def write_errors(path: Path) -> Iterator[None]:
+    """A context in which `path` is written. Raises a system error about it, its content or its parents, or about no
+    path, as `not_written`."""
     try:
         yield
     except OSError as error:
         about = Path(path_of(error) or path)
         if error.errno is None or not (path in (about, *about.parents) or about in path.parents):
             raise
-        raise not_written(path, error, kind) from error
+        raise not_written(path, error, "output folder") from error
 
 
 def path_of(error: OSError) -> str:
-    """Returns the path that an error of the system is about, "" if it names none."""
+    """Returns the path that a system error is about, "" if it names none."""
     name = error.filename
-    return named(os.fsdecode(name)) if isinstance(name, str | bytes | os.PathLike) else ""
+    return replace_temporary_names(os.fsdecode(name)) if isinstance(name, str | bytes | os.PathLike) else ""
 
 
-def named(path: str | Path) -> str:
-    """Returns a path with the final name of each part that has a temporary one, as messages show it."""
+def replace_temporary_names(path: str | Path) -> str:
+    """Returns a path with final names in place of temporary ones, for messages."""
     found = [(part, _TEMPORARY.fullmatch(part)) for part in Path(path).parts]
     return str(Path(*(match["name"] if match else part for part, match in found)))
 
 
 def not_read(path: str | Path, error: OSError) -> LambertError:
-    """Returns the error for a file that the system does not let read: MachineError for a problem of the machine, else
-    DataError."""
+    """Returns the error for a file that cannot be read: MachineError for a problem of the machine, else DataError."""
     problem = f"{path} cannot be read: {error.strerror or error}."
     return MachineError(f"{problem} {advice}.") if (advice := remedy(error, "copy of it")) else DataError(problem)
 
 
 def check_regular(path: Path) -> Path:
-    """Returns the path. Raises DataError if it names anything else than a file, for libraries that open it
-    themselves."""
+    """Returns the path, for libraries that open it themselves. Raises DataError if it names something that is not a
+    file."""
     if path.is_dir():
-        raise DataError(f"{path} is a folder, not a file: replace it by a file.")
+        raise DataError(f"{path} is a folder, not a file: replace it with a file.")
     if path.exists() and not path.is_file():
         raise _irregular(path)
     return path
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Returns a value as standard JSON that UTF-8 can encode. Numbers that are not finite become null; halves of
-    surrogate pairs, which stand for the bytes of file names that are not UTF-8, are escaped."""
+    """Returns a value as standard JSON that UTF-8 can encode. Numbers that are not finite become null. Halves of
+    surrogate pairs, which stand for bytes of file names that are not UTF-8, are escaped."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError:
@@ -168,15 +159,9 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 
 def parse_json(text: str | bytes, *, surrogates: bool = False) -> Any:
-    """Returns the value of a JSON text.
-
-    Args:
-        surrogates: Whether halves of surrogate pairs are accepted. They stand for the bytes of file names that are not
-            UTF-8.
-
-    Raises ValueError if it is not standard JSON, is nested too deeply to be read, or has a number beyond float64 or
-    half of a surrogate pair.
-    """
+    """Returns the value of a JSON text. Raises ValueError if it is not standard JSON, is nested too deeply, or has a
+    number beyond float64 or, unless `surrogates`, half of a surrogate pair. Those stand for bytes of file names that
+    are not UTF-8."""
     try:
         value = json.loads(text, parse_constant=_parse_number, parse_float=_parse_number, parse_int=_parse_integer)
         json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass" if surrogates else "strict")
@@ -188,8 +173,8 @@ def parse_json(text: str | bytes, *, surrogates: bool = False) -> Any:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file. Raises DataError if the path names anything else than a file, or the file
-    contains anything else than such an object (`parse_json`)."""
+    """Returns the JSON object in a file. Raises DataError if the path does not name a file, or the file does not
+    contain a JSON object (`parse_json`)."""
     try:
         found = parse_json(read_file(check_regular(path)))
     except ValueError as error:
@@ -219,34 +204,27 @@ def _finite(value: Any) -> Any:
 
 
 def check_replaceable(path: Path, own: Callable[[bytes], bool], verb: str) -> None:
-    """Raises UsageError if `path` is a file that `lambert VERB` did not write, so that it is not replaced.
-
-    Args:
-        own: Returns whether a file that begins with these bytes, at most 64 KiB, is an earlier output of the verb.
-    """
+    """Raises UsageError if `path` is a file that `lambert VERB` did not write. `own` returns whether a file that begins
+    with these bytes, at most 64 KiB, is an earlier output of the verb."""
     try:
         with open_regular(path) as file:
             beginning = file.read(1 << 16)
     except OSError:
-        return  # there is none, or writing it explains why it cannot be used
+        return  # there is no file, or writing it will explain why it cannot be used
     if beginning and not own(beginning):
         raise UsageError(f"{path} exists, and `lambert {verb}` did not write it: name another file.")
 
 
 def check_new_folder(path: Path) -> None:
-    """Removes what dead processes left of their writes to `path`. Raises UsageError if it is there and not an empty
-    folder."""
+    """Removes leftovers of dead processes. Raises UsageError if `path` exists and is not an empty folder."""
     remove_leftovers(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"{path} exists already. Choose another --out, or remove it.")
 
 
 def replace_files(contents: Mapping[Path, bytes]) -> None:
-    """Writes several files atomically. All new contents are on the disk before the first file is replaced; the files
-    are replaced in the order given.
-
-    Raises OSError if the disk refuses a write.
-    """
+    """Writes several files atomically. All new contents are on disk before the first file is replaced; files are
+    replaced in the given order. Raises OSError if a write fails."""
     temporary = {path: _temporary(path, _NEW) for path in contents}
     try:
         for path, data in contents.items():
@@ -268,7 +246,7 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """A context with the name of a temporary file, which is flushed and renamed to `path` at the end, or deleted after
-    an exception. Raises OSError if the disk refuses a write."""
+    an exception. Raises OSError if a write fails."""
     new = _temporary(path, _NEW)
     try:
         yield new
@@ -281,32 +259,29 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A context that creates a temporary folder and renames it to `path` at the end, or deletes it after an exception.
+    """A context with a temporary folder, which is renamed to `path` at the end, or deleted after an exception.
 
-    Raises OSError if the disk refuses a write, or if `path` is a folder that is not empty and `replace` is false; then
-    `path` is unchanged.
+    Raises OSError, with `path` unchanged, if a write fails, or if `path` is a folder that is not empty and `replace` is
+    false.
     """
-    new, old = _temporary(path, _NEW), _temporary(path, _OLD)
+    old = _temporary(path, _OLD)
     try:
-        remove_leftovers(path)
-        make_folder(path.parent)
-        new.mkdir()
-        yield new
-        for found in (*sorted(new.rglob("*")), new):
-            sync(found)
-        if replace and path.is_dir():
-            path.rename(old)
-        new.rename(path)
-        sync(path.parent)
+        with temporary_folder(path) as new:
+            yield new
+            for found in (*sorted(new.rglob("*")), new):
+                sync(found)
+            if replace and path.is_dir():
+                path.rename(old)
+            new.rename(path)
+            sync(path.parent)
     finally:
-        _delete(new)
         _finish_replacement(old, path)
 
 
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
-    """A context with a new folder that has a temporary name for `path`, and is deleted at the end. The next one for the
-    same `path` deletes those of killed processes. Raises OSError if the disk refuses it."""
+    """A context with a new folder that has a temporary name for `path`, and is deleted at the end. Also deletes those
+    of killed processes. Raises OSError if a write fails."""
     folder = _temporary(path, _NEW)
     try:
         remove_leftovers(path)
@@ -318,7 +293,7 @@ def temporary_folder(path: Path) -> Iterator[Path]:
 
 
 def delete_folder(path: Path) -> None:
-    """Deletes a folder. It is renamed first, so a killed process never leaves a part of it under the name `path`."""
+    """Deletes a folder. It is renamed first, so a killed process never leaves a part of it at `path`."""
     gone = _temporary(path, _GONE)
     path.rename(gone)
     _delete(gone)
@@ -334,9 +309,9 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def scratch_folder(name: str) -> Iterator[Path]:
-    """A context with a folder for temporary files, which is deleted at the end. The next context of the same `name`
-    deletes the folders of killed processes. Raises MachineError if no folder for temporary files can be written."""
-    folder = next(filter(None, (_created(place / name) for place in _temporary_places())), None)
+    """A context with a folder for temporary files, which is deleted at the end. Also deletes folders of the same `name`
+    of killed processes. Raises MachineError if no folder for temporary files can be written."""
+    folder = next(filter(None, (_create_temporary(place / name) for place in _temporary_places())), None)
     if folder is None:
         raise MachineError("No folder for temporary files can be written: name one in the environment, as TMPDIR.")
     try:
@@ -346,14 +321,14 @@ def scratch_folder(name: str) -> Iterator[Path]:
 
 
 def _temporary_places() -> list[Path]:
-    """Returns the places that Python's tempfile tries. It is not used: a process that is killed while tempfile tries
-    them leaves a file there."""
+    """Returns the places that Python's tempfile tries. tempfile itself would leave a file there if the process was
+    killed while it tries them."""
     named = filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP")))
     return [Path(place).absolute() for place in (*named, "/tmp", "/var/tmp", "/usr/tmp", ".")]
 
 
-def _created(path: Path) -> Path | None:
-    """Creates a folder with a temporary name for `path`. Returns None if the disk refuses it or a file in it."""
+def _create_temporary(path: Path) -> Path | None:
+    """Creates a folder with a temporary name for `path`. Returns None if it, or a file in it, cannot be written."""
     folder = _temporary(path, _NEW)
     try:
         remove_leftovers(path)
@@ -367,7 +342,7 @@ def _created(path: Path) -> Path | None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes what dead processes of this host left of their writes to `path`."""
+    """Removes the leftovers of dead processes of this host that wrote to `path`."""
     for left, match in _leftovers(path.parent):
         pid = int(match["pid"])
         dead = match["host"] == platform.node() and (pid == os.getpid() or not process_exists(pid))
@@ -376,7 +351,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def remove_all_leftovers(folder: Path) -> None:
-    """Removes what any process left incomplete in `folder`. The caller must keep other processes out of the folder."""
+    """Removes the leftovers of all processes in `folder`. The caller must keep other processes out of it."""
     for left, match in _leftovers(folder):
         _clean_up(left, match)
 
@@ -395,7 +370,7 @@ def identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def removed_message(folder: Path) -> str:
+def explain_removal(folder: Path) -> str:
     """Returns the error message for a run folder that disappeared during the run."""
     return (
         f"{folder} was removed or replaced while the run was writing to it, and the run stops. If it was moved, move "
@@ -415,7 +390,7 @@ def process_exists(pid: int) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Flushes a file, or the entries of a folder, to the disk. A folder that cannot be flushed is ignored: some file
+    """Flushes a file, or the entries of a folder, to disk. A folder that cannot be flushed is ignored: some file
     systems do not support it, and a writable folder may be unreadable."""
     try:
         handle = os.open(path, os.O_RDONLY)
@@ -463,7 +438,7 @@ def _delete(path: Path) -> None:
 
 
 def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
-    """Writes files by their paths in a folder, and the folders that they are in."""
+    """Writes files by their paths in `folder`, and creates their folders."""
     for name, content in contents.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""How a process ends, and who is told: the launcher that started it, or the user; and the traceback of a bug.
+"""Reports how a process ends, to the launcher that started it or to the user, and saves the traceback of a bug.
 
 A worker of `lambert launch` also ends with its launcher.
 """
@@ -21,11 +21,11 @@ from lambert.core.urls import without_secrets
 from lambert.core.version import __version__
 
 ENDS = "LAMBERT_ENDS"
-"""Name of the variable with the folder in which the workers report how they ended."""
+"""Environment variable with the folder in which workers report how they ended."""
 FINAL = (2, 3, 5, 75, 130)
 """Exit codes after which a restart is useless: wrong settings or data, divergence, saved and stopped."""
 GRACE_SECONDS = 4.0
-"""How long a worker may take to save and leave when its launcher is gone; ours."""
+"""Seconds that a worker may take to save and end when its launcher is gone (our choice)."""
 CRASH_FILE = "crash.txt"
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
@@ -56,8 +56,8 @@ class Ended(LambertError):
 
 
 def follow() -> None:
-    """Makes this process end with the `lambert launch` that started it, if one did. When the launcher dies, this
-    process gets SIGTERM, so that it saves, and SIGKILL GRACE_SECONDS later, because it may hang in a collective."""
+    """Makes this process end with the `lambert launch` that started it, if one did. When the launcher dies, the process
+    gets SIGTERM, so it saves, and SIGKILL GRACE_SECONDS later, because it may hang in a collective."""
     launcher = _launcher()
     if not launcher:
         return
@@ -69,17 +69,17 @@ def follow() -> None:
 
 
 def report_end(code: int, line: str) -> int:
-    """Reports how this process ends: to its launcher, which tells the user once for all ranks, else on standard error.
-    If the launcher is gone, only the first rank that ends prints its line.
+    """Reports how this process ends: to its launcher, which prints one line for all ranks, else on standard error. If
+    the launcher is gone, only the first rank that ends prints its line.
 
-    Returns the exit code to end with. For a code in FINAL that is 0 under a launcher, because the launcher would take
-    another code for a crash and stop the other ranks, which are about to end in the same way.
+    Returns the exit code to end with. Under a launcher, that is 0 for a code in FINAL: the launcher would treat another
+    code as a crash and stop the other ranks, which are about to end in the same way.
     """
     launcher, line = _launcher(), without_secrets(line)
     if launcher and os.getppid() == launcher:
         rank = os.environ.get("RANK", "0")
         end = End(int(rank), os.getpid(), code, line, time.time())
-        with suppress(LambertError):  # a full disk: then as without a launcher
+        with suppress(LambertError):  # on a full disk, continue as without a launcher
             write_atomic(Path(os.environ[ENDS], rank), json.dumps(asdict(end)))
             return 0 if code in FINAL else code
     elif launcher and not _is_first_to_end():
@@ -89,14 +89,14 @@ def report_end(code: int, line: str) -> int:
 
 
 def read_ends(folder: Path) -> list[End]:
-    """Returns the reports of the workers that have ended, in the order of their ends."""
+    """Returns the reports of the workers that have ended, in order of time."""
     found = [End(**json.loads(path.read_bytes())) for path in folder.glob("[0-9]*") if path.name.isdecimal()]
     return sorted(found, key=lambda end: end.moment)
 
 
 def save_traceback(command: str, traceback: str) -> str:
-    """Writes a traceback to `crash.txt` in the current folder, under the version and the command. Returns a sentence
-    that says where it is, or the traceback itself if the file cannot be written."""
+    """Writes the version, the command and a traceback to `crash.txt` in the current folder. Returns a sentence that
+    names the file, or the traceback itself if it cannot be written."""
     text = without_secrets(f"lambert {__version__} {command}\n\n{traceback}")
     try:
         Path(CRASH_FILE).write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -106,7 +106,7 @@ def save_traceback(command: str, traceback: str) -> str:
 
 
 def _is_first_to_end() -> bool:
-    """Returns whether this process is the first to end of those whose launcher is gone."""
+    """Returns whether this process is the first to end after its launcher."""
     try:
         Path(os.environ[ENDS], "reported").touch(exist_ok=False)
     except FileExistsError:

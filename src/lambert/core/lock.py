@@ -25,8 +25,8 @@ class Lock:
         self._folder, self._handle, self._kind = folder, handle, kind
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
-        """A context in which other processes may share the lock. Raises UsageError at its end if one still does."""
+    def share(self) -> Iterator[None]:
+        """A context in which other processes may share the lock. Raises UsageError at the end if one still does."""
         with contextlib.suppress(OSError):  # on a file system without locks
             fcntl.flock(self._handle, fcntl.LOCK_SH)
         os.ftruncate(self._handle, 0)
@@ -36,18 +36,17 @@ class Lock:
 
 @contextmanager
 def lock_folder(folder: Path, kind: str = "output folder", *, shared: bool = False) -> Iterator[Lock]:
-    """A context that creates `folder`, which errors call by its `kind`, and locks it.
+    """A context that creates `folder`, called its `kind` in errors, and locks it.
 
-    With `shared`, other processes may hold the lock in the same way: they must not write different contents to the same
-    file.
+    With `shared`, several processes may hold the lock: they must not write different contents to the same file.
 
-    The kernel releases the lock when its process ends, however it ends, so there are no stale locks. If the file system
-    has no locks, the folder counts as locked if the process named in `lock.json` is alive or on another host.
+    The kernel releases the lock when the process ends, however it ends, so there are no stale locks. If the file system
+    has no locks, the folder counts as locked while the process named in `lock.json` is alive or on another host.
 
-    Raises UsageError, which names the holder of the lock, or why the folder cannot be written, and MachineError if its
-    disk is full or broken.
+    Raises UsageError if another process holds the lock or the folder cannot be written, and MachineError if the disk is
+    full or broken.
     """
-    handle = _locked(folder, kind, shared)
+    handle = _open_locked(folder, kind, shared)
     try:
         yield Lock(folder, handle, kind)
     finally:
@@ -57,7 +56,7 @@ def lock_folder(folder: Path, kind: str = "output folder", *, shared: bool = Fal
         os.close(handle)
 
 
-def _locked(folder: Path, kind: str, shared: bool) -> int:
+def _open_locked(folder: Path, kind: str, shared: bool) -> int:
     try:
         make_folder(folder)
         handle = regular_handle(folder / LOCK, os.O_RDWR | os.O_CREAT)

@@ -6,10 +6,10 @@ import torch
 
 
 class EagerOptimizer(torch.optim.Optimizer):
-    """The base class of Lambert's optimizers: torch's, whose methods are called directly.
+    """The base class of Lambert's optimizers: torch's, without the wrappers of these methods.
 
-    torch excludes these methods from its compiler at their first call, and imports the compiler to do so: 0.8 s in each
-    training process. Updates are not compiled here.
+    The wrappers exclude them from torch's compiler, and import the compiler to do so: 0.8 s in each training process.
+    Lambert does not compile updates.
     """
 
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)

@@ -1,4 +1,4 @@
-"""Names that settings and tasks have in other libraries, and what they are called here.
+"""Maps names of settings and tasks in other libraries to Lambert's.
 
 Sources: the arguments of transformers' Trainer, its example scripts and its pipelines; sentence-transformers; PyTorch.
 """
@@ -50,7 +50,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     }.items()
     for name in names.split()
 }  # fmt: skip
-"""From the last part of a name to the dotted names that may be meant, of which a verb has one."""
+"""From the last part of a name to the possible dotted names, of which a verb has one."""
 
 TASKS: Mapping[str, str] = {
     name: ours
@@ -71,8 +71,8 @@ TASKS: Mapping[str, str] = {
 
 
 def our_setting(name: str, known: Collection[str]) -> str:
-    """Returns which of the `known` dotted names is meant by a name that is not among them: by the names of other
-    libraries, or because one table alone has a setting of that name; "" if nothing is known, or its table is none."""
+    """Returns which of the `known` dotted names an unknown name means: by the names of other libraries, or because only
+    one table has a setting of that name; "" if none is found, or the table of the name does not exist."""
     table, _, leaf = name.rpartition(".")
     if table and not any(ours.startswith(f"{table}.") for ours in known):
         return ""  # the table is misspelt
@@ -83,5 +83,5 @@ def our_setting(name: str, known: Collection[str]) -> str:
 
 
 def our_task(name: str) -> str:
-    """Returns what a task of another library is called here; "" if it is not known."""
+    """Returns Lambert's name of a task of another library; "" if it is unknown."""
     return TASKS.get(name.lower().replace("_", "-"), TASKS.get(name.lower(), ""))

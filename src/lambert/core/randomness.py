@@ -1,9 +1,9 @@
 """Random numbers as pure functions of (seed, stream, epoch, index, ...).
 
 No function here has state, so a resumed run and runs with any number of workers or ranks draw the same numbers, and
-there is no generator to save. Every draw is a raw 64-bit word of the SplitMix64 finaliser (Steele, Lea and Flood, "Fast
+there is no generator to save. Every draw is a 64-bit word of the SplitMix64 finaliser (Steele, Lea and Flood, "Fast
 splittable pseudorandom number generators", OOPSLA 2014) applied to a chain of the parts of its key. The mapping to
-ranges is our own, so a change in a library cannot change the numbers.
+ranges is our own, so no change in a library changes the numbers.
 """
 
 from enum import IntEnum
@@ -20,8 +20,8 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class Stream(IntEnum):
-    """The purpose of a random number. Two streams never share a word. The values are part of the format: add values,
-    but never change one."""
+    """The purpose of a random number. Two streams never share a word. The values are part of the format: never change
+    one."""
 
     ORDER = 1  # the order of sequences within an epoch
     SPLIT = 2  # which documents are held out
@@ -45,8 +45,7 @@ def _mix(x: Words) -> Words:
 
 
 def key(seed: Any, stream: Any, *parts: Any) -> Words:
-    """Returns the 64-bit keys of (seed, stream, *parts), in the broadcast shape of the arguments, which are
-    non-negative integers or arrays of them."""
+    """Returns the 64-bit keys of (seed, stream, *parts), non-negative integers or arrays, in their broadcast shape."""
     with np.errstate(over="ignore"):
         state = _mix(np.asarray(seed).astype(np.uint64) + _GOLDEN)
         for part in (stream, *parts):
@@ -80,7 +79,7 @@ def below(words: Words, bound: Any) -> npt.NDArray[np.int64]:
         return np.asarray(((words >> np.uint64(32)) * bound) >> np.uint64(32), dtype=np.int64)
 
 
-def permuted(indices: Any, size: int, keys: Any) -> npt.NDArray[np.int64]:
+def permute(indices: Any, size: int, keys: Any) -> npt.NDArray[np.int64]:
     """Returns the images of `indices` (an array) under a keyed permutation of range(size), in constant memory.
 
     The permutation is a balanced Feistel network of four rounds over the smallest even number of bits that holds

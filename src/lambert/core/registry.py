@@ -1,8 +1,7 @@
 """Looks up entries of extension points, which are plain dicts, or imports an entry from outside Lambert.
 
 An imported object is checked before it is called: it must be of the kind that the extension point documents. Names in
-the files of a model folder do not come from the user; `check_named` refuses them unless the user's own command contains
-them too.
+the files of a model folder do not come from the user: `check_named` refuses them unless the user's command has them.
 """
 
 import difflib
@@ -26,7 +25,7 @@ class Kind:
     """The requirements that an extension point places on an imported entry."""
 
     takes: tuple[type, ...]
-    """Types of the positional arguments that the entry is called with; `object` allows any annotation."""
+    """Types of the positional arguments of the entry; `object` allows any annotation."""
     base: type | None = None
     """Required base class of the entry; None: the entry is a function, or any class with these arguments."""
     methods: Mapping[str, int] = field(default_factory=dict)
@@ -42,12 +41,8 @@ class Kind:
 
 
 def lookup(registry: Mapping[str, Entry], name: str, what: str, kind: Kind) -> Entry:
-    """Returns the entry called `name`, or imports the class or function if `name` is "package.module:name".
-
-    Args:
-        registry: The entries of the extension point by name.
-        what: Name of the setting, for errors.
-        kind: Requirements on an imported entry.
+    """Returns the entry of `registry` called `name`, or imports the class or function if `name` is
+    "package.module:name". `what` names the setting in errors.
 
     Raises UsageError if there is no such entry, or if the imported object is not of this `kind` or belongs to Python's
     standard library.
@@ -56,7 +51,7 @@ def lookup(registry: Mapping[str, Entry], name: str, what: str, kind: Kind) -> E
         return choose(registry, name, what)
     module, _, attribute = name.partition(":")
     if _is_standard(module):
-        raise UsageError(f"{what} = {name!r} is of Python's standard library; it must be {kind}.")
+        raise UsageError(f"{what} = {name!r} is in Python's standard library; it must be {kind}.")
     try:
         found: Entry = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: names like ".x:y" and ":y"
@@ -68,7 +63,7 @@ def lookup(registry: Mapping[str, Entry], name: str, what: str, kind: Kind) -> E
 
 
 def choose(registry: Mapping[str, Entry], name: str, what: str) -> Entry:
-    """Returns the entry called `name` without importing anything. Raises UsageError, with the nearest name, if there is
+    """Returns the entry called `name`, and imports nothing. Raises UsageError, with the nearest name, if there is
     none."""
     if name in registry:
         return registry[name]
@@ -76,12 +71,8 @@ def choose(registry: Mapping[str, Entry], name: str, what: str) -> Entry:
 
 
 def check_named(name: str, named: Collection[str], key: str, source: object) -> None:
-    """Raises UsageError if `name` refers to code from outside Lambert and is not in `named`, the names in the user's
-    own command. Nothing is imported.
-
-    Args:
-        name: Value of `key` in the file `source`.
-    """
+    """Raises UsageError if `name`, the value of `key` in the file `source`, refers to code from outside Lambert and is
+    not in `named`, the names in the user's command. Nothing is imported."""
     if ":" in name and name not in named:
         raise UsageError(
             f"{source} asks for code from outside ({key} = {name!r}), which is not imported unless your own command "
@@ -116,11 +107,11 @@ def _unlike(entry: Any, kind: Kind) -> str:
     while isinstance(found, functools.partial):
         found = found.func
     if not _is_python(found) or _is_standard(getattr(found, "__module__", None) or ""):
-        return "is not written in Python or of Python's standard library"
+        return "is not written in Python, or is in Python's standard library"
     if kind.base is not None and not (inspect.isclass(found) and issubclass(found, kind.base)):
-        return "is of another kind"
+        return "has the wrong base class"
     if kind.methods and not inspect.isclass(found):
-        return "is no class"
+        return "is not a class"
     if lacking := sorted(getattr(found, "__abstractmethods__", ())):
         return f"has no method {lacking[0]}"
     if not _binds(entry, kind.takes):
@@ -132,8 +123,7 @@ def _unlike(entry: Any, kind: Kind) -> str:
 
 
 def _is_python(found: Any) -> bool:
-    """Returns whether `found` is a class, or a function, method or callable object written in Python: only these have
-    reliable signatures."""
+    """Returns whether `found` is a class, or a callable written in Python: only these have reliable signatures."""
     if inspect.isclass(found):
         return True
     return hasattr(found if inspect.isroutine(found) else type(found).__call__, "__code__")

@@ -1,5 +1,5 @@
-"""Settings are frozen dataclasses beside the code that reads them. This module converts them to TOML and back and
-checks that their numbers are in range."""
+"""Settings are frozen dataclasses beside the code that reads them. This module checks them and converts them to TOML
+and back."""
 
 import dataclasses
 import difflib
@@ -21,23 +21,22 @@ from lambert.core.files import open_regular
 from lambert.core.other_names import our_setting
 
 _MAXIMA = {int: 2**31 - 1, float: 1e18}
-"""The largest settings whose range has no upper end: libraries use 32-bit integers, and the product of two such floats
-fits into a float32."""
+"""Maxima of settings whose range has no upper end: libraries use 32-bit integers, and the product of two such floats
+fits a float32."""
 SEEDS = f"[{-(2**63)}, {2**63})"
 """The range of seeds that become keys; see `core.randomness.key`."""
 _MAX_BYTES = 2**20
 """Maximum size of a recipe."""
 _LONG_KEY = re.compile(r"""(?<![\w"'-])(?:(?:"[^"\n]*+"|'[^'\n]*+'|[\w-]++)[ \t]*+\.[ \t]*+){100}""")
-"""A key of more than 100 parts. The time that tomllib takes for a key is quadratic in the number of parts."""
+"""A key of more than 100 parts. tomllib's time for a key is quadratic in the number of parts."""
 
 
 def check(config: Any, table: str = "", /, **ranges: str) -> None:
-    """Raises UsageError if a number among these settings is not in its range.
+    """Raises UsageError if a number among these settings is not in its range. NaN is in no range.
 
     Args:
         table: Prefix of the names of the settings in the error, such as "train.".
-        ranges: An interval, such as "[0, 1)", by the name of a setting. The range of all other numbers is "[0, inf)".
-            NaN is in no range.
+        ranges: An interval, such as "[0, 1)", by the name of a setting; "[0, inf)" for all other numbers.
     """
     unknown = ranges.keys() - {field.name for field in dataclasses.fields(config)}
     assert not unknown, unknown
@@ -51,7 +50,7 @@ def check(config: Any, table: str = "", /, **ranges: str) -> None:
 
 
 def _outside(number: float, interval: str) -> str:
-    """Returns in words what a number outside of the interval must be; "" for a number inside."""
+    """Returns in words what a number outside the interval must be; "" for a number inside."""
     low, high = map(float, interval[1:-1].split(","))
     above, below = interval[0] == "(", interval[-1] == ")"
     inside = (low < number if above else low <= number) and (number < high if below else number <= high)
@@ -60,22 +59,22 @@ def _outside(number: float, interval: str) -> str:
         return ""
     if inside:
         return f"at most {most:g}" if isinstance(number, float) else f"at most {most}"
-    ends = [f"{'above' if above else 'at least'} {_written(low)}"] if math.isfinite(low) else []
-    ends += [f"{'below' if below else 'at most'} {_written(high)}"] if math.isfinite(high) else []
+    ends = [f"{'above' if above else 'at least'} {_format_end(low)}"] if math.isfinite(low) else []
+    ends += [f"{'below' if below else 'at most'} {_format_end(high)}"] if math.isfinite(high) else []
     if isinstance(number, int) or math.isfinite(number):
         return " and ".join(ends)
     if ends[1:] and not above:
-        return f"a number from {_written(low)} to {'below ' * below}{_written(high)}"
+        return f"a number from {_format_end(low)} to {'below ' * below}{_format_end(high)}"
     return " ".join(["a finite number", *["of"] * (bool(ends) and not above), " and ".join(ends)]).strip()
 
 
-def _written(end: float) -> str:
+def _format_end(end: float) -> str:
     return str(int(end) if end.is_integer() else end)
 
 
 def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "", *, as_text: bool = False) -> None:
-    """Raises UsageError if one of these nested settings of the dataclass `kind` is no table where a table is needed,
-    has a fraction where a whole number is needed or, unless `as_text`, is text where a number is needed."""
+    """Raises UsageError if one of these nested settings of the dataclass `kind` is not a table where one is needed, has
+    a fraction where a whole number is needed or, unless `as_text`, is text where a number is needed."""
     hints = typing.get_type_hints(kind)
     for name, value in values.items():
         hint = hints.get(name.replace("-", "_"))
@@ -96,8 +95,7 @@ def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "", *, as_t
 
 
 def with_names(kind: Any, tokens: Sequence[str]) -> list[str]:
-    """Returns the words of a command with `--task.name` for `--task`: a table whose first setting is its name may stand
-    for it."""
+    """Returns the words of a command with `--task.name` for `--task`, for tables whose first setting is `name`."""
 
     def full(token: str) -> str:
         flag, equals, value = token.partition("=")
@@ -108,7 +106,7 @@ def with_names(kind: Any, tokens: Sequence[str]) -> list[str]:
 
 
 def with_tables(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested settings with `{"task": {"name": "tag"}}` for `{"task": "tag"}`, as `with_names` of flags."""
+    """Returns nested settings with `{"task": {"name": "tag"}}` for `{"task": "tag"}`, as `with_names` for flags."""
     return {
         name: {"name": value} if isinstance(value, str) and _is_named(kind, name) else value
         for name, value in values.items()
@@ -126,9 +124,9 @@ def as_word(path: object) -> str:
 
 
 def check_flags(kind: Any, tokens: Sequence[str]) -> None:
-    """Raises UsageError if a flag has a fraction where a whole number is needed, which the parser would round, names a
-    table, whose first setting the parser would set, has an empty path, which the parser takes for the current folder,
-    or lacks the values of a list, which the parser would leave unset."""
+    """Raises UsageError for flags that the parser misreads: a fraction where a whole number is needed (rounded), a
+    table (its first setting would be set), an empty path (the current folder), and a list without values (left
+    unset)."""
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         name, equals, value = token.partition("=")
         given = value if equals else following
@@ -160,15 +158,15 @@ def _tables(hint: Any) -> list[Any]:
     return [part for part in typing.get_args(hint) or (hint,) if dataclasses.is_dataclass(part)]
 
 
-def dotted_names(kind: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted names of all settings of a dataclass, without its tables, and without those that are no flags
+def list_dotted_names(kind: Any, prefix: str = "") -> Iterator[str]:
+    """Yields the dotted names of all settings of a dataclass, except tables and those that are not flags
     (`Parameter(parse=False)`)."""
     annotated = typing.get_type_hints(kind, include_extras=True)
     for name, hint in typing.get_type_hints(kind).items():
         if not all(getattr(extra, "parse", True) for extra in getattr(annotated[name], "__metadata__", ())):
             continue
         for table in _tables(hint):
-            yield from dotted_names(table, f"{prefix}{name}.")
+            yield from list_dotted_names(table, f"{prefix}{name}.")
         if not _tables(hint):
             yield prefix + name
 
@@ -188,24 +186,23 @@ def _first(kinds: Iterable[Any]) -> str:
 
 
 def wrong_type(where: str, name: str, value: str | float, hint: Any) -> UsageError:
-    """Returns the error for a value that is not of the type `hint` of a setting. `where` it was given is empty for a
-    flag."""
+    """Returns the error for a value that is not of the type `hint` of a setting. `where` is empty for a flag."""
     place = f"{where}: " if where else ""
-    return UsageError(f"{place}{name} must be {_expected(hint)}, not {json.dumps(value, ensure_ascii=False)}.")
+    return UsageError(f"{place}{name} must be {_describe_type(hint)}, not {json.dumps(value, ensure_ascii=False)}.")
 
 
-def _expected(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
     """Returns in words what a setting of this type must be."""
     inner = [part for part in typing.get_args(hint) if part not in (types.NoneType, Ellipsis)]
     if typing.get_origin(hint) is typing.Literal:
         return f"one of {', '.join(map(str, filter(None, inner)))}"
     if inner:
-        return " or ".join(dict.fromkeys(map(_expected, inner)))
+        return " or ".join(dict.fromkeys(map(_describe_type, inner)))
     return {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}.get(hint, "text")
 
 
 def unknown_name(where: str, name: str, known: Iterable[str]) -> UsageError:
-    """Returns the error for a dotted name that is not among the `known` ones, with the nearest."""
+    """Returns the error for a dotted name that is not `known`, with the nearest one."""
     names = list(known)
     if ours := our_setting(name, names):
         return UsageError(f"{where}: unknown setting {name}. Did you mean {ours}?")
@@ -219,9 +216,9 @@ def unknown_name(where: str, name: str, known: Iterable[str]) -> UsageError:
     return UsageError(f"{where}: unknown {what} {shape.format(name)}.{hint}")
 
 
-def required(kind: Any, given: Collection[str], table: str = "") -> Iterator[str]:
-    """Yields the flags of settings that have no default and are not `given` (dotted names). The settings of an optional
-    table are required if any of them is given."""
+def find_missing(kind: Any, given: Collection[str], table: str = "") -> Iterator[str]:
+    """Yields the flags of settings without a default that are not `given` (dotted names). Those of an optional table
+    are required if any of its settings is given."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         hint, flag = hints[field.name], f"{table}{field.name}"
@@ -230,19 +227,19 @@ def required(kind: Any, given: Collection[str], table: str = "") -> Iterator[str
             flag, hint = (names[0].removeprefix("--") if names else flag), hint.__origin__
         tables = _tables(hint)
         if tables and any(name.startswith(f"{flag}.") for name in given):
-            yield from required(tables[0], given, f"{flag}.")
+            yield from find_missing(tables[0], given, f"{flag}.")
         elif field.default is field.default_factory and flag not in given:
             yield f"--{flag.replace('_', '-')}"
 
 
 def as_dict(config: Any) -> dict[str, Any]:
-    """Returns a settings dataclass as nested plain values, without those that are None, which TOML cannot represent."""
+    """Returns a settings dataclass as nested plain values, without None, which TOML cannot represent."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return {name: plain(value) for name, value in values.items() if value is not None}
 
 
 def defaults(config: Any) -> dict[str, Any]:
-    """Returns the default values of the settings of `config`, as `as_dict` does, without those that have none."""
+    """Returns the defaults of the settings of `config`, as `as_dict` does, without settings that have none."""
     out: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -254,8 +251,8 @@ def defaults(config: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as TOML represents it: paths as strings, tuples as lists, settings as tables, numbers and arrays
-    of numpy, torch and pandas as plain ones."""
+    """Returns a value as TOML represents it: paths as strings, tuples and arrays (numpy, torch, pandas) as lists,
+    settings as tables."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
@@ -274,23 +271,22 @@ def text(config: Any) -> str:
 
 
 def toml(values: Mapping[str, Any]) -> str:
-    """Returns nested plain values as TOML. Raises UsageError, which names the setting, for a path that is not UTF-8,
-    because TOML is."""
+    """Returns nested plain values as TOML. Raises UsageError, which names the setting, for text that is not UTF-8."""
     found = tomli_w.dumps(values)
     try:
         found.encode()
     except UnicodeEncodeError:
         odd = re.compile(r"\\ud[89a-f]")
-        name = next((name for name, value in dotted(values).items() if odd.search(ascii(value))), "A setting")
+        name = next((name for name, value in flatten(values).items() if odd.search(ascii(value))), "A setting")
         raise UsageError(
             f"{name} has characters that are not UTF-8, as config.toml must be. Rename the path, or correct the text."
         ) from None
     return found
 
 
-def typed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns unchecked values from a file as arguments of the settings dataclass `kind`. Raises TypeError if a name is
-    unknown or a value has the wrong type."""
+def check_types(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values from a file as arguments of the settings dataclass `kind`. Raises TypeError for an unknown name or
+    a value of the wrong type."""
     hints = typing.get_type_hints(kind)
     taken = {}
     for name, value in values.items():
@@ -303,7 +299,7 @@ def typed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_of(value: object, hint: Any) -> bool:
-    """Returns whether a value has the type of a field. Numbers of 2^31 or more are of no type."""
+    """Returns whether a value has the type of a field. Numbers of 2^31 or more have no type."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return value in inner
@@ -317,11 +313,11 @@ def _is_of(value: object, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns nested tables as one table with dotted keys."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
     return flat
 
 
@@ -334,7 +330,7 @@ def merge(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def without(values: Mapping[str, Any], unset: Mapping[str, Any]) -> dict[str, Any]:
+def drop_unset(values: Mapping[str, Any], unset: Mapping[str, Any]) -> dict[str, Any]:
     """Returns nested settings without those that are None in `unset`."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
@@ -342,13 +338,13 @@ def without(values: Mapping[str, Any], unset: Mapping[str, Any]) -> dict[str, An
         if other is None:
             continue
         nested = isinstance(value, Mapping) and isinstance(other, Mapping)
-        kept[name] = without(value, other) if nested else value
+        kept[name] = drop_unset(value, other) if nested else value
     return kept
 
 
 def read(path: Path, what: str = "recipe") -> dict[str, Any]:
-    """Returns the content of a TOML file as nested plain values. Raises UsageError, which names the file and the line,
-    and calls it `what`, if it cannot be read."""
+    """Returns the content of a TOML file, called `what` in errors, as nested plain values. Raises UsageError, which
+    names the file and the line, if it cannot be read."""
     try:
         with open_regular(path) as file:
             content = file.read(_MAX_BYTES + 1)

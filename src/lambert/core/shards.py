@@ -43,7 +43,7 @@ _SPLIT = {
     "shards": [_SHARD], "index_sha256": str, "index_blocks?": str,
 }  # fmt: skip
 _MANIFEST = {"vocabulary": int, "tokenizer_sha256": str, "splits": dict.fromkeys(SPLITS, _SPLIT)}
-"""What every reader of a corpus may rely on."""
+"""The parts of a manifest that every reader of a corpus relies on."""
 _WATCH_SECONDS = 1.0  # minimum interval between two checks of the mapped files
 _HEADER, _ROW = 128, 16  # bytes of the header of the index, for any number of rows, and of a row
 SHARD_BYTES = 128 * 2**20  # small enough for a single request to remote storage
@@ -57,15 +57,15 @@ def token_type(vocabulary: int) -> np.dtype[Any]:
 class SplitWriter:
     """Writes one split document by document, in bounded memory. `close` completes the split and returns its counts.
 
-    A shard ends with the document, or with the call of `add` in the middle of one, with which it has `shard_bytes`
-    bytes or more. So the files do not depend on how many documents are added at once.
+    A shard ends with the document, or with the part of a document, that makes it `shard_bytes` or more. So the files do
+    not depend on how many documents are added at once.
     """
 
     def __init__(
         self, folder: Path, vocabulary: int, shard_bytes: int = SHARD_BYTES, state: Mapping[str, Any] | None = None
     ) -> None:
-        """With the `state` that another object returned, the files are truncated to their length at that time, and this
-        object continues. Raises DataError if they are shorter."""
+        """With a `state` that `save` returned, truncates the files to their length at that time and continues. Raises
+        DataError if they are shorter."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.dtype, self.shard_bytes = folder, token_type(vocabulary), shard_bytes
         state = state or {**dict.fromkeys(_COUNTS, 0), "shards": [], "bytes": 0}
@@ -78,9 +78,9 @@ class SplitWriter:
                 path.unlink()
         for name, size in known.items():
             _check_length(folder / name, size)
-        self._shard: Any = _continued(self._path(), self._bytes) if self._bytes else None
+        self._shard: Any = _reopen(self._path(), self._bytes) if self._bytes else None
         index = folder / "index.npy"
-        self._index: Any = _continued(index, _HEADER + self.sentences * _ROW) if self.sentences else index.open("w+b")
+        self._index: Any = _reopen(index, _HEADER + self.sentences * _ROW) if self.sentences else index.open("w+b")
         if not self.sentences:
             self._index.write(bytes(_HEADER))
 
@@ -90,8 +90,8 @@ class SplitWriter:
         Args:
             ids: Token ids of all documents [T].
             lengths: Number of tokens of each sentence [n], all positive.
-            documents: Number of the document of each sentence [n], consecutive from 0 within this call. -1: the
-                document is that of the last sentence before this call.
+            documents: Number of the document of each sentence [n], consecutive from 0 within this call; -1: that of the
+                last sentence before this call.
         """
         ends = np.cumsum(lengths)
         rows = np.empty((len(lengths), 2), dtype="<i8")
@@ -129,7 +129,7 @@ class SplitWriter:
         self._shard, self._bytes = None, 0
 
     def save(self) -> dict[str, Any]:
-        """Flushes all data to the disk and returns the state from which another object continues."""
+        """Flushes all data to disk and returns the state from which another object continues."""
         for file in (self._shard, self._index):
             if file is not None:
                 _flush(file)
@@ -146,8 +146,7 @@ class SplitWriter:
                     file.close()
 
     def close(self) -> dict[str, Any]:
-        """Completes the last shard and the index. Returns the split's entry in the manifest: the numbers of documents,
-        sentences and tokens, and the shards."""
+        """Completes the last shard and the index. Returns the split's entry in the manifest."""
         if self._shard is not None:
             self._close_shard()
         self._index.seek(0)
@@ -160,7 +159,7 @@ class SplitWriter:
         return {**self._counts(), "shards": self.shards, "index_sha256": whole, "index_blocks": blocks}
 
 
-def _continued(path: Path, size: int) -> Any:
+def _reopen(path: Path, size: int) -> Any:
     """Opens a file for appending after its first `size` bytes. Raises DataError if it is shorter."""
     _check_length(path, size)
     file = open_regular(path, "r+b")
@@ -233,7 +232,7 @@ class Split:
         return np.concatenate(parts)
 
     def check_ids(self, start: int, end: int) -> None:
-        """Raises DataError, which names the position, if a token from `start` to `end` - 1 exceeds the vocabulary."""
+        """Raises DataError, which names the position, if a token from `start` to `end` - 1 is not in the vocabulary."""
         for shard in range(len(self._maps)):
             first = int(self._starts[shard])
             ids = self._maps[shard][max(start - first, 0) : max(end - first, 0)]
@@ -245,8 +244,8 @@ class Split:
                 )
 
     def watch(self) -> None:
-        """Raises DataError if the content of a mapped file has changed since it was opened. Checks at most once per
-        second. If a file was removed or replaced, the mapping keeps its former content, so that is not an error."""
+        """Raises DataError if the content of a mapped file has changed since it was opened. Checks at most once a
+        second. The mapping of a removed or replaced file keeps its content, so that is not an error."""
         if time.monotonic() - self._checked < _WATCH_SECONDS:
             return
         for number, file in enumerate(self._files):
@@ -265,8 +264,8 @@ def _files(corpus: Path, name: str, entry: Mapping[str, Any]) -> list[HashedFile
 
 
 def check_corpus(corpus: Path, *, whole: bool = False) -> None:
-    """Compares the files of a corpus with the sizes and hashes in its manifest: all content with `whole` or of a small
-    corpus, otherwise a random sample. Raises DataError, which names the file, if one is missing or has changed."""
+    """Compares the files of a corpus with its manifest: all content with `whole` or of a small corpus, else a random
+    sample. Raises DataError for a file that is missing or has changed."""
     manifest = read_manifest(corpus)
     splits = manifest["splits"]
     for name in splits:
@@ -338,6 +337,6 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
 
 
 def check_shape(path: Path | str, manifest: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
-    """Raises DataError with the first place of a manifest that does not have the shape, as `misfit` knows shapes."""
+    """Raises DataError with the first place where a manifest does not have the shape (`misfit`)."""
     if place := misfit(manifest, shape):
         raise DataError(f"{path}: {place} is missing or not what `lambert prepare` writes. {REMEDY}")

@@ -20,10 +20,9 @@ _next_step = "To start again: the same command."
 
 def exit_on_signals() -> None:
     """Installs handlers by which SIGTERM, SIGUSR1 and SIGINT end this process at once, with one line. That is safe
-    because all writes are atomic. Signals that `block_signals` blocked are delivered now.
+    because all writes are atomic. Also delivers the signals that `block_signals` blocked.
 
-    In a process that `lambert launch` started, no handlers are installed, because the launcher reports how its
-    processes end.
+    Installs none in a process of `lambert launch`, because the launcher reports how its processes end.
     """
     if LAUNCHED not in os.environ:
         own = os.getpid()
@@ -41,7 +40,7 @@ def exit_on_signals() -> None:
 
 
 def say_that_it_continues() -> None:
-    """From now on, the line of a signal says that the same command continues the work."""
+    """Makes the line of a signal say that the same command continues the work."""
     global _next_step  # noqa: PLW0603 - of the process, as its signal handlers are
     _next_step = "To continue: the same command again."
 

@@ -1,4 +1,4 @@
-"""The facts about a vocabulary that packing and masking need, independent of the tokenizer."""
+"""What packing and masking need to know about a vocabulary, independent of the tokenizer."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from lambert.core.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Where the special tokens of a sequence stand: [CLS] A [SEP], and [CLS] A [SEP] ... [SEP] B [SEP] or
+    """The special tokens of a sequence: [CLS] A [SEP], and [CLS] A [SEP] ... [SEP] B [SEP] or
     [CLS] A [SEP] [CLS] B [SEP]."""
 
     cls: int

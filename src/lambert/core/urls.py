@@ -1,4 +1,4 @@
-"""URLs: which texts are one, and how they are shown and stored without passwords and signatures."""
+"""Recognises URLs, and removes passwords and signatures before they are shown or stored."""
 
 import re
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+[^\s\"'<>]+")
 _SECRET = re.compile(
     r"sig|token|key|credential|secret|passw|pwd|auth|jwt|session|expires|x-amz|x-goog|policy", re.IGNORECASE
 )
-"""Occurs in the names of parameters that grant access."""
+"""Words in the names of parameters that grant access."""
 _PORT = re.compile(r"([^/?#@:]*|\[[^/?#@]*\]):\d+([/?#]|$)")
 """A host and its port. A port is not empty: what ends in a colon may be a password."""
 _HOSTS = ("http", "https", "ftp", "ftps", "hdfs", "webhdfs", "sftp", "ssh", "smb")
-"""Schemes in which a host and a port may follow the slashes."""
+"""Schemes with a host and a port after the slashes."""
 _CONTAINERS = ("abfs", "abfss", "az", "wasb", "wasbs")
 """Schemes of Azure, in which CONTAINER@ACCOUNT is a place."""
 _SHORTEST = 3
@@ -45,7 +45,7 @@ def account(url: str) -> str:
 
 
 def public(url: str) -> str:
-    """Returns a URL without user, password, fragment and the parameters that sign it; a path as it is."""
+    """Returns a URL without user, password, fragment and signature; a path unchanged."""
     found = _PARTS.match(url)
     if not found:
         return url
@@ -57,21 +57,21 @@ def public(url: str) -> str:
 
 
 def public_word(word: str) -> str:
-    """Returns a word of a command line, such as --storage=URL, with the URL in it as `public` has it."""
+    """Returns a word of a command line, such as --storage=URL, with its URL made `public`."""
     found = _REMOTE.search(word)
     return word[: found.start()] + public(word[found.start() :]) if found else word
 
 
 def without_secrets(text: str, url: str = "") -> str:
-    """Returns a text in which URLs are `public`, and which has neither the account nor a signature of `url`: libraries
-    take the password of a URL for a part of a host or a bucket, and name that."""
+    """Returns a text with its URLs made `public`, and without the account and signature of `url`: libraries may mistake
+    a password for a host or a bucket, and name it in errors."""
     for secret in sorted(_secrets(url), key=len, reverse=True):
         text = text.replace(secret, "***")
     return _URL.sub(lambda found: public(found[0]), text)
 
 
 def _account(scheme: str, rest: str) -> str:
-    """Returns the part of a URL behind its slashes that is an account, with the @. A password may have slashes."""
+    """Returns the account after the slashes of a URL, with the @. A password may have slashes."""
     own = re.split("[/?#]", rest, maxsplit=1)[0]
     first = rest.find("@")
     place = own.startswith("arn:") or (scheme in _HOSTS and _PORT.match(rest))

@@ -1,4 +1,4 @@
-"""The bytes that a rank sends when gradients are summed: formulas that the exchange and the planner share."""
+"""Bytes that a rank sends when gradients are summed: formulas that the exchange and the planner share."""
 
 from collections.abc import Iterable, Sequence
 from math import prod
@@ -39,7 +39,7 @@ def quantized_bytes(elements: int, bits: int, ranks: int) -> int:
     return 2 * (ranks - 1) * payload_bytes(-(-blocks // ranks), block * bits // 8)
 
 
-def factored(shape: Sequence[int], rank: int) -> tuple[int, int] | None:
+def factor(shape: Sequence[int], rank: int) -> tuple[int, int] | None:
     """Returns the elements of the left and right factors of a gradient, as a matrix of shape[0] rows; None if it is
     smaller than its factors and is sent whole."""
     rows = shape[0] if shape else 1
@@ -63,7 +63,7 @@ def sent_bytes(method: str, shapes: Iterable[Sequence[int]], ranks: int, rank: i
     shapes = list(shapes)
     elements = sum(map(prod, shapes))
     if method == "powersgd":
-        factors = [factored(shape, rank) or (0, prod(shape)) for shape in shapes]
+        factors = [factor(shape, rank) or (0, prod(shape)) for shape in shapes]
         return factor_bytes(sum(left for left, _ in factors), sum(right for _, right in factors), ranks)
     if method in ("int8", "int4"):
         return quantized_bytes(elements, int(method.removeprefix("int")), ranks)

@@ -19,8 +19,8 @@ class World:
     """A world of one process; `Group` is a world of several. Each method returns what the collective returns for a
     world size of 1.
 
-    As a context manager, a World ends in common: a rank that fails reports its error to its peers, so they do not wait
-    for it.
+    As a context manager, a World ends on all ranks together: a rank that fails reports its error to its peers, so they
+    do not wait for it.
     """
 
     rank: int = 0
@@ -53,8 +53,8 @@ class World:
         """Overwrites `tensors` with those of rank 0."""
 
     def broadcast_text(self, text: str, seconds: float | None = None) -> str:
-        """Returns rank 0's `text` on every rank. The text is sent as bytes, never as a pickle. `seconds` is how long
-        the other ranks wait for it, if that may exceed the time-out of a collective."""
+        """Returns rank 0's `text` on every rank, sent as bytes, never as a pickle. `seconds` is how long the other
+        ranks wait for it, if that may exceed the time-out of a collective."""
         return text
 
     def run_on_first(self, work: Callable[[], T], seconds: float | None = None) -> T:
@@ -82,8 +82,8 @@ class World:
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
-        """A context in which all ranks fail if one of them raises a LambertError: the other ranks raise an error that
-        names this rank and `what` it was doing. The code in the context must not call a collective."""
+        """A context in which all ranks fail if one raises a LambertError: the others raise an error that names the rank
+        and `what` it was doing. The code in the context must not call a collective."""
         yield
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from lambert.core.batch import Batch, Ints, Source
 from lambert.core.errors import DataError, UsageError
-from lambert.core.randomness import Stream, key, permuted
+from lambert.core.randomness import Stream, key, permute
 from lambert.data.batch_sizes import BatchSizes, even_count
 
 _AHEAD = 2  # updates assembled in advance
@@ -152,7 +152,7 @@ def _places(
                 numbers = np.arange(low, min(high, base + size)) - base
                 low += len(numbers)
                 epochs.append(np.full(len(numbers), epoch))
-                indices.append(permuted(numbers, size, key(seed, Stream.ORDER, epoch)) if shuffle else numbers)
+                indices.append(permute(numbers, size, key(seed, Stream.ORDER, epoch)) if shuffle else numbers)
             if low >= base + size:
                 epoch, base = epoch + 1, base + size
         yield np.concatenate(epochs), np.concatenate(indices)

@@ -74,7 +74,15 @@ def write(run: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], sta
         make_folder(target.parent)
         if not _make_room(run, needed):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        _write(target, step, tensors, state)
+        with atomic_folder(target) as aside:
+            for name in _TENSORS:
+                write_tensors(aside / name, tensors[name])
+            (aside / STATE).write_text(state, encoding="utf-8")
+            files = [
+                {"name": name, "bytes": (aside / name).stat().st_size, "sha256": sha256(aside / name)} for name in FILES
+            ]
+            manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
+            (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     except (OSError, SafetensorError) as error:
         room = f"{megabytes(needed)} needed, {megabytes(free(run))} free"
         reason = str(error).rstrip(".")
@@ -85,18 +93,6 @@ def disk_remedy(error: OSError | SafetensorError) -> str:
     """Returns what helps if weights could not be written, as a sentence without a full stop."""
     advice = remedy(error, "disk") if isinstance(error, OSError) else ""
     return advice or "Check the space and the permissions of that disk"
-
-
-def _write(target: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: str) -> None:
-    with atomic_folder(target) as aside:
-        for name in _TENSORS:
-            write_tensors(aside / name, tensors[name])
-        (aside / STATE).write_text(state, encoding="utf-8")
-        files = [
-            {"name": name, "bytes": (aside / name).stat().st_size, "sha256": sha256(aside / name)} for name in FILES
-        ]
-        manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
-        (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lambert.core.errors import LambertError, MachineError, UsageError
-from lambert.core.files import identity, read_file, removed_message
+from lambert.core.files import explain_removal, identity, read_file
 from lambert.core.world import World
 from lambert.engine import archive, state
 from lambert.engine.device import ran_out
@@ -192,7 +192,7 @@ class Saver:
         now = identity(self._run)
         self._identity = self._identity or now
         if now != self._identity:
-            raise MachineError(removed_message(self._run))
+            raise MachineError(explain_removal(self._run))
 
     def _outcome(self) -> str:
         """Returns on all ranks why the write in flight failed, or "". While the write continues, rank 0 sends a message

@@ -52,7 +52,7 @@ def device_named(name: str, local_rank: int) -> torch.device:
 
 @contextmanager
 def keep_current_gpu() -> Iterator[None]:
-    """At its end torch's current GPU is the one that it was before."""
+    """A context at whose end torch's current GPU is restored."""
     before = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
     try:
         yield

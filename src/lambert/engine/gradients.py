@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from lambert.core.compute import GradientSink
 from lambert.core.errors import UsageError
 from lambert.native import library, ops
 
@@ -32,7 +33,7 @@ class Bucket:
 class TableWatch(Protocol):
     """An observer of the gradient of an embedding table that is tied to the decoder."""
 
-    def dense_added(self) -> None:
+    def receive_dense(self) -> None:
         """Called after a dense gradient of the whole table was added to the buffer."""
 
     def take_rows(self, ids_T: Tensor, grad_TD: Tensor) -> bool:
@@ -40,11 +41,11 @@ class TableWatch(Protocol):
         are not added to the buffer."""
 
 
-class Gradients:
+class Gradients(GradientSink):
     """The gradients of a net as views into one flat buffer: one collective, one kernel to clear, one to scale.
 
     A parameter that took no part in an update has gradient zero, not None, so the result does not depend on how the
-    batch was split. The class implements `GradientSink`: a backward pass can write into the buffer itself.
+    batch was split. A backward pass can write into the buffer itself.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -117,11 +118,9 @@ class Gradients:
             self._watches.pop(parameter, None)
 
     def accumulate(self, parameter: Tensor, grad: Tensor) -> Tensor | None:
-        """Adds `grad`, of any precision, to the gradient of `parameter` and returns None, which `backward` then returns
-        to torch. If the buffer does not hold `parameter`, returns `grad` in the precision of `parameter`."""
         place = self._places.get(parameter)
         if place is None:
-            return grad.to(parameter.dtype)
+            return super().accumulate(parameter, grad)
         if parameter.grad is not None:
             rows = max(1, _CACHED * len(grad) // grad.numel())
             for total, part in zip(torch.split(parameter.grad, rows), torch.split(grad, rows), strict=True):
@@ -132,8 +131,6 @@ class Gradients:
         return None
 
     def place(self, parameter: Tensor) -> tuple[Tensor, bool] | None:
-        """Returns where to write the gradient of `parameter`, and whether to add to existing values; the caller then
-        calls `mark_written`. None if the buffer does not hold `parameter`."""
         place = self._places.get(parameter)
         if place is None:
             return None
@@ -143,20 +140,17 @@ class Gradients:
         return place, False
 
     def mark_written(self, parameter: Tensor) -> None:
-        """Called after a dense gradient of `parameter` was written to the buffer."""
         watching = self._watches.get(parameter)
         if watching is not None:
-            watching.dense_added()
+            watching.receive_dense()
 
     def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
-        """Adds `grad_TD` [T, D] to the rows `ids_T` of the gradient of `parameter` and returns None. If the buffer does
-        not hold `parameter`, returns a dense gradient [V, D]."""
         watching = self._watches.get(parameter)
         if watching is not None and watching.take_rows(ids_T, grad_TD):
             return None
         place = self._places.get(parameter)
         if place is None:
-            return torch.zeros_like(parameter).index_add_(0, ids_T, grad_TD.to(parameter.dtype))
+            return super().add_rows(parameter, ids_T, grad_TD)
         if parameter.grad is None:
             parameter.grad = place.zero_()
         if grad_TD.dtype == torch.bfloat16 and place.dtype == torch.float32 and library() is not None:

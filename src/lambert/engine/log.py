@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lambert.core.errors import MachineError, printable_line
-from lambert.core.files import identity, json_text, removed_message, replace_files
+from lambert.core.files import explain_removal, identity, json_text, replace_files
 from lambert.core.urls import without_secrets
 from lambert.core.world import World
 from lambert.engine import environment
@@ -241,7 +241,7 @@ class RunLog:
 
     def _write(self, row: dict[str, Any]) -> None:
         if self._identity is not None and identity(self._run) != self._identity:
-            raise MachineError(removed_message(self._run))
+            raise MachineError(explain_removal(self._run))
         self._metrics.write(json_text(row))
         self._track(lambda tracker: tracker.row(row))
 

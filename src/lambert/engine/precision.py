@@ -111,10 +111,10 @@ class Precision:
         elif self._last.values[0]:
             optimizer.step()
         self._scaler.update()
-        self.weights_changed()
+        self.drop_rounded_weights()
         return torch.cat([norm[None], norms_P])
 
-    def weights_changed(self) -> None:
+    def drop_rounded_weights(self) -> None:
         """Drops the cached bfloat16 copies of the weights. Must be called after every change of the weights outside of
         `step`: torch's version counters cannot replace it, because fused kernels do not increment them."""
         if self.compute.rounded is not None:

@@ -150,8 +150,8 @@ def _exit(text: str, code: int) -> None:
 def graceful_stop(
     status: str = " before the first update; nothing new to save", again: str = CONTINUE
 ) -> Iterator[StopRequest]:
-    """A context in which SIGINT, SIGTERM and SIGUSR1 interrupt the work, or only set the StopRequest while it is
-    `defer`. A second signal ends the process at once, with exit code 128 + its number.
+    """A context in which SIGINT, SIGTERM and SIGUSR1 interrupt the work; inside `StopRequest.defer` they only set the
+    StopRequest. A second signal ends the process at once, with exit code 128 + its number.
 
     An interruption raises SavedAndStopped with `status` and the sentence `again`. If the work cannot be interrupted,
     the process prints the same message and exits after GRACE_SECONDS.

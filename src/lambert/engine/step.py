@@ -69,7 +69,7 @@ class Step:
     """Whether this is the last update of the run; its scores are the final ones."""
 
     def __repr__(self) -> str:
-        """Without what the device computes, so that showing a step does not wait for it."""
+        """Returns a text without the values that the device computes, so that showing a step does not wait."""
         found = {name: value for name, value in self.scores.items() if not name.endswith("_se")}
         scores = "".join(f", {name} {value:.4f}" for name, value in found.items())
         return f"Step({self.index}: lr {self.lr:g}, {self.sequences:,} sequences, {self.tokens:,} tokens{scores})"

@@ -1,1 +1,1 @@
-"""A model over texts: what finetune, evaluate, predict and the library share."""
+"""Runs a model over texts, for finetune, evaluate, predict and the library."""

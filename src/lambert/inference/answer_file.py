@@ -1,18 +1,19 @@
-"""Files of predictions, which are complete or absent, and their unfinished part, from which the work continues.
+"""Writes files of predictions, which are complete or absent, and continues unfinished ones.
 
-The part of OUT is the folder OUT.partial: the predictions so far, and `state.json`, which says how many of them are
-complete, where the input stood after them, and which input, model and settings they are of.
+The unfinished part of OUT is the folder OUT.partial: the predictions so far, and `state.json`, which says how many of
+them are complete, the position of the input after them, and their input, model and settings.
 """
 
 import hashlib
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lambert.core.contents import SUMS, misfit, model_files, sha256
+from lambert.core.contents import SUMS, format_sums, misfit, sha256
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import (
     atomic_file,
@@ -28,14 +29,14 @@ from lambert.core.files import (
 )
 from lambert.core.lock import lock_folder
 from lambert.core.registry import choose
-from lambert.core.settings import dotted
+from lambert.core.settings import flatten
 from lambert.inference.answer_formats import FORMATS, Lines, Row
 from lambert.inference.input_rows import Position
 
 Add = Callable[[Row], None]
 _STATE, _ROWS = "state.json", "rows"
 _SECONDS = 1.0
-"""Least time between two states on the disk. It is what a killed process loses (ours)."""
+"""Minimum seconds between two states on disk, which a killed process loses (our choice)."""
 _BEGINNING = 1 << 20
 _SHAPE = {
     "of": {"*": str}, "answers": {"bytes": int, "rows?": int, "width?": int}, "rows": int, "errors": int, "first": str,
@@ -48,18 +49,23 @@ def answer_file(path: Path, copied: Collection[str] = ("id",)) -> Iterator[Add]:
     """A context with a function that adds a prediction to the file, which appears at the end.
 
     Raises:
-        UsageError: The ending is not .jsonl, .csv, .parquet or .npy, or it is not for such predictions.
-        MachineError: The disk refuses a write.
+        UsageError: The format is unknown, or cannot hold such predictions.
+        MachineError: A write fails.
     """
     write = choose(FORMATS, path.suffix, "the ending of out")
+    with (
+        _write_errors(path), temporary_folder(partial_folder(path)) as folder,
+        closing(write(folder / _ROWS, None, copied)) as rows,
+    ):  # fmt: skip
+        yield rows.add
+        _finish(rows, path)
+
+
+@contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    """A context that raises errors of the system as `not_written`."""
     try:
-        with temporary_folder(partial_folder(path)) as folder:
-            rows = write(folder / _ROWS, None, copied)
-            try:
-                yield rows.add
-                _finish(rows, path)
-            finally:
-                rows.close()
+        yield
     except OSError as error:
         raise not_written(path, error) from error
 
@@ -70,38 +76,31 @@ def partial_folder(path: Path) -> Path:
 
 
 class Unfinished:
-    """The file of predictions `path` in the making.
+    """An unfinished file of predictions.
 
     Args:
         path: The file that appears at the end.
-        of: What the predictions are of, by name: hashes or descriptions.
+        of: Hashes or descriptions, by name, of what determines the predictions.
         copied: Keys that are copied from the input.
 
     Raises:
-        UsageError: The folder is of other predictions, or another process writes to it.
+        UsageError: The folder has other predictions, or another process writes to it.
         DataError: The folder is damaged.
-        MachineError: The disk refuses a write.
+        MachineError: A write fails.
     """
 
     def __init__(self, path: Path, of: Mapping[str, str], copied: Collection[str]) -> None:
         write = choose(FORMATS, path.suffix, "the ending of out")
         self.path, self.folder, self._of = path, partial_folder(path), dict(of)
         self.position, self.rows, self.errors, self.first = Position(), 0, 0, ""
-        """Where the input stands, the numbers of rows and of those with errors, and the first error."""
-        self._written, self._stack = time.monotonic(), ExitStack()
-        try:
+        """Position of the input, numbers of rows and of those with errors, and the first error."""
+        self._written = time.monotonic()
+        with _write_errors(path), ExitStack() as stack:
             make_folder(path.parent)
             remove_leftovers(self.folder)
-            self._stack.enter_context(lock_folder(self.folder, "place for predictions"))
-            state = self._read()
-            self._answers = write(self.folder / _ROWS, state, copied)
-        except OSError as error:
-            self._stack.close()
-            raise not_written(path, error) from error
-        except BaseException:
-            self._stack.close()
-            raise
-        self._stack.callback(self._answers.close)
+            stack.enter_context(lock_folder(self.folder, "place for predictions"))
+            self._answers = stack.enter_context(closing(write(self.folder / _ROWS, self._read(), copied)))
+            self._stack = stack.pop_all()
 
     def _read(self) -> dict[str, int] | None:
         """Returns the state of the answers; None if there are none yet."""
@@ -129,36 +128,29 @@ class Unfinished:
         return found
 
     def add(self, row: Row) -> None:
-        """Adds a prediction, or an error. Raises UsageError if the file is not for such predictions."""
-        try:
+        """Adds a prediction, or an error. Raises UsageError if the format cannot hold such predictions."""
+        with _write_errors(self.path):
             self._answers.add(row)
-        except OSError as error:
-            raise not_written(self.path, error) from error
 
     def commit(self, position: Position, *, now: bool = False) -> None:
-        """Notes that the predictions of the input before `position` are complete; on the disk if a second has passed,
-        or `now`."""
+        """Records that the predictions of the input before `position` are complete; on disk at most once a second, or
+        `now`."""
         self.position = position
         if now or time.monotonic() - self._written >= _SECONDS:
-            try:
+            with _write_errors(self.path):
                 state = {
                     "of": self._of, "answers": self._answers.flush(), "rows": self.rows, "errors": self.errors,
-                    "first": self.first,
-                    "position": {"file": position.file, "offset": position.offset, "line": position.line},
+                    "first": self.first, "position": asdict(position),
                 }  # fmt: skip
-            except OSError as error:
-                raise not_written(self.path, error) from error
             write_atomic(self.folder / _STATE, json.dumps(state) + "\n")
             self._written = time.monotonic()
 
     def finish(self) -> None:
         """Writes the file and removes the folder."""
         self.commit(self.position, now=True)
-        try:
+        with _write_errors(self.path):
             _finish(self._answers, self.path)
             delete_folder(self.folder)
-        except OSError as error:
-            raise not_written(self.path, error) from error
 
     def __enter__(self) -> "Unfinished":
         return self
@@ -170,17 +162,15 @@ class Unfinished:
 
 
 def model_identity(folder: Path) -> str:
-    """Returns a SHA-256 that stands for the files of a model folder. SHA256SUMS, if there, was compared with them when
-    the model was loaded."""
-    if (folder / SUMS).is_file():
-        return sha256(folder / SUMS)
-    names = "".join(f"{sha256(path)}  {path.name}\n" for path in model_files(folder))
-    return hashlib.sha256(names.encode()).hexdigest()
+    """Returns a SHA-256 of the files of a model folder: that of SHA256SUMS, if there is one, since loading the model
+    has compared it with the files."""
+    sums = folder / SUMS
+    return sha256(sums) if sums.is_file() else hashlib.sha256(format_sums(folder).encode()).hexdigest()
 
 
 def input_identity(paths: Sequence[Path]) -> str:
-    """Returns a SHA-256 of the names, sizes, times of change and first bytes of the input files, which may be too large
-    to be read once more. Raises DataError if one cannot be read."""
+    """Returns a SHA-256 of the names, sizes, modification times and first bytes of the input files, which may be too
+    large to read twice. Raises DataError if one cannot be read."""
     found = hashlib.sha256()
     for path in paths:
         try:
@@ -200,10 +190,9 @@ def _finish(rows: Lines, path: Path) -> None:
 
 
 def _difference(name: str, was: str, now: str) -> str:
-    """Returns in words that predictions are of another input or model, or which of the settings of `settings_text`
-    differ."""
+    """Returns in words that the input or model is another one, or which settings of `settings_text` differ."""
     try:
-        before, after = (dotted(json.loads(text)) for text in (was, now))
+        before, after = (flatten(json.loads(text)) for text in (was, now))
     except (AttributeError, ValueError):  # a hash
         return f"another {name}"
     keys = sorted(key for key in before | after if before.get(key) != after.get(key))

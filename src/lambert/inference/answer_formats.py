@@ -1,7 +1,7 @@
 """The formats of files of predictions: JSON lines, CSV, Parquet, or vectors as one array of numpy.
 
-Predictions are kept in a file of rows, to which they are appended as they come. The file that the user asked for is
-made of it at the end, so that its columns and their types are those of all rows.
+Predictions are first appended to a file of rows. At the end, the requested file is made of it, so that its columns and
+their types fit all rows.
 """
 
 import base64
@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,25 +27,15 @@ _ROWS = 8192
 """Rows of a row group of Parquet."""
 _USE = "Writing Parquet"
 ERROR = "error"
-"""The key of the error of a row."""
-
-
-def row_text(row: Row) -> str:
-    """Returns a prediction as a line of JSON. Half of a surrogate pair, which UTF-8 does not have, is escaped."""
-    text = json_text(row)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(json.loads(text))
-    return text
+"""Key of the error of a row."""
 
 
 class Lines:
     """JSON lines. The other formats of rows are made of these.
 
     Args:
-        path: The file of rows: a new one, or one that is continued.
-        state: What `flush` returned when the rows that are kept had been added.
+        path: The file of rows.
+        state: What `flush` returned after the last row to keep; None: a new file.
         copied: Keys that are copied from the input.
     """
 
@@ -59,20 +50,20 @@ class Lines:
         return {"bytes": 0}
 
     def add(self, row: Row) -> None:
-        """Appends a prediction, or an error. Raises UsageError if the format is not for such predictions."""
-        self.file.write(row_text(row).encode() + b"\n")
+        """Appends a prediction, or an error. Raises UsageError if the format cannot hold such predictions."""
+        self.file.write(json_text(row).encode() + b"\n")
 
     def flush(self) -> State:
-        """Writes what was added to the disk, and returns the state to continue from. Raises OSError."""
+        """Flushes the rows to disk, and returns the state to continue from. Raises OSError."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.state["bytes"] = self.file.tell()
         return dict(self.state)
 
     def write(self, path: Path) -> None:
-        """Writes the file that the user asked for. Raises OSError."""
+        """Writes the requested file. Raises OSError."""
         self.flush()
-        _linked(self.path, path)
+        _link(self.path, path)
 
     def rows(self) -> Iterator[Row]:
         """Yields the rows."""
@@ -82,13 +73,8 @@ class Lines:
 
     def blocks(self) -> Iterator[list[Row]]:
         """Yields the rows, _ROWS at a time."""
-        block: list[Row] = []
-        for row in self.rows():
-            block.append(row)
-            if len(block) == _ROWS:
-                yield block
-                block = []
-        if block:
+        rows = self.rows()
+        while block := list(islice(rows, _ROWS)):
             yield block
 
     def close(self) -> None:
@@ -117,8 +103,8 @@ class Table(Lines):
 
 
 class Array(Lines):
-    """Vectors, float32 [rows, D]. A row with an error is NaN. The header is written again at the end, with the number
-    of rows; numpy keeps room for it."""
+    """Vectors, float32 [rows, D]; NaN for a row with an error. The header is rewritten at the end, with the number of
+    rows; numpy reserves room for it."""
 
     def first_state(self) -> State:
         return {"bytes": len(_header(0, 0)), "rows": 0, "width": 0}
@@ -148,9 +134,8 @@ class Array(Lines):
 
 
 class Parquet(Lines):
-    """Parquet. Vectors are lists of float32, as the model computes them. A column with values of several types, such as
-    ids of which some are numbers and some are text, is one of text; so is one with fractions and with integers that
-    float64 does not represent."""
+    """Parquet. Vectors are lists of float32. A column of several types, such as numbers and text, becomes text; so does
+    one of fractions and integers that float64 cannot represent."""
 
     def __init__(self, path: Path, state: State | None = None, copied: Collection[str] = ()) -> None:
         arrow.pyarrow("parquet", _USE)
@@ -169,11 +154,11 @@ class Parquet(Lines):
                 kinds[name] = _common(pyarrow, kind, [row.get(name) for row in block]) if name != "vector" else kind
         if "vector" in kinds:
             kinds["vector"] = pyarrow.list_(pyarrow.float32())
-        while (unfit := self._written(pyarrow, path, kinds)) is not None:
+        while (unfit := self._write_table(pyarrow, path, kinds)) is not None:
             kinds[unfit] = None
 
-    def _written(self, pyarrow: Any, path: Path, kinds: dict[str, Any]) -> str | None:
-        """Writes the file. Returns the first column with a value that its type does not represent, if there is one."""
+    def _write_table(self, pyarrow: Any, path: Path, kinds: dict[str, Any]) -> str | None:
+        """Writes the file. Returns the first column with a value that its type cannot represent, or None."""
         schema = pyarrow.schema([(name, pyarrow.string() if kind is None else kind) for name, kind in kinds.items()])
         with pyarrow.parquet.ParquetWriter(path, schema) as writer:
             for block in self.blocks():
@@ -197,7 +182,7 @@ def _column(pyarrow: Any, kind: Any, name: str, rows: Sequence[Row]) -> Any:
 
 
 def _common(pyarrow: Any, kind: Any, values: Sequence[Any]) -> Any:
-    """Returns the type of values of this type and these values; None, which is text, if there is none."""
+    """Returns the common type of this type and these values; None, for text, if there is none."""
     try:
         schemas = [pyarrow.schema([("", each)]) for each in (kind, pyarrow.array(values).type)]
         return pyarrow.unify_schemas(schemas, promote_options="permissive").field(0).type
@@ -235,8 +220,8 @@ def _header(rows: int, width: int) -> bytes:
     return file.getvalue()
 
 
-def _linked(path: Path, new: Path) -> None:
-    """Gives a file a second name, or copies it where the disk has no such names."""
+def _link(path: Path, new: Path) -> None:
+    """Links a file to a second name, or copies it if the disk has no hard links."""
     new.unlink(missing_ok=True)
     try:
         os.link(path, new)

@@ -1,8 +1,8 @@
-"""Models for inference on a CPU: weights are fused, rounded and laid out for the kernels once, not at each call.
+"""Prepares models for inference on a CPU: weights are fused, rounded and laid out for the kernels once.
 
-The compiled kernels of `lambert.native` compute the blocks where they can be used, with states in bfloat16. All other
-products are oneDNN's, called by the operators that torch's compiler uses. Their states are bfloat16 with bfloat16
-weights and float32 with int8 weights.
+The compiled kernels of `lambert.native` compute the blocks where they are available, with states in bfloat16. All other
+products are oneDNN's, through the operators of torch's compiler, with states in bfloat16 for bfloat16 weights and
+float32 for int8 weights.
 """
 
 from functools import partial
@@ -38,7 +38,7 @@ class Packed(nn.Module):
 
 
 class Int8(nn.Module):
-    """Computes what `Packed` computes, with an 8-bit product and output of type `dtype`.
+    """Computes the same as `Packed` with an 8-bit product and output of type `dtype`.
 
     The quantization is symmetric, with one scale per output channel of the weights and one per token of the states (Yao
     et al., "ZeroQuant", 2022, section 4.1). The scale of a token depends on that token only, so results do not depend
@@ -108,7 +108,7 @@ def check(kind: Kind) -> None:
 
 @torch.no_grad()
 def for_cpu(model: Model, kind: Kind) -> Model:
-    """Converts the model in place for inference on a CPU, and returns it. It cannot be trained any more.
+    """Converts the model in place for inference on a CPU, and returns it. It can no longer be trained.
 
     Embeddings, norms and heads become bfloat16, or float32 with int8 weights. Raises as `check` does, and UsageError
     for blocks and families without such an encoder.

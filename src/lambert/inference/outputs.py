@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lambert.core.batch import Batch, Ints, Source
 from lambert.core.contents import model_files, sha256
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.core.registry import check_named
 from lambert.core.world import World
 from lambert.data.stream import split
@@ -41,10 +41,9 @@ from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 
 _PARTS = 8
-"""Number of batches into which little data is divided, so that several ranks have some."""
+"""Number of batches into which little data is divided, so that several ranks share it."""
 FAST_TOKENS = 1024
-"""Tokens of a batch from which a CPU is not faster. On a GPU larger batches are faster, so little data stays in few
-batches there."""
+"""Tokens of a batch above which a CPU is not faster. A GPU is, so little data stays in few batches there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class LoadedTask:
     tokenizer: Any
     task: Task[Any, Any]
     missing: str
-    """An error message, empty if the folder has a head for the task. Without one the head has fresh weights."""
+    """An error message if the folder has no head for the task, whose weights are then random; else empty."""
     note: str
     """A line about pieces that the tokenizer may have lost; else empty."""
 
@@ -98,11 +97,11 @@ def load_task(
     report.check_tied(folder, heads)
     check_segments(task.config, model)
     check_padding(tokenizer, model.config, folder)
-    if not report.missing:
-        return LoadedTask(model.eval(), tokenizer, task, "", report.lost)
-    own = layout.find_task_head(settings, layout.check_family(settings, folder))
-    why = f"its head predicts {PREDICTED[own]}" if own in PREDICTED else f"no {report.missing[0]}"
-    lacking = f"{folder} has no head for {task.config.name!r} ({why}): fine-tune it."
+    lacking = ""
+    if report.missing:
+        own = layout.find_task_head(settings, layout.check_family(settings, folder))
+        why = f"its head predicts {PREDICTED[own]}" if own in PREDICTED else f"no {report.missing[0]}"
+        lacking = f"{folder} has no head for {task.config.name!r} ({why}): fine-tune it."
     return LoadedTask(model.eval(), tokenizer, task, lacking, report.lost)
 
 
@@ -125,33 +124,30 @@ def check_segments(config: TaskConfig, model: Model) -> None:
 
 
 def check_padding(tokenizer: Any, config: EncoderConfig, folder: Path) -> None:
-    """Raises DataError if transformers would take a token of texts for padding: encoders with positions after that of
-    padding, such as RoBERTa, give tokens with the id of padding its position, and do not count them."""
+    """Raises DataError if transformers would treat a token of texts as padding: encoders whose positions begin after
+    that of padding, such as RoBERTa, give each token with the id of padding that position, and do not count it."""
     number = config.position_offset - 1
     name = None if number < 0 else tokenizer.id_to_token(number)
     template = roles.template(tokenizer, str(folder))
-    in_texts = number in (template.cls, template.sep, roles.named(tokenizer, "unk"))
+    in_texts = number in (template.cls, template.sep, roles.find_id(tokenizer, "unk"))
     if name is not None and (in_texts or number not in roles.own(tokenizer)) and name.strip("[]<>|").lower() != "pad":
         raise DataError(
-            f"{folder} has {number} as the id of padding (pad_token_id), which is {shown(name)} in its tokenizer: the "
+            f"{folder} has {number} as the id of padding (pad_token_id), which is {quote(name)} in its tokenizer: the "
             "positions that transformers gives to a text with it are not supported. If the tokenizer is of another "
             "model, replace it."
         )
 
 
 def check_widths(task: Task[Any, Any], model: Model) -> None:
-    """Raises UsageError if vectors are to be cut at a width that exceeds the model's."""
+    """Raises UsageError if a width at which vectors are cut exceeds the model's."""
     widths, most = task.config.embed.widths, task.width(model.config.hidden)
     if too_wide := [width for width in widths if width > most]:
         raise UsageError(f"task.embed.widths has {max(too_wide)}, and vectors of the model have {most} components.")
 
 
 def ready(model: Model, precision: str, device: torch.device) -> tuple[Model, Precision]:
-    """Returns the model on its device, prepared for inference, and the Precision to run it in. The model is changed in
-    place; on a CPU its weights are converted to bfloat16 or int8 once.
-
-    Raises UsageError for int8 on a GPU.
-    """
+    """Returns the model on its device, prepared for inference, and the Precision to run it in. Changes the model in
+    place; on a CPU its weights are converted to bfloat16 or int8 once. Raises UsageError for int8 on a GPU."""
     if precision == "int8" and device.type != "cpu":
         raise UsageError(f"precision = 'int8' runs on CPUs only, not on {device}: use bfloat16.")
     if device.type == "cpu" and precision in ("bfloat16", "int8"):
@@ -168,7 +164,7 @@ def compare_ranks(world: World, model: Path, data: Path | None = None) -> None:
 
 
 class HasOutputs(Protocol):
-    """What `outputs` runs: a Model, or another object that computes outputs from a batch."""
+    """A Model, or another object that computes outputs from a batch."""
 
     def eval(self) -> Any: ...
     def outputs(self, batch: Batch) -> Mapping[str, Tensor]: ...
@@ -183,18 +179,15 @@ def outputs(
     advance: Callable[[int], None] = lambda sequences: None,
 ) -> Iterator[Mapping[str, Tensor]]:
     """Yields `model.outputs` for every sequence of a Source, in order, batch by batch. Every rank computes its share
-    and yields all outputs.
+    and yields all outputs. Calls `advance` on all ranks with the number of sequences completed since its last call.
 
     Batches do not depend on the number of ranks, so outputs are equal bit for bit. On a CPU each core computes separate
     batches, which share `micro_tokens`, because threads that share one matrix product wait for one another.
-
-    Args:
-        advance: Called on all ranks with the number of sequences that were completed since the last call.
     """
     if micro_tokens < 1:
         raise UsageError(f"micro_tokens = {micro_tokens} tokens is too few: choose 1 or more.")
     model.eval()
-    # The smallest number of all ranks, so that all ranks divide the data equally.
+    # The smallest number of threads of all ranks, so that all ranks divide the data in the same way.
     streams = -world.largest(-torch.get_num_threads() if world.device.type == "cpu" else -1)
     indices_S = np.arange(source.size(0))
     epochs_S = np.zeros_like(indices_S)
@@ -204,7 +197,7 @@ def outputs(
     cuts = batch_bounds(lengths_S, tokens, streams)
     own = cuts[world.rank :: world.size]
     batches = (source.collate(epochs_S[low:high], indices_S[low:high]) for low, high in own)
-    run = partial(computed, model, precision, world)
+    run = partial(compute_outputs, model, precision, world)
     streams = min(streams, len(cuts))
     found = map(run, batches) if streams <= 1 else _side_by_side(run, batches, streams)
     for first in range(0, len(cuts), world.size):
@@ -214,8 +207,8 @@ def outputs(
 
 
 def batch_bounds(lengths_S: Ints, micro_tokens: int, streams: int) -> list[tuple[int, int]]:
-    """Returns the bounds of batches of whole sequences with about equal numbers of tokens, about `micro_tokens` or
-    fewer. If there are enough sequences, the number of batches is a multiple of `streams`."""
+    """Returns the bounds of batches of sequences with about equal numbers of tokens, at most about `micro_tokens`. With
+    enough sequences, the number of batches is a multiple of `streams`."""
     size = len(lengths_S)
     count = min(size, math.ceil(int(lengths_S.sum()) / micro_tokens / streams) * streams)
     if count == size:
@@ -226,8 +219,8 @@ def batch_bounds(lengths_S: Ints, micro_tokens: int, streams: int) -> list[tuple
 Found = Mapping[str, Tensor]
 
 
-def computed(model: HasOutputs, precision: Precision, world: World, batch: Batch) -> Found:
-    """Returns the outputs of a model for a batch, which is put on the device first."""
+def compute_outputs(model: HasOutputs, precision: Precision, world: World, batch: Batch) -> Found:
+    """Puts a batch on the device and returns the outputs of the model for it."""
     with torch.inference_mode(), precision.autocast():
         return model.outputs(world.put(batch).with_compute(precision.compute))
 

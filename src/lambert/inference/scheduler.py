@@ -1,9 +1,9 @@
 """Computes the sequences of many callers together, in flat batches by tokens, without a timer.
 
-Worker threads share the cores. A worker that finds no other one at work takes what is waiting at once, up to
-`batch_tokens` tokens, oldest request first. Beside others a worker starts only if enough tokens wait, because a batch
-reads all weights from memory. A request goes to the end of the queue after its first 1,024 tokens, and after as many
-again, so that one text does not wait for all texts of a large request.
+Worker threads share the cores. A worker that is alone takes waiting sequences at once, up to `batch_tokens` tokens,
+oldest request first. Beside others a worker starts only if enough tokens wait, because a batch reads all weights from
+memory. A request goes to the end of the queue after each 1,024 tokens, so that one text does not wait for all texts of
+a large request.
 """
 
 import math
@@ -23,44 +23,44 @@ from lambert.core.batch import Batch, Source, Target, flat_batch
 from lambert.core.errors import MachineError
 from lambert.core.world import World
 from lambert.engine.precision import Precision
-from lambert.inference.outputs import Found, HasOutputs, computed
+from lambert.inference.outputs import Found, HasOutputs, compute_outputs
 from lambert.model.pooling import first_tokens
 
 _LEAST_TOKENS = 256
-"""Tokens for which a worker starts beside others. At 256, reading the weights takes about a tenth of the time."""
+"""Tokens for which a worker starts beside others. Reading the weights then takes about a tenth of the time."""
 _CPU_TOKENS = 512
-"""Tokens of a batch on a CPU. A busy service answers as many questions with BERT-Base as with 1,024, and the slowest
-answers wait a fifth less or better."""
+"""Tokens of a batch on a CPU. With BERT-Base, throughput is that of 1,024, and the slowest answers wait at least a
+fifth less."""
 _GPU_TOKENS = 16_384
 """Tokens of a batch on a GPU."""
 _TURN = 1024
-"""Tokens of a request that may be computed before those of the next one, or a batch if that is more."""
+"""Tokens of a request that are computed before the next request, or a batch if that is more."""
 _NEW = 0.1
-"""Weight of a batch in the average that estimates the speed."""
+"""Weight of a batch in the moving average of the speed."""
 
 
 class OverloadedError(MachineError):
-    """More work waits than is allowed, or than can be computed in time."""
+    """More work is waiting than is allowed, or than can be computed in time."""
 
     def __init__(self, waiting: int, seconds: float) -> None:
         super().__init__(f"Too much work is waiting ({waiting:,} tokens): try again in {math.ceil(seconds)} s.")
         self.seconds = seconds
-        """Estimate of the time until what waits is computed."""
+        """Estimated time until the waiting work is computed."""
 
 
 class Observer:
-    """What a Scheduler reports. Its threads call the methods, and computing waits for them."""
+    """Receives reports of a Scheduler. Its threads call the methods, and wait for them."""
 
-    def taken(self, seconds: float) -> None:
-        """The first sequences of a request are computed after this time in the queue."""
+    def record_wait(self, seconds: float) -> None:
+        """Records the time that the first sequences of a request waited in the queue."""
 
-    def computed(self, tokens: int, sequences: int, seconds: float) -> None:
-        """A batch was computed."""
+    def record_batch(self, tokens: int, sequences: int, seconds: float) -> None:
+        """Records a computed batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What computes a request: a model, in its precision."""
+    """A model and the precision in which it computes requests."""
 
     model: HasOutputs
     precision: Precision
@@ -68,7 +68,7 @@ class Work:
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """The sequences of a Source that one caller waits for."""
+    """A request: the sequences of a Source that one caller waits for."""
 
     work: Work
     source: Source
@@ -76,16 +76,16 @@ class _Job:
     begin: float = field(default_factory=time.monotonic)
     future: "Future[list[Found]]" = field(default_factory=Future)
     taken: int = 0
-    """Number of sequences that workers have taken; they are taken in order."""
+    """Number of sequences that workers have taken, in order."""
     left: int = 0
-    """Tokens of the other sequences."""
+    """Tokens of the sequences that are not taken."""
     turn: int = 0
-    """Tokens of those that were taken since the request was at the end of the queue."""
+    """Tokens taken since the request was at the end of the queue."""
     found: dict[int, Found] = field(default_factory=dict)
     """Outputs by the number of their first sequence."""
     done: int = 0
     dropped: bool = False
-    """Nobody waits for it any more. It leaves the queue when its turn comes."""
+    """Whether it was cancelled or failed. It leaves the queue when its turn comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,11 @@ class Scheduler:
 
     Args:
         world: The device.
-        workers: Number of threads; 0: one for each of torch's threads on a CPU, one on a GPU.
-        batch_tokens: Most tokens of a batch, except for a single longer sequence; 0: the fastest for the device.
-        most_tokens: Most tokens that wait, except for a first request (`check`).
-        most_seconds: Longest time that a request waits for others, by estimate (`check`).
-        observer: Is called with what is computed.
+        workers: Number of threads; 0: as many as torch has on a CPU, one on a GPU.
+        batch_tokens: Maximum tokens of a batch, unless one sequence is longer; 0: the fastest for the device.
+        most_tokens: Maximum tokens that wait, except for a first request (`check`).
+        most_seconds: Maximum estimated time that a request waits for others (`check`).
+        observer: Receives reports.
     """
 
     def __init__(
@@ -120,10 +120,11 @@ class Scheduler:
         self._observer = observer or Observer()
         on_cpu = world.device.type == "cpu"
         self._world = world
-        self._workers = workers or (torch.get_num_threads() if on_cpu else 1)
+        self.workers = workers or (torch.get_num_threads() if on_cpu else 1)
+        """Number of threads."""
         self._threads = torch.get_num_threads()
         self._batch_tokens = batch_tokens or (_CPU_TOKENS if on_cpu else _GPU_TOKENS)
-        self._most_tokens, self._most_seconds = most_tokens, most_seconds
+        self.most_tokens, self._most_seconds = most_tokens, most_seconds
         self._turn = max(_TURN, self._batch_tokens)
         self._speed = 0.0
         """Average tokens per second of all cores in the last batches that were not small; 0 before the first one."""
@@ -132,13 +133,8 @@ class Scheduler:
         self._active, self._closing = 0, False
         self._tokens, self._computed, self._busy = 0, 0, 0.0
         self._next_turns = 0
-        """Of the tokens that wait, those that are computed in the next turn of each request."""
+        """Waiting tokens that the next turn of each request computes."""
         self._pool: list[threading.Thread] = []
-
-    @property
-    def workers(self) -> int:
-        """Number of threads."""
-        return self._workers
 
     @property
     def waiting_tokens(self) -> int:
@@ -146,19 +142,13 @@ class Scheduler:
         return self._tokens
 
     @property
-    def most_tokens(self) -> int:
-        """Most tokens that may wait."""
-        return self._most_tokens
-
-    @property
     def tokens_per_second(self) -> float:
         """Tokens computed per second of all cores so far; 0 before the first batch."""
         return self._computed / self._busy if self._busy else 0.0
 
     def submit(self, work: Work, source: Source) -> "Future[list[Found]]":
-        """Adds all sequences of a Source, and returns the Future of their outputs, in order. Cancelling the Future
-        removes the sequences that no worker has taken. Raises RuntimeError if the scheduler is closed.
-        """
+        """Adds all sequences of a Source, and returns the Future of their outputs, in order. Cancelling it removes the
+        sequences that no worker has taken. Raises RuntimeError if the scheduler is closed."""
         indices_S = np.arange(source.size(0))
         lengths = source.lengths(np.zeros_like(indices_S), indices_S).tolist()
         job = _Job(work, source, lengths)
@@ -169,7 +159,10 @@ class Scheduler:
             if self._closing:
                 raise RuntimeError("the scheduler is closed")
             if not self._pool:
-                self._start()
+                names = (f"lambert-inference-{number}" for number in range(self.workers))
+                self._pool = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+                for thread in self._pool:
+                    thread.start()
             self._jobs.append(job)
             self._wait_for(job, sum(lengths))
             self._changed.notify()
@@ -177,15 +170,15 @@ class Scheduler:
         return job.future
 
     def check(self, tokens: int, *, coming: int = 0, seconds: float = 0.0) -> None:
-        """Raises OverloadedError if a request of this many tokens would be too many, or would wait too long for others:
-        those that wait now have as many turns as it needs.
+        """Raises OverloadedError if a request of this many tokens would exceed the limit, or would wait too long for
+        the waiting ones, which have as many turns as it needs.
 
         Args:
-            coming: Tokens of requests that have been accepted and not submitted yet.
+            coming: Tokens of accepted requests that are not submitted yet.
             seconds: Time that the request waits for them before it is submitted.
         """
         waiting, speed = self._tokens + coming, self._speed or self.tokens_per_second
-        if waiting and waiting + tokens > self._most_tokens:
+        if waiting and waiting + tokens > self.most_tokens:
             raise OverloadedError(waiting, waiting / (speed or 1000.0))
         if speed:
             turns = math.ceil(tokens / self._turn)
@@ -194,14 +187,14 @@ class Scheduler:
             raise OverloadedError(waiting, seconds)
 
     def _wait_for(self, job: _Job, left: int) -> None:
-        """Sets the tokens of a job that wait."""
+        """Sets the number of waiting tokens of a job."""
         self._tokens += left - job.left
         self._next_turns += min(left, self._turn) - min(job.left, self._turn)
         job.left = left
 
     def close(self, *, now: bool = False) -> None:
-        """Ends the threads after they have computed what was accepted; `now`: after their present batches. A closed
-        scheduler accepts nothing."""
+        """Ends the threads when all submitted work is computed; `now`: after the current batches. A closed scheduler
+        accepts nothing."""
         with self._changed:
             self._closing = True
             for job in list(self._jobs) if now else ():
@@ -209,14 +202,6 @@ class Scheduler:
             self._changed.notify_all()
         for thread in self._pool:
             thread.join()
-
-    def _start(self) -> None:
-        self._pool = [
-            threading.Thread(target=self._work, name=f"lambert-inference-{number}", daemon=True)
-            for number in range(self._workers)
-        ]
-        for thread in self._pool:
-            thread.start()
 
     def _work(self) -> None:
         while parts := self._take():
@@ -234,13 +219,13 @@ class Scheduler:
                 self._computed += tokens
                 if tokens >= min(_LEAST_TOKENS, self._batch_tokens):  # small batches do not show the speed
                     self._speed += (_NEW if self._speed else 1.0) * (tokens / busy - self._speed)
-            self._observer.computed(tokens, sum(part.high - part.low for part in parts), seconds)
+            self._observer.record_batch(tokens, sum(part.high - part.low for part in parts), seconds)
             for job in done:
                 with suppress(InvalidStateError):  # its caller has cancelled it
                     job.future.set_result([job.found[low] for low in sorted(job.found)])
 
     def _take(self) -> list[_Part]:
-        """Waits for sequences, and returns a batch of them; empty at the end."""
+        """Waits for sequences, and returns a batch of them; empty when the scheduler ends."""
         with self._changed:
             while not (parts := self._batch()):
                 if self._closing and not self._tokens:
@@ -253,11 +238,11 @@ class Scheduler:
             return parts
 
     def _batch(self) -> list[_Part]:
-        """Takes a batch of the waiting jobs of one model: at least one sequence if one waits, and if no other worker is
-        at work or enough tokens wait."""
+        """Takes a batch of the waiting jobs of one model: at least one sequence if one waits, unless other workers are
+        at work and few tokens wait."""
         if self._active and self._tokens < _LEAST_TOKENS:
             return []
-        goal = min(self._batch_tokens, max(_LEAST_TOKENS, math.ceil(self._tokens / (self._workers - self._active))))
+        goal = min(self._batch_tokens, max(_LEAST_TOKENS, math.ceil(self._tokens / (self.workers - self._active))))
         total, full = 0, False
         parts: list[_Part] = []
         others: list[_Job] = []
@@ -282,7 +267,7 @@ class Scheduler:
             if low < job.taken:
                 parts.append(_Part(job, low, job.taken))
                 if not low:
-                    self._observer.taken(time.monotonic() - job.begin)
+                    self._observer.record_wait(time.monotonic() - job.begin)
             if job.taken < len(job.lengths):
                 ended = job.turn >= self._turn
                 job.turn = 0 if ended else job.turn
@@ -302,14 +287,14 @@ class Scheduler:
             job.future.set_exception(error)
 
     def _compute(self, parts: Sequence[_Part]) -> list[_Job]:
-        """Computes parts of jobs together, and returns the jobs that are complete. If that fails, each part is computed
-        alone, so that what is wrong with one request fails only that one."""
+        """Computes parts of jobs together, and returns the completed jobs. If that fails, computes each part alone, so
+        that an error of one request fails only that one."""
         work = parts[0].job.work
         try:
             batches = [part.collate() for part in parts]
-            together = computed(work.model, work.precision, self._world, joined(batches))
-            found = list(zip(parts, divided(together, batches), strict=True))
-        except BaseException as error:  # whatever it is, the caller must learn it, and this thread must live
+            together = compute_outputs(work.model, work.precision, self._world, join_batches(batches))
+            found = list(zip(parts, divide_outputs(together, batches), strict=True))
+        except BaseException as error:  # any error goes to the caller, and this thread must go on
             if len(parts) > 1:
                 return [job for part in parts for job in self._compute([part])]
             with self._changed:
@@ -326,8 +311,8 @@ class Scheduler:
         return complete
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
-    """Returns the sequences of several batches as one batch. Targets must list tokens, as those of masked LM do."""
+def join_batches(batches: Sequence[Batch]) -> Batch:
+    """Returns the sequences of several batches as one batch. Targets must list tokens, as in masked LM."""
     if len(batches) == 1:
         return batches[0]
     lengths_S = np.concatenate([np.diff(batch.bounds_S1.numpy()) for batch in batches]).astype(np.int64)
@@ -350,9 +335,9 @@ def joined(batches: Sequence[Batch]) -> Batch:
     return found
 
 
-def divided(found: Mapping[str, Tensor], batches: Sequence[Batch]) -> Iterator[Found]:
-    """Yields the outputs for each of the batches from those for all of them together: rows of targets [N], of tokens
-    [T] or of sequences [S]. A sequence has at least two tokens, so T and S differ."""
+def divide_outputs(found: Mapping[str, Tensor], batches: Sequence[Batch]) -> Iterator[Found]:
+    """Yields the outputs of each batch, from those of all batches together: rows of targets [N], of tokens [T] or of
+    sequences [S]. A sequence has at least two tokens, so T and S differ."""
     tokens = sum(batch.tokens for batch in batches)
     ends: dict[str, int] = dict.fromkeys(found, 0)
     for batch in batches:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Source
-from lambert.core.errors import DataError, LambertError, UsageError, shown
+from lambert.core.errors import DataError, LambertError, UsageError, quote
 from lambert.core.registry import choose
 from lambert.core.world import World
 from lambert.distributed.launch_environment import process_info
@@ -39,7 +39,7 @@ from lambert.tasks.task import make_readable_request
 from lambert.tasks.vectors import sentence_transformers
 from lambert.tasks.vectors.embed import Embed
 from lambert.tasks.vectors.similarity import similarity
-from lambert.text.memory import data_path, is_path, is_table, items_of, plain_row, rows_of
+from lambert.text.memory import data_path, is_path, is_table, list_items, plain_row, read_rows
 from lambert.text.tokenizers import tokenizer as tokenizers
 
 R = TypeVar("R")
@@ -75,7 +75,7 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[R]):
-    """Sequences to compute, and what becomes of their outputs."""
+    """Sequences to compute, and a function of their outputs."""
 
     work: Work
     source: Source
@@ -99,16 +99,16 @@ class TextModel:
         columns: Columns | OtherColumns | None = None,
         squad: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Loads the model. `columns` are those of the data; of OtherColumns, those that are not set are the model's.
-        `squad` replaces settings of question answering. With several ranks (`world`), each computes a share, and all
-        ranks must call every method."""
+        """Loads the model. `columns` are those of the data; OtherColumns that are not set are the model's. `squad`
+        replaces settings of question answering. With several ranks (`world`), each computes a share, and all must call
+        every method."""
         self.path, self.folder = path, model_folder(path)
         """The given path, and the model folder that it names or contains."""
         loaded = load_task(self.folder, task, code, columns, squad)
         self.tokenizer = loaded.tokenizer
         """The `tokenizers.Tokenizer` of the model."""
         self.note = loaded.note
-        """A line about pieces that the tokenizer may have lost; else empty."""
+        """A note about pieces that the tokenizer may have lost; else empty."""
         self._task, self._missing = loaded.task, loaded.missing
         self._model, self._precision = ready(loaded.model, inference.precision, world.device)
         limit = 0 if read_config(self.folder).get("lambert") else sentence_transformers.length(self.folder)
@@ -185,12 +185,12 @@ class TextModel:
             top: Number of labels, candidate answers or pieces to list, as `lambert predict --top`.
         """
         if isinstance(texts, Mapping) and self._has_columns(texts):
-            texts = rows_of(texts, "texts")
+            texts = read_rows(texts, "texts")
         if isinstance(texts, str | Mapping):
             return self([texts], top=top)[0]
         if not isinstance(texts, Iterable):
             raise UsageError(f"A model takes a text or several, not a {type(texts).__name__}.")
-        return self._computed(self.request(rows_of(texts, "texts") if is_table(texts) else items_of(texts), top=top))
+        return self._compute(self.request(read_rows(texts, "texts") if is_table(texts) else list_items(texts), top=top))
 
     def request(self, texts: Sequence[Text], places: Sequence[str] = (), top: int = 0) -> "Request[list[Row]]":
         """Returns the request for predictions of the texts: sequences to compute, and a function of their outputs.
@@ -206,8 +206,8 @@ class TextModel:
     def readable(
         self, texts: Sequence[Text], places: Sequence[str], top: int = 0
     ) -> tuple[list[int], "Request[list[Row]] | None", dict[int, LambertError]]:
-        """Returns the request for the texts that can be read (None if there are none), their numbers, and the error of
-        each other text by its number."""
+        """Returns the numbers of the texts that can be read, the request for them (None if there are none), and the
+        errors of the other texts by number."""
         errors: dict[int, LambertError] = {}
         rows: dict[int, Row] = {}
         for number, (text, place) in enumerate(zip(texts, places, strict=True)):
@@ -221,7 +221,7 @@ class TextModel:
         request = Request(self._work, *found[1]) if found[1] is not None else None
         return [kept[at] for at in found[0]], request, errors
 
-    def _computed(
+    def _compute(
         self, request: "Request[R]", tokens: int = 0, advance: Callable[[int], None] = lambda sequences: None
     ) -> R:
         work, tokens = request.work, tokens or self._inference.micro_tokens
@@ -277,7 +277,7 @@ class TextModel:
             tokens = min(tokens, int(batch_size) * (max_length or self.max_length))
         quiet = not (in_notebook() if show_progress_bar is None else show_progress_bar)
         with progress(request.source.size(0), "encode", unit="texts", quiet=quiet) as bar:
-            found_ND = self._computed(request, tokens, bar.advance)[:, :truncate_dim]
+            found_ND = self._compute(request, tokens, bar.advance)[:, :truncate_dim]
         if not normalize_embeddings and convert_to_numpy and not convert_to_tensor:
             return found_ND[0] if single else found_ND
         tensor_ND = torch.from_numpy(found_ND)
@@ -325,10 +325,10 @@ class TextModel:
             raise UsageError(f"encode takes texts, not a {kind}: give a column of it, such as data['text'].")
         if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
             raise UsageError(f"encode takes a text or several, not a {kind}.")
-        several = items_of(texts)
+        several = list_items(texts)
         for number, text in enumerate(several, 1):
             if not isinstance(text, str):
-                raise UsageError(f"encode takes texts, not {type(text).__name__}: text {number} is {shown(text)}.")
+                raise UsageError(f"encode takes texts, not {type(text).__name__}: text {number} is {quote(text)}.")
         if prompt is not None and prompt_name:
             raise UsageError("encode takes prompt or prompt_name, not both.")
         if prompt_name:
@@ -346,8 +346,7 @@ class TextModel:
         return Request(self._work_of(task.head), source, finish)
 
     def _work_of(self, head: str) -> Work:
-        """Returns the one work that computes the vectors of a head, so that those of several callers are computed
-        together."""
+        """Returns the Work for vectors of a head, always the same, so that callers are computed together."""
         if head not in self._vectors:
             self._vectors[head] = Work(_Vectors(self._model, head), self._precision)
         return self._vectors[head]
@@ -360,26 +359,26 @@ class TextModel:
     def evaluate(self, data: Any) -> "Scores":
         """Returns the scores on a labelled file or on labelled rows: a table of pandas, polars, pyarrow or datasets, a
         list of dicts with the keys of a line of JSON, or a dict of columns; with the notes of `lambert evaluate`. Warns
-        (UserWarning) of those about the data, such as labels that are read as numbers."""
+        (UserWarning) about the data, such as labels that are read as numbers."""
         with data_path(data) as path:
             read = self.read(path)
 
-        def named(lines: Iterable[str]) -> tuple[str, ...]:
+        def replace_path(lines: Iterable[str]) -> tuple[str, ...]:
             return tuple(line if is_path(data) else line.replace(str(path), "data") for line in lines)
 
-        for line in named(line for line in read.notes if line.startswith("note: ")):
+        for line in replace_path(line for line in read.notes if line.startswith("note: ")):
             warnings.warn(line, stacklevel=2)
         scores = score_predictions(self.task, read, self.task.predictions(read, self.outputs(read)))
-        return Scores(scores, named(self.notes(path, read)))
+        return Scores(scores, replace_path(self.notes(path, read)))
 
     def notes(self, path: Path, data: Any) -> tuple[str, ...]:
-        """Returns lines for the user about the model, and about the labelled file `path`, which was read as `data`."""
+        """Returns notes about the model, and about the labelled file `path`, which was read as `data`."""
         return (*filter(None, [self.note]), *data.notes, *unknown_notes([(path, data)]))
 
     def save(self, folder: str | Path) -> Path:
-        """Writes the model with its current weights to a new model folder, which is complete or absent. The folder is
-        read back and its outputs are compared with the model's before it appears. Its README.md is a model card, which
-        names the folder that was loaded as the origin.
+        """Writes the model with its current weights to a new model folder, which is complete or absent. Before it
+        appears, it is read back and its outputs are compared with the model's. Its README.md is a model card, which
+        names the loaded folder as the origin.
 
         Raises:
             DataError: The outputs differ or are not finite.
@@ -426,8 +425,7 @@ class TextModel:
         return self._task.config.columns.row_keys()[0]
 
     def _has_columns(self, row: Mapping[str, Any]) -> bool:
-        """Returns whether a dict has columns, and is no row: its text is a list. A row to tag may have a list of
-        words."""
+        """Returns whether a dict has columns, so that its text is a list, and is not a row to tag with its words."""
         text = row.get(self._text_key, "")
         return self._task.config.name != "tag" and isinstance(text, Iterable) and not isinstance(text, str | Mapping)
 
@@ -438,8 +436,7 @@ class Scores(dict[str, float]):
     def __init__(self, scores: Mapping[str, float], notes: tuple[str, ...] = ()) -> None:
         super().__init__(scores)
         self.notes = notes
-        """Lines about the model and the data, such as how numbers of labels were read, and which rows were left
-        out."""
+        """Notes about the model and the data, such as how labels were read, and which rows were left out."""
 
 
 class _Vectors(nn.Module):

@@ -51,7 +51,7 @@ def own_step(encoder: EncoderConfig, batch: Batch, world: World, kind: Pass, *, 
 
     def collect() -> None:
         gradients.collect()
-        precision.weights_changed()  # as after an update
+        precision.drop_rounded_weights()  # as after an update
 
     return training_step(kind, model, loss, world, gradients.clear, collect)
 

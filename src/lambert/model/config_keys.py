@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.model.config import EncoderConfig, ModernConfig
 
 COMMON = {
@@ -95,7 +95,7 @@ class ConfigKeys:
 
     def _interpret(self, name: str, value: Any, path: Path) -> Any:
         """Returns the value of a field from the value of its key. Raises DataError if the value is not supported."""
-        where, kind, meanings = f"{path} has {self.fields[name]} = {shown(value)};", _TYPES[name], self._meanings(name)
+        where, kind, meanings = f"{path} has {self.fields[name]} = {quote(value)};", _TYPES[name], self._meanings(name)
         if meanings:
             if isinstance(value, bool) or value not in [*meanings]:
                 raise DataError(f"{where} supported: {', '.join(map(str, meanings))}.")
@@ -115,7 +115,7 @@ def check_fixed(settings: Settings, fixed: Settings, path: Path) -> None:
     """Raises DataError if `settings`, of the config.json at `path`, has another value for a key of `fixed`."""
     for key, wanted in fixed.items():
         if settings.get(key, wanted) != wanted:
-            raise DataError(f"{path} has {key} = {shown(settings[key])}; only {wanted!r} is supported.")
+            raise DataError(f"{path} has {key} = {quote(settings[key])}; only {wanted!r} is supported.")
 
 
 def rotary_base(settings: Settings, key: str, rotary: Settings, default: float, path: Path) -> float:
@@ -136,12 +136,12 @@ def rotary_base(settings: Settings, key: str, rotary: Settings, default: float, 
     found = rotary.get("rope_theta", default if older is None else older)
     if older not in (None, found):
         raise DataError(
-            f"{path} has {key} = {shown(older)} and rope_theta = {shown(found)} in rope_parameters, which contradict "
+            f"{path} has {key} = {quote(older)} and rope_theta = {quote(found)} in rope_parameters, which contradict "
             "each other. Remove the wrong one."
         )
     if isinstance(found, bool) or not isinstance(found, int | float) or not 1 < found < 1e18:
         key = "rope_theta" if "rope_theta" in rotary else key
-        raise DataError(f"{path} has {key} = {shown(found)}; it must be a number above 1.")
+        raise DataError(f"{path} has {key} = {quote(found)}; it must be a number above 1.")
     return float(found)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lambert.core.batch import Batch
 from lambert.core.compute import PLAIN, Compute
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.model.attention import attention
 from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.config_keys import COMMON, ConfigKeys, architectures
@@ -171,7 +171,7 @@ def _read(found: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> 
     """Returns the base of the rotary angles and the number of heads of keys and values."""
     heads, shared = found["heads"], found["modern.kv_heads"]
     if shared and heads % shared:
-        raise DataError(f"{path} has num_key_value_heads = {shown(shared)}; it must divide num_attention_heads.")
+        raise DataError(f"{path} has num_key_value_heads = {quote(shared)}; it must divide num_attention_heads.")
     return rotary(found, settings, path, THETA) | {"modern.kv_heads": 0 if shared == heads else shared}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.core.files import json_object, read_file
 from lambert.core.registry import check_named, nearest
 from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
@@ -147,7 +147,7 @@ def check_family(settings: Mapping[str, Any], folder: Path) -> Family:
         others = f"Take a model of one of these families: {', '.join(known)}."
         hint = _ELSEWHERE.get(str(found), f"Did you mean {close[0]!r}?" if close else others)
         raise DataError(
-            f"{_config_file(folder)} has model_type = {shown(found)}, a family that Lambert does not have. {hint}"
+            f"{_config_file(folder)} has model_type = {quote(found)}, a family that Lambert does not have. {hint}"
         )
     return FAMILIES[DEFAULT if found == OWN_TYPE else found]
 
@@ -192,7 +192,7 @@ def list_ignored(settings: Mapping[str, Any], config: EncoderConfig) -> list[str
         + list_ignored_ids(settings)
         + _list_ignored_tokens(settings, config.vocabulary)
         + [
-            f"note: config.json has {key} = {shown(value)}, which is ignored: {what} use the dropout of the layers, "
+            f"note: config.json has {key} = {quote(value)}, which is ignored: {what} use the dropout of the layers, "
             f"{config.dropout:g}."
             for key, what in _DROPOUTS.items()
             if isinstance(value := settings.get(key), int | float) and value != config.dropout
@@ -203,7 +203,7 @@ def list_ignored(settings: Mapping[str, Any], config: EncoderConfig) -> list[str
 def _list_ignored_tokens(settings: Mapping[str, Any], vocabulary: int) -> list[str]:
     """Returns a line if config.json has special tokens beyond the vocabulary."""
     found = {key: value for key, value in settings.items() if key.endswith("_token_id") and key != "pad_token_id"}
-    beyond = [f"{key} = {shown(value)}" for key, value in found.items() if not names_pieces(value, vocabulary)]
+    beyond = [f"{key} = {quote(value)}" for key, value in found.items() if not names_pieces(value, vocabulary)]
     return (
         [f"note: config.json has {', '.join(beyond)}, which are ignored: the model has {vocabulary:,} pieces."]
         if beyond
@@ -220,7 +220,7 @@ def names_pieces(value: Any, vocabulary: int) -> bool:
 
 def _block(name: object, path: Path, code: Collection[str]) -> str:
     if not isinstance(name, str):
-        raise DataError(f"{path} has {BLOCK} = {shown(name)}; it must be a name.")
+        raise DataError(f"{path} has {BLOCK} = {quote(name)}; it must be a name.")
     check_named(name, code, BLOCK, path)
     if ":" not in name and name != DEFAULT:
         raise DataError(f"{path} has {BLOCK} = {name!r}, which is unknown.{nearest(name, [DEFAULT])}")
@@ -234,12 +234,12 @@ def heads_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], folder:
     family, path = check_family(settings, folder), _config_file(folder)
     named = settings.get("architectures") or [None]
     if not isinstance(named, list):
-        raise DataError(f"{path} has architectures = {shown(named)}; it must be a list of names.")
+        raise DataError(f"{path} has architectures = {quote(named)}; it must be a list of names.")
     if named[0] is None:
         return {head: 0 for head, name in _TELLING.items() if family.names.to_folder(name) in tensors}
     if not isinstance(named[0], str) or named[0] not in family.architectures:
         known = ", ".join(family.architectures)
-        raise DataError(f"{path} names the architecture {shown(named[0])}; supported: {known}.")
+        raise DataError(f"{path} names the architecture {quote(named[0])}; supported: {known}.")
     heads, own = family.architectures[named[0]], find_task_head(settings, family)
     if own not in LABELLED_HEADS:
         return dict.fromkeys(heads, 0)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.model import roberta
 from lambert.model.attention import attention
 from lambert.model.bert import BERT
@@ -147,10 +147,10 @@ def rotary(found: Mapping[str, Any], settings: Mapping[str, Any], path: Path, de
     for heads of another width than hidden / heads."""
     newer = settings.get("rope_parameters") or {}
     if not isinstance(newer, dict):
-        raise DataError(f"{path} has rope_parameters = {shown(newer)}; it must be a table.")
+        raise DataError(f"{path} has rope_parameters = {quote(newer)}; it must be a table.")
     width = settings.get("head_dim")
     if width not in (None, found["hidden"] / found["heads"]):
-        raise DataError(f"{path} has head_dim = {shown(width)}; only hidden_size / num_attention_heads is supported.")
+        raise DataError(f"{path} has head_dim = {quote(width)}; only hidden_size / num_attention_heads is supported.")
     return {"modern.theta": rotary_base(settings, "rope_theta", newer, default, path)}
 
 

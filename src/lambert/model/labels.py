@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 
 _DEFAULT_LABELS = 2
 """Number of labels of a config.json without id2label and num_labels (transformers, configuration_utils.py)."""
@@ -47,12 +47,12 @@ def label_names(settings: Mapping[str, Any], source: object) -> tuple[str, ...]:
     needed = count is not None or (names is None and "num_labels" in settings)
     if needed and (type(count) is not int or not 1 <= count <= _MOST_LABELS):
         raise DataError(
-            f"{source} has num_labels = {shown(count)}; it must be a whole number from 1 to {_MOST_LABELS}."
+            f"{source} has num_labels = {quote(count)}; it must be a whole number from 1 to {_MOST_LABELS}."
         )
     if names is None:
         return default_names(_DEFAULT_LABELS if count is None else count)
     if not isinstance(names, dict) or not all(key.isdecimal() and len(key) < 10 for key in names):
-        raise DataError(f'{source} has id2label = {shown(names)}; it must be an object such as {{"0": "a", "1": "b"}}.')
+        raise DataError(f'{source} has id2label = {quote(names)}; it must be an object such as {{"0": "a", "1": "b"}}.')
     found = {int(key): name for key, name in names.items()}
     if count not in (None, len(found)):
         return default_names(count)
@@ -64,11 +64,11 @@ def label_names(settings: Mapping[str, Any], source: object) -> tuple[str, ...]:
         )
     texts = [str(found[number]) if type(found[number]) is int else found[number] for number in range(len(found))]
     if wrong := [name for name in texts if not isinstance(name, str)]:
-        raise DataError(f"{source} has the name {shown(wrong[0])} in id2label; a name must be a text.")
+        raise DataError(f"{source} has the name {quote(wrong[0])} in id2label; a name must be a text.")
     if twice := [name for name, times in Counter(texts).items() if times > 1]:
         numbers = " and ".join(str(number) for number, name in enumerate(texts) if name == twice[0])
         raise DataError(
-            f"{source} gives the name {shown(twice[0])} to the labels {numbers} (id2label): give each its own."
+            f"{source} gives the name {quote(twice[0])} to the labels {numbers} (id2label): give each its own."
         )
     return tuple(texts)
 
@@ -91,7 +91,7 @@ def list_ignored_ids(settings: Mapping[str, Any]) -> list[str]:
     if {name: str(number) for name, number in ids.items()} == {name: str(n) for n, name in enumerate(names)}:
         return []
     return [
-        f"note: config.json has label2id = {shown(ids)}, which contradicts its labels and is ignored: they are "
+        f"note: config.json has label2id = {quote(ids)}, which contradicts its labels and is ignored: they are "
         f"{format_labels(names)}, as in transformers."
     ]
 

@@ -125,7 +125,7 @@ class Head(nn.Module):
             wide_NL = logits_NL.float()
             soft_N = nn.functional.cross_entropy(wide_NL / target.temperature, target.soft_NL, reduction="none")
             hard_N = nn.functional.cross_entropy(wide_NL, target.labels_N, reduction="none")
-            return target.total(target.mixed(soft_N, hard_N))
+            return target.total(target.mix_losses(soft_N, hard_N))
         if target.weights_N is None and target.labels_N.ndim == 1:
             return cross_entropy(logits_NL, target.labels_N)
         return target.total(nn.functional.cross_entropy(logits_NL.float(), target.labels_N, reduction="none"))
@@ -271,7 +271,7 @@ class Choice(Head):
             return target.total(hard_N)
         logs_NC = (rows_NC / target.temperature).log_softmax(-1).masked_fill(rows_NC == -torch.inf, 0.0)
         soft_N = -(target.soft_NL[:, : rows_NC.shape[1]] * logs_NC).sum(-1)
-        return target.total(target.mixed(soft_N, hard_N))
+        return target.total(target.mix_losses(soft_N, hard_N))
 
     def hits(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
         """Returns the number of examples whose right choice has the largest logit."""
@@ -315,7 +315,7 @@ class Span(Head):
             return hard
         soft_N2M = self._rows(target.soft_NL, target, batch, padding=0.0)
         logs_N2M = (rows_N2M / target.temperature).log_softmax(-1).masked_fill(soft_N2M == 0, 0.0)
-        return target.mixed(-(soft_N2M * logs_N2M).sum() / 2, hard)
+        return target.mix_losses(-(soft_N2M * logs_N2M).sum() / 2, hard)
 
     def hits(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
         """Returns the number of sequences whose start and end are both correct."""

@@ -2,7 +2,6 @@
 
 import math
 import re
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
@@ -106,9 +105,9 @@ class GroupOptimizer(EagerOptimizer):
                 self._update_group(params, group)
         return loss
 
-    @abstractmethod
     def _update_group(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Updates these parameters of a group, which have gradients."""
+        raise NotImplementedError
 
 
 def _depths(names: Sequence[str]) -> list[tuple[str, int]]:

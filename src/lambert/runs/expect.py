@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from lambert.core.errors import UsageError
-from lambert.core.settings import check, typed, unknown_name
+from lambert.core.settings import check, check_types, unknown_name
 
 TABLE = "expect"
 Band = TypeVar("Band")
@@ -131,7 +131,7 @@ def expectation(table: object, where: str) -> ExpectConfig:
 
 def _complete(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a dataclass. Raises TypeError for a wrong or missing one."""
-    found = typed(kind, values)
+    found = check_types(kind, values)
     missing = [one.name for one in fields(kind) if one.default is one.default_factory and one.name not in found]
     if missing:
         raise TypeError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")

@@ -68,7 +68,7 @@ def open_run(config: RunConfig, world: World, data: Mapping[str, object]) -> Ite
     `data`, code or libraries.
     """
     text = settings.text(config)  # raises for paths that it cannot hold
-    agreement.compare(world, settings.dotted(settings.as_dict(config)) | dict(data) | agreement.software())
+    agreement.compare(world, settings.flatten(settings.as_dict(config)) | dict(data) | agreement.software())
     world.run_on_first(lambda: _check_folder(config, data))
     with lock_run(config.out, world):
         if world.is_first:
@@ -100,8 +100,8 @@ def _check_folder(config: RunConfig, data: Mapping[str, object]) -> None:
 def changes(config: RunConfig, path: Path, free: tuple[str, ...] = FREE) -> list[tuple[str, Any, Any]]:
     """Returns the dotted names of the settings that `config` has otherwise than the config.toml at `path`, with the
     value there and that of `config`; UNSET for none. Names that begin as one of `free` are left out."""
-    before, now = settings.dotted(settings.read(path)), settings.dotted(settings.as_dict(config))
-    before = settings.dotted(settings.defaults(config)) | before  # of settings that an older version did not have
+    before, now = settings.flatten(settings.read(path)), settings.flatten(settings.as_dict(config))
+    before = settings.flatten(settings.defaults(config)) | before  # of settings that an older version did not have
     names = [name for name in sorted(before | now) if before.get(name) != now.get(name) and not name.startswith(free)]
     return [(name, before.get(name, UNSET), now.get(name, UNSET)) for name in names]
 

@@ -67,7 +67,14 @@ class Run:
 
         Raises DataError if all checkpoints are damaged, unless `restart_damaged` is set, or if the best weights are.
         """
-        found = self._newest()
+        try:
+            found = self.saver.latest()
+        except DataError:
+            if not self.config.restart_damaged:
+                raise
+            found = None
+            if self.world.is_first:
+                _log.warning("All checkpoints are damaged. The run starts anew, because --restart-damaged is set.")
         if found is None:
             self.best.begin(0, {})
             return 0, {}
@@ -77,16 +84,6 @@ class Run:
         self.best.begin(found.step, kept.get("best", {}))
         self._resume_exchange(found)
         return found.step, kept["log"]
-
-    def _newest(self) -> checkpoint.Checkpoint | None:
-        try:
-            return self.saver.latest()
-        except DataError:
-            if not self.config.restart_damaged:
-                raise
-            if self.world.is_first:
-                _log.warning("All checkpoints are damaged. The run starts anew, because --restart-damaged is set.")
-            return None
 
     def _resume_exchange(self, found: checkpoint.Checkpoint) -> None:
         """Restores the method that `auto` chose, if the number of ranks is the same, and the residuals, if they are of

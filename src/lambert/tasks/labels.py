@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lambert.core.batch import Ints, Target, exact_weights
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.reading.label_names import is_number, whole
 from lambert.tasks.reading.table import sort_labels
@@ -39,12 +39,12 @@ def learn_labels(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     texts = [label for label in places if label not in set(numbers)]
     if numbers and texts:
         raise DataError(
-            f"{places[texts[0]]}: label {shown(texts[0])} is not a whole number, and label {shown(numbers[0])} "
+            f"{places[texts[0]]}: label {quote(texts[0])} is not a whole number, and label {quote(numbers[0])} "
             f"({places[numbers[0]]}) is one. Correct the file, or if all are labels, list them in task.labels."
         )
     if len(texts) > _FRACTIONS and all(_FRACTION.fullmatch(label) for label in texts):
         raise DataError(
-            f"{places[texts[0]]}: label {shown(texts[0])} and {len(texts) - 1:,} others are numbers and not whole. "
+            f"{places[texts[0]]}: label {quote(texts[0])} and {len(texts) - 1:,} others are numbers and not whole. "
             'To predict numbers, set task.name = "regress"; if they are names, list them in task.labels.'
         )
     return sort_labels([*places])
@@ -61,7 +61,7 @@ def check_different(values_N: npt.ArrayLike, name: str, path: Path) -> None:
 
 def note_absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
     """Returns a note that lists the labels without an example, if there are any. `counts_L`: examples of each label."""
-    names = [shown(labels[label]) for label in np.flatnonzero(counts_L == 0)]
+    names = [quote(labels[label]) for label in np.flatnonzero(counts_L == 0)]
     if not names:
         return ()
     listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
@@ -86,11 +86,11 @@ def note_doubtful(labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
         ),
         (
             'look like numbers with a decimal comma and are classes here (for task.name = "regress", write a point)',
-            [shown(label) for label in commas] if every else [],
+            [quote(label) for label in commas] if every else [],
         ),
         (
             "are usual for missing values and are a class here; if they are, leave these rows out",
-            [shown(label) for label in labels if label in _MISSING],
+            [quote(label) for label in labels if label in _MISSING],
         ),
     ]
     return tuple(
@@ -109,7 +109,7 @@ def _list_alike(labels: Iterable[str], key: Callable[[str], str]) -> list[str]:
     """Returns the groups of several labels with the same key."""
     groups: dict[str, list[str]] = {}
     for label in labels:
-        groups.setdefault(key(label), []).append(shown(label))
+        groups.setdefault(key(label), []).append(quote(label))
     return [" and ".join(same) for same in groups.values() if len(same) > 1]
 
 
@@ -149,7 +149,7 @@ class LabelLoss:
             if not counts_L.all():
                 name = config.labels[int(counts_L.argmin())]
                 raise DataError(
-                    f'{path} has no example with the label {shown(name)}, so task.class_weights = "balanced" has no '
+                    f'{path} has no example with the label {quote(name)}, so task.class_weights = "balanced" has no '
                     "weight for it: remove it from task.labels, or give the weights as numbers."
                 )
             weights_L = len(truth_N) / (labels * counts_L)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
 from lambert.core.registry import nearest
-from lambert.core.settings import as_dict, typed
+from lambert.core.settings import as_dict, check_types
 from lambert.model.labels import label_names
 from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig, check_task_name
 from lambert.tasks.reading.mismatch import advise_model_user
 from lambert.tasks.reading.templates import columns_of
 from lambert.tasks.scores.examples import Examples
 from lambert.text import read_row
-from lambert.text.json_rows import decoded
+from lambert.text.json_rows import decode_row
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -212,10 +212,12 @@ def parse_task(
 def _parse_description(kept: Mapping[str, Any]) -> TaskConfig:
     """Raises TypeError or ValueError if a value has a wrong type or is out of range."""
     parts: dict[str, Any] = {"columns": Columns, "squad": SquadConfig, "tag": TagConfig, "embed": EmbedConfig}
-    given = {name: typed(part, kept.get(name, {})) for name, part in parts.items()}
+    given = {name: check_types(part, kept.get(name, {})) for name, part in parts.items()}
     rest = {key: value for key, value in kept.items() if key not in parts}
     try:
-        return TaskConfig(**typed(TaskConfig, rest), **{name: part(**given[name]) for name, part in parts.items()})
+        return TaskConfig(
+            **check_types(TaskConfig, rest), **{name: part(**given[name]) for name, part in parts.items()}
+        )
     except UsageError as error:
         raise ValueError(str(error).rstrip(".")) from error
 
@@ -347,4 +349,4 @@ def is_predictions(beginning: bytes) -> bool:
     """Returns whether a file with this beginning is one that `write` of one of Lambert's own tasks has written."""
     if beginning.startswith(_OWN_TABLE) or _OWN_SQUAD.match(beginning):
         return True
-    return set(decoded(beginning.partition(b"\n")[0])[0]) in _OWN_KEYS
+    return set(decode_row(beginning.partition(b"\n")[0])[0]) in _OWN_KEYS

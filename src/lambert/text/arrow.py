@@ -18,8 +18,7 @@ from lambert.text.streams import Unreadable
 BATCH = 1 << 30
 """Maximum bytes of a record batch (our choice)."""
 _ROWS = 1 << 20
-"""Number of rows that a record batch may always have (our choice); more rows need at least a bit each in some
-column."""
+"""Number of rows that a record batch may always have (our choice); more rows need at least a bit each."""
 _RATIO = 200
 """Maximum factor of the bytes of a row over those of its record batch, if that is more than BATCH, and of those of a
 decompressed row group over those of its file, if that is more than _PARQUET_BYTES (our choice). Text has 2 to 10
@@ -28,24 +27,24 @@ _PARQUET_ROWS = 256
 _PARQUET_BYTES = 64 << 20
 """Maximum bytes of the rows of one batch of Parquet, unless a single row has more."""
 _DIGITS = 76
-"""Maximum number of digits of a decimal of Arrow, and here also of the digits after its point."""
+"""Maximum number of digits of a decimal of Arrow, here also of those after its point."""
 _WRITTEN = 10_000
-"""Maximum rows of a record batch that is written (ours)."""
+"""Maximum rows of a record batch that is written (our choice)."""
 _FILE = b"ARROW1\0\0"
 _BODIES = ("record batch", "dictionary")
 _SPLITS, _STATE = "dataset_dict.json", "state.json"
 
 
 def is_dataset(folder: Path) -> bool:
-    """Returns whether a folder is a data set or a dictionary of them, as `save_to_disk` writes both."""
+    """Returns whether a folder is a data set, or a dictionary of them, of `save_to_disk`."""
     return (folder / _SPLITS).is_file() or ((folder / _STATE).is_file() and any(folder.glob("*.arrow")))
 
 
-def dataset_files(folder: Path) -> list[Path]:
-    """Returns the Arrow files of a data set, or of all its splits, in their order. Other Arrow files in the folder are
-    caches. Raises DataError if the folder's description of itself cannot be used."""
-    if splits := dataset_splits(folder):
-        return [file for name in splits for file in dataset_files(folder / name)]
+def list_dataset_files(folder: Path) -> list[Path]:
+    """Returns the Arrow files of a data set, or of all its splits, in order; other Arrow files there are caches.
+    Raises DataError if the folder's state.json or dataset_dict.json is damaged."""
+    if splits := list_splits(folder):
+        return [file for name in splits for file in list_dataset_files(folder / name)]
     state = _json(folder / _STATE)
     if state.get("_indices_data_files"):
         raise DataError(f"{folder} has rows in another order than its files: write it again after flatten_indices().")
@@ -54,8 +53,8 @@ def dataset_files(folder: Path) -> list[Path]:
     return [folder / name for name in _names(entries, folder / _STATE)]
 
 
-def dataset_splits(folder: Path) -> list[str]:
-    """Returns the names of the splits of a dictionary of data sets, in their order; empty for other paths."""
+def list_splits(folder: Path) -> list[str]:
+    """Returns the names of the splits of a dictionary of data sets, in order; empty for other paths."""
     if not (folder / _SPLITS).is_file():
         return []
     return _names(_json(folder / _SPLITS).get("splits"), folder / _SPLITS)
@@ -110,7 +109,7 @@ class ArrowFile:
                 raise UnreadableTable(f"has decimals with more than {_DIGITS} digits behind the point: it is damaged")
 
     def rows(self, columns: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yields the rows as dictionaries, with the existing ones of `columns`, or with all columns."""
+        """Yields the rows as dictionaries of all columns, or of those of `columns` that exist."""
         wanted = set(self.names if columns is None else columns)
         chosen = sorted(found for name in wanted if (found := self.schema.get_field_index(name)) >= 0)
         with _library_errors("ipc") as ipc:
@@ -160,12 +159,11 @@ class ParquetFile:
     def rows(
         self, columns: Sequence[str] | None = None, groups: tuple[int, int] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Yields the rows as dictionaries, with all columns or these; of all row groups, or of those from `groups[0]`
-        to `groups[1]` - 1.
+        """Yields the rows as dictionaries of all columns or these, from all row groups or those from `groups[0]` to
+        `groups[1]` - 1.
 
-        A few kilobytes can hold gigabytes: a page of one repeated letter, or a long text in the dictionary to which
-        every row refers. The first is refused. For the second, the number of rows in a batch follows from the longest
-        text.
+        A few kilobytes can expand to gigabytes: a page of one repeated letter, or a long text in the dictionary that
+        every row refers to. The first is refused. For the second, the longest text determines the rows of a batch.
         """
         with _library_errors("parquet") as parquet:
             file = self._file
@@ -201,9 +199,9 @@ def _longest(values: Any) -> int:
     return compute.max(compute.binary_length(dictionary)).as_py() or 0 if dictionary is not None else 0
 
 
-def arrow_content(value: Any, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
-    """Returns the Arrow stream of a table of pyarrow, or of an object that exports one; `metadata` replaces that of its
-    schema. Raises UsageError if pyarrow is not installed, or if the value has no columns."""
+def write_arrow(value: Any, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
+    """Returns the Arrow stream of a table of pyarrow, or of an object that exports one, with `metadata` in its schema
+    if given. Raises UsageError if pyarrow is not installed, or if the value has no columns."""
     arrow, ipc = pyarrow("ipc", "Reading Arrow")
     try:
         table = arrow.Table.from_batches([value]) if isinstance(value, arrow.RecordBatch) else arrow.table(value)
@@ -218,7 +216,7 @@ def arrow_content(value: Any, metadata: Mapping[bytes, bytes] | None = None) -> 
 
 
 def pyarrow(part: str, use: str) -> tuple[Any, Any]:
-    """Returns pyarrow and its module `part`. Raises UsageError that names the `use` if it is not installed."""
+    """Returns pyarrow and its module `part`. Raises UsageError, which names the `use`, if it is not installed."""
     try:
         return importlib.import_module("pyarrow"), importlib.import_module(f"pyarrow.{part}")
     except ImportError as error:
@@ -227,8 +225,8 @@ def pyarrow(part: str, use: str) -> tuple[Any, Any]:
 
 @contextmanager
 def _library_errors(part: str) -> Iterator[Any]:
-    """A context with the module `part` of pyarrow, ipc or parquet. Raises its failures as UnreadableTable, except those
-    of the disk."""
+    """A context with pyarrow's module `part`, ipc or parquet. Raises its errors, except those of the disk, as
+    UnreadableTable."""
     name = {"ipc": "Arrow", "parquet": "Parquet"}[part]
     arrow, module = pyarrow(part, f"Reading {name}")
     try:
@@ -246,15 +244,15 @@ def _library_errors(part: str) -> Iterator[Any]:
 
 
 def _digits(kind: Any) -> int:
-    """Returns the maximum number of digits after the point of the decimals in a type. Writing a decimal of millions of
-    digits ends the process in pyarrow."""
+    """Returns the maximum number of digits after the point of the decimals in a type. pyarrow crashes when it writes
+    millions of digits."""
     inner = [kind.field(number).type for number in range(kind.num_fields)]
     inner += [getattr(kind, name) for name in ("value_type", "storage_type") if not inner and hasattr(kind, name)]
     return max([abs(int(getattr(kind, "scale", 0))), *map(_digits, inner)])
 
 
 def _value_bytes(column: Any) -> int:
-    """Returns an upper bound of the bytes of one value of a column, which may refer to values many times."""
+    """Returns an upper bound of the bytes of one value of a column, which may refer to a value many times."""
     kind = str(column.type)
     if kind.startswith("struct"):
         return sum(_value_bytes(column.field(number)) for number in range(column.type.num_fields))
@@ -289,8 +287,10 @@ def _rows(batch: Any) -> Iterator[dict[str, Any]]:
 
 
 def _unusable(ipc: Any, stream: BinaryIO, begin: int) -> str:
-    """Returns why the record batches of a file would need much more memory than its bytes, or "". The metadata are
-    read as https://arrow.apache.org/docs/format/Columnar.html describes them."""
+    """Returns why the record batches of a file would need too much memory, or "".
+
+    Source: https://arrow.apache.org/docs/format/Columnar.html (metadata).
+    """
     stream.seek(begin)
     messages = ipc.MessageReader.open_stream(stream)
     while True:
@@ -302,12 +302,12 @@ def _unusable(ipc: Any, stream: BinaryIO, begin: int) -> str:
             return f"is damaged, or has record batches of far more than {BATCH >> 20} MiB: write smaller ones"
         if message.body is not None and message.body.size > BATCH:
             return f"has a record batch of {message.body.size:,} bytes, more than {BATCH >> 20} MiB: write smaller ones"
-        if message.type in _BODIES and _compressed(message.metadata.to_pybytes(), message.type):
+        if message.type in _BODIES and _is_compressed(message.metadata.to_pybytes(), message.type):
             return "has compressed record batches, which are not read: write them without compression, or as Parquet"
 
 
-def _compressed(metadata: bytes, kind: str) -> bool:
-    """Returns whether the flatbuffer of a message has a table of compression. Its fields are checked by pyarrow."""
+def _is_compressed(metadata: bytes, kind: str) -> bool:
+    """Returns whether the flatbuffer of a message has a table of compression. pyarrow has checked its fields."""
 
     def entry(table: int, number: int) -> int:
         fields = table - int(struct.unpack_from("<i", metadata, table)[0])

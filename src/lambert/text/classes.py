@@ -9,21 +9,21 @@ from lambert.text.read_row import Row
 Classes = Mapping[str, tuple[str, ...]]
 """The names of the classes 0, 1, ... of columns."""
 METADATA = b"huggingface"
-"""The key under which the metadata of a schema have the features."""
+"""The key of the features in the metadata of a schema."""
 
 
-def written(features: Mapping[str, Any]) -> dict[bytes, bytes]:
-    """Returns features as metadata of a schema. `declared` is the inverse."""
+def encode_features(features: Mapping[str, Any]) -> dict[bytes, bytes]:
+    """Returns features as metadata of a schema, which `decode_classes` reads."""
     return {METADATA: json.dumps({"info": {"features": features}}).encode()}
 
 
-def declared(metadata: Mapping[bytes, bytes]) -> Classes:
+def decode_classes(metadata: Mapping[bytes, bytes]) -> Classes:
     """Returns the names of classes in the metadata of a schema. Raises ValueError, AttributeError, TypeError or
-    RecursionError if they cannot be read."""
-    return of_features(json.loads(metadata.get(METADATA, b"{}")).get("info", {}).get("features", {}))
+    RecursionError for damaged metadata."""
+    return find_classes(json.loads(metadata.get(METADATA, b"{}")).get("info", {}).get("features", {}))
 
 
-def of_features(features: Mapping[str, Any]) -> Classes:
+def find_classes(features: Mapping[str, Any]) -> Classes:
     """Returns the names of classes of features, as `Features.to_dict` gives them."""
     found = {name: _classes(feature) for name, feature in features.items()}
     return {name: names for name, names in found.items() if names}
@@ -39,13 +39,12 @@ def _classes(feature: Any) -> tuple[str, ...]:
     return _classes(inner) if isinstance(inner, dict) else ()
 
 
-def named_classes(row: Row, names: Classes) -> Row:
-    """Returns the row with the names of its classes instead of their numbers. Numbers without a name, such as -1 for
-    "unlabelled", are kept."""
-    return {key: _named(value, names[key]) if key in names else value for key, value in row.items()}
+def name_classes(row: Row, names: Classes) -> Row:
+    """Returns the row with names of classes instead of their numbers. Keeps numbers without a name, such as -1."""
+    return {key: _name(value, names[key]) if key in names else value for key, value in row.items()}
 
 
-def _named(value: Any, names: tuple[str, ...]) -> Any:
+def _name(value: Any, names: tuple[str, ...]) -> Any:
     if isinstance(value, list):
-        return [_named(element, names) for element in value]
+        return [_name(element, names) for element in value]
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else value

@@ -12,8 +12,8 @@ UTF8 = "utf-8"
 BOM = b"\xef\xbb\xbf"
 SURROGATE = re.compile("[\udc80-\udcff]")
 _HEAD = 1 << 12
-"""Number of first bytes that are searched for a declared encoding (our choice; in Project Gutenberg's headers it is
-within about 600)."""
+"""Number of first bytes that are searched for a declared encoding (our choice; Project Gutenberg's is in the first
+600)."""
 _DECLARED = re.compile(rb"^[ \t]*Character set encoding:[ \t]*([^\r\n]{1,60})", re.MULTILINE | re.IGNORECASE)
 _LATIN1 = re.compile(r"(iso)?[ _-]?(8859[ _-]1|latin[ _-]?1)\b", re.IGNORECASE)
 _WINDOWS = re.compile(r"(windows|cp|code page|[ _-])*(125\d)\b", re.IGNORECASE)
@@ -23,10 +23,10 @@ _MARKS = {
 }  # fmt: skip
 """Byte-order marks. UTF-32's is tried first, because it begins as UTF-16's does."""
 _CR = "CR"
-"""Line ends of classic Mac OS, which `decoded` replaces."""
+"""Line ends of classic Mac OS."""
 
 
-def known(encoding: str) -> str:
+def look_up_encoding(encoding: str) -> str:
     """Returns Python's name of an encoding. Raises UsageError if it is unknown."""
     try:
         found = codecs.lookup(encoding)
@@ -38,9 +38,9 @@ def known(encoding: str) -> str:
     return found.name
 
 
-def declared(beginning: bytes) -> str:
-    """Returns the encoding that the header of a text file declares, as Project Gutenberg writes it; "" if none or
-    UTF-8, ASCII included.
+def find_declared(beginning: bytes) -> str:
+    """Returns the encoding that the header of a text file declares, as Project Gutenberg's do; "" if none, UTF-8 or
+    ASCII.
 
     Latin-1 is read as Windows-1252, which differs in control characters only (WHATWG Encoding Standard, section 4.2).
     """
@@ -53,20 +53,19 @@ def declared(beginning: bytes) -> str:
     if windows := _WINDOWS.match(name):
         return f"cp{windows[2]}"
     try:
-        found = known(name.split()[0])
+        found = look_up_encoding(name.split()[0])
     except (UsageError, IndexError):
         return ""
     return "" if found in (UTF8, "ascii") else found
 
 
-def marked(beginning: bytes) -> str:
+def find_marked(beginning: bytes) -> str:
     """Returns the encoding of a byte-order mark; "" if there is none or it is UTF-8's."""
     return next((name for mark, name in _MARKS.items() if beginning.startswith(mark)), "")
 
 
-def unmarked(beginning: bytes) -> str:
-    """Returns the end of a sentence that says that data with this beginning is UTF-16 without a byte-order mark, or
-    ""."""
+def explain_unmarked(beginning: bytes) -> str:
+    """Returns the end of a message if data with this beginning is UTF-16 without a byte-order mark, else ""."""
     head = beginning[:_HEAD]
     even, odd = head[::2].count(0), head[1::2].count(0)
     if not head or max(even, odd) * 4 < len(head) or min(even, odd) * 8 > max(even, odd):
@@ -76,16 +75,16 @@ def unmarked(beginning: bytes) -> str:
 
 
 def other_form(beginning: bytes) -> str:
-    """Returns what `plain` must convert in data with this beginning: "utf-16", line ends "CR", or "" for nothing."""
-    if encoding := marked(beginning):
+    """Returns what `plain` converts in data with this beginning: an encoding, "CR" for line ends, or ""."""
+    if encoding := find_marked(beginning):
         return encoding
     alone = b"\r" in beginning.rstrip(b"\r") and b"\n" not in beginning
     return _CR if alone else ""
 
 
 def plain(stream: Any, beginning: bytes) -> Any:
-    """Returns a stream of UTF-8 lines that end with LF, from a stream at its beginning: UTF-16 with a byte-order mark
-    is decoded, and CR is replaced if it alone ends lines. A stream that needs neither is returned unchanged."""
+    """Returns a stream of UTF-8 lines that end with LF. Decodes UTF-16 and UTF-32 with a byte-order mark, and replaces
+    CR if it alone ends lines; other streams are returned unchanged. The stream must be at its beginning."""
     form = other_form(beginning)
     if not form:
         return stream
@@ -96,33 +95,33 @@ def plain(stream: Any, beginning: bytes) -> Any:
 
 
 def plain_beginning(beginning: bytes) -> bytes:
-    """Returns what `plain` makes of the first bytes of a stream."""
-    if encoding := marked(beginning):
+    """Returns the first bytes of a stream as `plain` converts them."""
+    if encoding := find_marked(beginning):
         beginning = beginning.decode(encoding, "ignore").encode(UTF8, "ignore")
     return beginning.replace(b"\r", b"\n") if other_form(beginning) == _CR else beginning
 
 
-def invalid(data: bytes, begin: int) -> str:
-    """Returns the end of a sentence that says that the byte at `begin` is not UTF-8, and which encoding is likely."""
+def explain_invalid(data: bytes, begin: int) -> str:
+    """Returns the end of a message: the byte at `begin` is not UTF-8, and which encoding is likely."""
     high = sum(byte >= 0x80 for byte in data)
     letters = high + sum(chr(byte).isalpha() for byte in data if byte < 0x80)
     script = high > 4 and 2 * high > letters
     likely = "the encoding of another script" if script else "Windows-1252 (Latin-1) or one like it"
-    known = (
+    others = (
         " (CP1251 Cyrillic, CP949 Korean, GB18030 Chinese, CP932 Japanese)"
         if script
         else " (CP1250 for Central Europe, CP1254 for Turkish)"
     )
     return (
         f"is not UTF-8 text (byte 0x{data[begin]:02x}): it may be in {likely}. Convert the file, such as with iconv -f "
-        f"{'ENCODING' if script else 'CP1252'} -t UTF-8{known}"
+        f"{'ENCODING' if script else 'CP1252'} -t UTF-8{others}"
     )
 
 
 class Decoded(Converted):
-    """A UTF-8 stream of a stream in another encoding. With `perhaps_utf8`, it is not converted if its first `BLOCK`
-    bytes with a character outside ASCII are valid UTF-8, because converted files keep their header. Reading raises
-    Unreadable at a byte that the encoding lacks.
+    """A stream in another encoding, converted to UTF-8. With `perhaps_utf8`, it is not converted if its first block
+    with a character outside ASCII is valid UTF-8, because converted files keep their header. Reading raises Unreadable
+    at a byte that the encoding lacks.
     """
 
     def __init__(self, stream: Any, encoding: str, perhaps_utf8: bool = False) -> None:

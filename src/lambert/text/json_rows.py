@@ -4,34 +4,34 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from lambert.text.encodings import BOM, SURROGATE, UTF8, invalid
+from lambert.text.encodings import BOM, SURROGATE, UTF8, explain_invalid
 from lambert.text.read_row import ReadRow, Row
 from lambert.text.streams import BLOCK
 
 LINE = 64 << 20
-"""Maximum bytes of a row, which must fit into memory (ours)."""
+"""Maximum bytes of a row, which must fit into memory (our choice)."""
 _BETWEEN = " \t\r\n,[]\ufeff"
 """Bytes that may separate the objects of a file."""
 _WRAPPERS = ("data", "rows", "examples", "records")
 _DECODER = json.JSONDecoder()
 
 
-def parsed(text: str) -> tuple[Row, str]:
-    """Returns (object in a text, "") or ({}, reason why there is none, as the end of a sentence)."""
+def parse_row(text: str) -> tuple[Row, str]:
+    """Returns (the JSON object in a text, ""), or ({}, the problem as the end of a message)."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return {}, not_json(error)
+        return {}, explain_error(error)
     return (row, "") if isinstance(row, dict) else ({}, _NO_OBJECT)
 
 
 def has_lines(beginning: bytes) -> bool:
-    """Returns whether a file with this beginning has a row in each line. Otherwise brackets delimit its rows."""
+    """Returns whether a file with this beginning has one row a line. Otherwise brackets delimit its rows."""
     text = beginning.removeprefix(BOM).decode(UTF8, "replace").lstrip()
     if text.startswith("["):
         return False
     line = text.partition("\n")[0]
-    if not text.startswith("{") or not parsed(line)[1]:
+    if not text.startswith("{") or not parse_row(line)[1]:
         return True
     try:
         return "\n" not in text[: _DECODER.raw_decode(text)[1]]
@@ -39,9 +39,9 @@ def has_lines(beginning: bytes) -> bool:
         return "\n" not in text or not line.rstrip().endswith(("{", "[", ","))
 
 
-def json_rows(stream: Any, lines: bool, offset: int = 0, line: int = 0) -> Iterator[ReadRow]:
+def read_json_rows(stream: Any, lines: bool, offset: int = 0, line: int = 0) -> Iterator[ReadRow]:
     """Yields the rows of a stream from a position between two rows: each line that is not blank, or each object.
-    `stream` needs `readline(limit)`."""
+    `stream` must have `readline(limit)`."""
     yield from (_lines if lines else _values)(stream, offset, line)
 
 
@@ -63,22 +63,22 @@ def _lines(stream: Any, offset: int, number: int) -> Iterator[ReadRow]:
             if damage is not None:
                 raise damage
             continue
-        row, error = decoded(data.removeprefix(BOM) if first else data)
+        row, error = decode_row(data.removeprefix(BOM) if first else data)
         if error and not data.endswith(b"\n") and error.startswith("is not JSON"):
             error += ": the file ends within it"
         yield ReadRow(f"line {number}", row, error, offset, number)
 
 
-def decoded(data: bytes) -> tuple[Row, str]:
-    """Returns what `parsed` does of a text in UTF-8."""
+def decode_row(data: bytes) -> tuple[Row, str]:
+    """Returns what `parse_row` does, for a text in UTF-8."""
     try:
-        return parsed(data.decode(UTF8))
+        return parse_row(data.decode(UTF8))
     except UnicodeDecodeError as error:
-        return {}, invalid(data, error.start)
+        return {}, explain_invalid(data, error.start)
 
 
 def _values(stream: Any, offset: int, line: int) -> Iterator[ReadRow]:
-    """Yields the objects of a stream, which white space, commas and the brackets of an array may separate."""
+    """Yields the objects of a stream, separated by white space, commas or the brackets of an array."""
     held, ended = "", False
     limit = 1  # characters to read before the object is parsed again, instead of after each line
     while True:
@@ -99,7 +99,7 @@ def _values(stream: Any, offset: int, line: int) -> Iterator[ReadRow]:
         try:
             value, end = _DECODER.raw_decode(held)
         except (ValueError, RecursionError) as error:
-            problem = not_json(error)
+            problem = explain_error(error)
             if not ended and len(held) <= LINE and isinstance(error, json.JSONDecodeError):
                 limit = 2 * len(held)
                 continue
@@ -115,15 +115,15 @@ def _values(stream: Any, offset: int, line: int) -> Iterator[ReadRow]:
             return
         if found := SURROGATE.search(taken):
             data = taken.encode(UTF8, "surrogateescape")
-            yield ReadRow(place, {}, invalid(data, len(taken[: found.start()].encode())), offset, line)
+            yield ReadRow(place, {}, explain_invalid(data, len(taken[: found.start()].encode())), offset, line)
         elif isinstance(value, dict):
             yield ReadRow(place, value, "", offset, line)
         else:
             yield ReadRow(place, {}, _NO_OBJECT, offset, line)
 
 
-def by_columns(row: Row) -> str:
-    """Returns the end of a sentence that says that a row is a whole table with an object for each column, or ""."""
+def explain_columns(row: Row) -> str:
+    """Returns the end of a message if a row is a whole table in a form of pandas, else ""."""
     if len(row) > 1 and all(isinstance(column, dict) and "0" in column for column in row.values()):
         return f"has an object for each column, as pandas writes it: {_RECORDS}"
     return f"is a table in a form of pandas: {_RECORDS}" if {*row} in _OTHER_FORMS else ""
@@ -134,8 +134,8 @@ _OTHER_FORMS = ({"columns", "index", "data"}, {"schema", "data"})
 """Keys of the orients "split" and "table"."""
 
 
-def wrapped(row: Row) -> str:
-    """Returns the end of a sentence that says that a row is an object with the rows in one of its lists, or ""."""
+def explain_wrapper(row: Row) -> str:
+    """Returns the end of a message if a row is an object with the rows in one of its lists, else ""."""
     name = next((name for name in _WRAPPERS if isinstance(row.get(name), list)), "")
     items = row[name] if name else []
     if not items or not all(isinstance(item, dict) for item in items) or "paragraphs" in items[0]:  # of SQuAD
@@ -146,8 +146,8 @@ def wrapped(row: Row) -> str:
 _NO_OBJECT = 'is not a JSON object: give one like {"text": "..."} a line'
 
 
-def not_json(error: Exception) -> str:
-    """Returns why a text is not JSON, as the end of a sentence, from the error of the parser."""
+def explain_error(error: Exception) -> str:
+    """Returns why a text is not JSON, as the end of a message, from the error of the parser."""
     if "int_max_str_digits" in str(error):
         return "has a number of thousands of digits"
     return f"is not JSON ({getattr(error, 'msg', error)})"

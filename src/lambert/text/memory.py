@@ -1,7 +1,7 @@
-"""Recognises rows, columns and texts that a program has in memory.
+"""Reads rows, columns and texts that a program has in memory.
 
 Tables of pandas, polars, pyarrow and Hugging Face's datasets are recognised by their methods, without importing these
-libraries. Arrow tables stay Arrow, with their types and names of classes; everything else becomes rows of JSON.
+libraries. Arrow tables stay Arrow, with their types and class names; everything else becomes rows of JSON.
 """
 
 import datetime
@@ -17,14 +17,14 @@ from typing import Any
 
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.files import json_text
-from lambert.text.arrow import arrow_content
-from lambert.text.classes import named_classes, of_features, written
+from lambert.text.arrow import write_arrow
+from lambert.text.classes import encode_features, find_classes, name_classes
 from lambert.text.read_row import Row
 
 _TEXTS = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, os.PathLike)
-"""Types whose values are read as the text of `str`, as in a CSV."""
+"""Types whose values become text, as in a CSV."""
 _EMPTY = ""
-"""The reading of a missing value of pandas (NaN, NaT, NA): an empty cell of a CSV."""
+"""What a missing value of pandas (NaN, NaT, NA) becomes: an empty cell of a CSV."""
 _GIVE = 'give a path, a table such as a DataFrame, or a list of dicts such as {"text": "...", "label": "..."}.'
 
 
@@ -34,7 +34,7 @@ def is_path(value: object) -> bool:
 
 
 def is_table(value: object) -> bool:
-    """Returns whether a value is a table of pandas, polars, pyarrow, datasets or another library that uses Arrow."""
+    """Returns whether a value is a table of pandas, polars, pyarrow, datasets or another library with Arrow."""
     return any(_has(value, *names) for names in (_PANDAS, _POLARS, _ARROW, _DATASET)) or bool(
         _is_stream(value) or _fields(value)
     )
@@ -72,33 +72,33 @@ def _is_stream(value: object) -> bool:
     return _has(value, _STREAM) and not any(hasattr(value, name) for name in _LISTS)
 
 
-def data_file(value: Any, name: str) -> tuple[str, bytes]:
+def write_data(value: Any, name: str) -> tuple[str, bytes]:
     """Returns the suffix and the content of a file with the rows of a table, of a list of rows or of a dict of columns.
     `name` is that of the setting, for errors.
 
     Raises:
         UsageError: It is none of these, or a value has a type that files of rows cannot have.
     """
-    refuse_unread(value, name)
+    _refuse_unread(value, name)
     if _has(value, *_DATASET):
         table = value.with_format("arrow", columns=_columns(value))[:] if len(value) else value.data.table.slice(0, 0)
-        return ".arrow", arrow_content(table, written(value.features.to_dict()))
+        return ".arrow", write_arrow(table, encode_features(value.features.to_dict()))
     if _has(value, *_ARROW) or (_is_stream(value) and not _has(value, *_PANDAS) and not _has(value, *_POLARS)):
-        return ".arrow", arrow_content(value)
-    return ".jsonl", "".join(json_text(row) + "\n" for row in rows_of(value, name)).encode()
+        return ".arrow", write_arrow(value)
+    return ".jsonl", "".join(json_text(row) + "\n" for row in read_rows(value, name)).encode()
 
 
-def rows_of(value: Any, name: str) -> list[Row]:
-    """Returns the rows of a table, of a list of rows or of a dict of columns, as values of JSON. Raises as `data_file`
-    does."""
-    refuse_unread(value, name)
+def read_rows(value: Any, name: str) -> list[Row]:
+    """Returns the rows of a table, of a list of rows or of a dict of columns, as JSON values. Raises as
+    `write_data`."""
+    _refuse_unread(value, name)
     return [plain_row(row, f"{name}, row {number}") for number, row in enumerate(_rows(value, name), 1)]
 
 
 def _rows(value: Any, name: str) -> Iterator[Mapping[Any, Any]]:
     if _has(value, *_DATASET):
-        names = of_features(value.features.to_dict())
-        yield from (named_classes(dict(row), names) for row in value.with_format(None, columns=_columns(value)))
+        names = find_classes(value.features.to_dict())
+        yield from (name_classes(dict(row), names) for row in value.with_format(None, columns=_columns(value)))
     elif _has(value, *_PANDAS):
         columns = [str(column) for column in value.columns]
         if (twice := next((column for column in columns if columns.count(column) > 1), None)) is not None:
@@ -114,7 +114,7 @@ def _rows(value: Any, name: str) -> Iterator[Mapping[Any, Any]]:
     elif fields := _fields(value):
         yield from (dict(zip(fields, row, strict=True)) for row in value.tolist())
     elif _has(value, "__len__", "__iter__") and not isinstance(value, str | bytes):
-        for row in items_of(value):
+        for row in list_items(value):
             found = row._asdict() if hasattr(row, "_asdict") else row
             if not isinstance(found, Mapping):
                 if not _has(found, "keys", "__getitem__"):
@@ -129,7 +129,7 @@ def _of_columns(value: Mapping[Any, Any], name: str) -> Iterator[Row]:
     for key, column in value.items():
         if isinstance(column, str | bytes | Mapping) or not _has(column, "__len__", "__iter__"):
             raise UsageError(f"{name} is a dict whose {key!r} is not a list. For one row, give a list of one dict.")
-    columns = {str(key): items_of(column) for key, column in value.items()}
+    columns = {str(key): list_items(column) for key, column in value.items()}
     lengths = {key: len(column) for key, column in columns.items()}
     if len({*lengths.values()}) > 1:
         listed = ", ".join(f"{key!r} has {count}" for key, count in lengths.items())
@@ -137,7 +137,7 @@ def _of_columns(value: Mapping[Any, Any], name: str) -> Iterator[Row]:
     yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
 
 
-def refuse_unread(value: Any, name: str) -> None:
+def _refuse_unread(value: Any, name: str) -> None:
     """Raises UsageError for rows that are not in memory, and for several splits."""
     if _has(value, *_DATASET) and (value.format or {}).get("type") == "custom":
         raise UsageError(f"{name} has a transform, which no file keeps: compute it with map() instead.")
@@ -153,7 +153,7 @@ def refuse_unread(value: Any, name: str) -> None:
         raise UsageError(f"{name} is of the type {kind}, whose rows are not in memory: give list(...) of it.")
 
 
-def items_of(value: Any) -> list[Any]:
+def list_items(value: Any) -> list[Any]:
     """Returns the elements of a list, an array, or a column of a table."""
     for method in _LISTS:
         if _has(value, method):
@@ -163,7 +163,7 @@ def items_of(value: Any) -> list[Any]:
 
 
 def plain_row(row: Mapping[Any, Any], place: str, *, others: bool = False) -> Row:
-    """Returns a row as values of JSON; with `others`, values that JSON cannot express stay unchanged. `place` names the
+    """Returns a row as JSON values; with `others`, values that JSON cannot express stay unchanged. `place` names the
     row in errors."""
     found: Row = {}
     for key, value in row.items():
@@ -196,12 +196,12 @@ def _fields(value: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """Returns the kind of the elements of an array or scalar of numpy ("M" and "m" for times); "" for others."""
+    """Returns numpy's kind of an array or scalar ("M" and "m" for times); "" for others."""
     return str(getattr(getattr(value, "dtype", None), "kind", ""))
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of JSON. Raises TypeError, which names the type, for a value that JSON cannot express."""
+    """Returns a value as JSON. Raises TypeError, which names the type, if JSON cannot express it."""
     if value is None or isinstance(value, bool | int | float | str):
         return value.value if isinstance(value, enum.Enum) else value
     if isinstance(value, Mapping):
@@ -217,27 +217,25 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [_plain(item) for item in value]
     method = next((method for method in _LISTS if _has(value, method)), "")
-    if not method or isinstance(value, memoryview):
-        raise TypeError(f"of the type {type(value).__name__}")
-    found = getattr(value, method)()
-    if type(found) is type(value):  # such as a long double of numpy
+    found = getattr(value, method)() if method and not isinstance(value, memoryview) else value
+    if type(found) is type(value):  # also a long double of numpy
         raise TypeError(f"of the type {type(value).__name__}")
     return _plain(found)
 
 
 @contextmanager
-def data_path(data: Any, name: str = "data") -> Iterator[Path]:
-    """A context with the path of a labelled file: `data` itself, or a temporary file with its rows (`data_file`), which
-    errors call `name`."""
+def data_path(data: Any) -> Iterator[Path]:
+    """A context with the path of a labelled file: `data` itself, or a temporary file with its rows (`write_data`),
+    called data in errors."""
     if is_path(data):
         yield Path(data)
         return
-    suffix, content = data_file(data, name)
+    suffix, content = write_data(data, "data")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"{name}{suffix}")
+        path = Path(folder, f"data{suffix}")
         path.write_bytes(content)
         try:
             yield path
         except LambertError as error:
-            error.args = (str(error).replace(str(path), name), *error.args[1:])
+            error.args = (str(error).replace(str(path), "data"), *error.args[1:])
             raise

@@ -15,13 +15,13 @@ class ReadRow:
     row: Row
     """Empty if it cannot be read."""
     error: str
-    """Why it cannot be read, as the end of a sentence; empty if it can."""
+    """Why it cannot be read, as the end of a message; empty if it can."""
     offset: int
     """Bytes before the next row; rows of Parquet and Arrow."""
     line: int = 0
     """Lines before the next row; 0 for Parquet and Arrow."""
 
 
-def placed(path: object, place: str) -> str:
+def format_place(path: object, place: str) -> str:
     """Returns the place of a row with the name of its file: FILE:17, or FILE:row 17."""
     return f"{path}:{place.removeprefix('line ')}"

@@ -1,6 +1,6 @@
-"""Rows of files: tables (CSV, TSV), JSON, Parquet and Arrow, compressed or not, in bounded memory.
+"""Reads rows of files: tables (CSV, TSV), JSON, Parquet and Arrow, compressed or not, in bounded memory.
 
-Every command reads rows here, so a file gives the same rows, and a fault the same message, in each.
+Every command reads rows here, so all commands get the same rows and the same error messages.
 """
 
 import contextlib
@@ -15,33 +15,32 @@ from typing import Any, BinaryIO
 
 from lambert.core.errors import DataError
 from lambert.core.files import not_read, open_regular
-from lambert.core.unsupported import markup, refuse_archive
-from lambert.text.arrow import ArrowFile, ParquetFile, dataset_files, dataset_splits, is_dataset
-from lambert.text.encodings import UTF8, invalid, plain, unmarked
-from lambert.text.json_rows import by_columns, has_lines, json_rows, not_json, wrapped
+from lambert.core.unsupported import explain_markup, refuse_archive
+from lambert.text.arrow import ArrowFile, ParquetFile, is_dataset, list_dataset_files, list_splits
+from lambert.text.encodings import UTF8, explain_invalid, explain_unmarked, plain
+from lambert.text.json_rows import explain_columns, explain_error, explain_wrapper, has_lines, read_json_rows
 from lambert.text.read_row import ReadRow, Row
 from lambert.text.streams import (
     BLOCK,
     COMPRESSIONS,
     TooLarge,
     Unreadable,
-    binary,
+    explain_binary,
+    explain_parquet,
+    explain_repacked,
+    explain_sheet,
     inner_suffix,
     is_damage,
-    parquet,
-    sheet,
-    twice,
-    unpacked,
+    unpack,
 )  # fmt: skip
-from lambert.text.tables import Table, recognised, table_rows, visible
+from lambert.text.tables import Table, read_table_rows, recognise_table, strip_invisible
 
 TABLES = (".csv", ".tsv", ".txt")
 """Suffixes of tables."""
 JSON = (".jsonl", ".ndjson", ".json")
 KNOWN = "rows are read from .csv, .tsv, .txt, .jsonl, .json, .parquet and .arrow, also .gz, .bz2, .xz and .zst"
 _EMPTY = 10_000
-"""Maximum number of consecutive rows without text that are held back, because they are omitted at the end of a table;
-of more, all are rows (ours)."""
+"""Rows without text at the end of a table are omitted if they are at most so many (our choice)."""
 UNPACKED_RATIO = 200
 """Maximum factor by which a compressed file of rows may expand. Text expands 2 to 10 times."""
 
@@ -51,26 +50,26 @@ def kind(path: Path) -> str:
     return ".arrow" if path.is_dir() and is_dataset(path) else inner_suffix(path)
 
 
-def data_files(path: Path) -> list[Path]:
-    """Returns the files of labelled data: the path itself, or the Arrow files of a data set. Raises DataError for a
-    data set of several splits."""
+def list_data_files(path: Path) -> list[Path]:
+    """Returns the files of labelled data: the path itself, or the Arrow files of a data set. Raises DataError for
+    several splits."""
     if not path.is_dir() or not is_dataset(path):
         return [path]
-    if splits := dataset_splits(path):
+    if splits := list_splits(path):
         raise DataError(f"{path} has the splits {', '.join(splits)}: name one of them, such as {path / splits[-1]}.")
-    return dataset_files(path)
+    return list_dataset_files(path)
 
 
 @contextmanager
-def opened(path: Path, max_ratio: int = UNPACKED_RATIO) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """A context with two streams of a file: its bytes on the disk, and the decompressed bytes. Raises DataError if it
+def open_unpacked(path: Path, max_ratio: int = UNPACKED_RATIO) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """A context with two streams of a file: its bytes on disk, and the decompressed bytes. Raises DataError if it
     cannot be read, is damaged where it is read, or expands to more than `max_ratio` times its size."""
     refuse_archive(path)
     if path.is_dir():
         raise DataError(f"{path} is a folder: name a file in it.")
     try:
         with open_regular(path) as raw:
-            yield raw, unpacked(path, raw, max_ratio)[0]
+            yield raw, unpack(path, raw, max_ratio)[0]
     except FileNotFoundError as error:
         raise DataError(f"No such file: {path}.") from error
     except TooLarge as error:
@@ -89,38 +88,37 @@ def opened(path: Path, max_ratio: int = UNPACKED_RATIO) -> Iterator[tuple[Binary
         raise DataError(f"{path} {what} ({error}). Download or copy it again.") from error
 
 
-def content_of(path: Path) -> bytes:
-    """Returns the content of a file, decompressed, in UTF-8 and with LF at the ends of lines. Raises DataError as
-    `opened` does."""
-    with opened(path) as (_, stream):
+def read_content(path: Path) -> bytes:
+    """Returns the decompressed content of a file in UTF-8, with LF at line ends. Raises as `open_unpacked`."""
+    with open_unpacked(path) as (_, stream):
         return bytes(_text(stream).read())
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (number, line) of every line, numbered from 1, with its end. Raises DataError if it is not UTF-8, and as
-    `opened` does."""
-    with opened(path) as (_, stream):
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (number from 1, line with its end) of every line. Raises DataError if it is not UTF-8, and as
+    `open_unpacked`."""
+    with open_unpacked(path) as (_, stream):
         for number, line in enumerate(_text(stream), 1):
             try:
                 text = line.decode(UTF8)
             except UnicodeDecodeError as error:
-                raise DataError(f"{path}:{number} {invalid(line, error.start)}.") from error
+                raise DataError(f"{path}:{number} {explain_invalid(line, error.start)}.") from error
             yield number, text.removeprefix("\ufeff") if number == 1 else text
 
 
-def json_value(path: Path, content: bytes) -> Any:
-    """Returns the value of a file that is one JSON value, whose content is given. Raises DataError if it is none."""
+def parse_json_file(path: Path, content: bytes) -> Any:
+    """Returns the value of a file with one JSON value, given its content. Raises DataError if it is not JSON."""
     try:
         return json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not a JSON file in UTF-8: {error}.") from error
 
 
-def json_values(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields (place, value) of every value of a JSON file: of every element if a file .json is an array, of its one
-    value if it is another one or an array that begins with a text; else of every line that is not blank. Raises
-    DataError that names the line, and as `opened` does."""
-    numbered: Iterable[tuple[int, str]] = lines(path)
+def read_json_values(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields (place, value) of every value of a JSON file: of every element of a .json file that is an array, unless it
+    begins with a text; of the one value of another .json file; else of every line that is not blank. Raises DataError
+    that names the line, and as `open_unpacked`."""
+    numbered: Iterable[tuple[int, str]] = read_lines(path)
     whole: Any = None
     if kind(path) == ".json":
         numbered = [*numbered]
@@ -136,7 +134,7 @@ def json_values(path: Path) -> Iterator[tuple[str, Any]]:
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}:{number} {not_json(error)}.") from error
+                raise DataError(f"{path}:{number} {explain_error(error)}.") from error
             yield f"{path}:{number}", value
 
 
@@ -151,18 +149,16 @@ class RowFile:
 
     Args:
         path: Names the file in messages.
-        stream: Its decompressed bytes, which can be sought.
+        stream: Its decompressed bytes, which must be seekable.
         suffix: Suffix of its name, without that of the compression.
-        wanted: The names of the columns that are read. A column whose name differs from one of them only in case, in
-            white space at its ends or in the form of its characters is read as that column, if it alone does.
-        header: Whether the first line of a table has the names of the columns; None: yes, unless all columns that are
-            `wanted` have numbers and the first line does not look like names.
+        wanted: The names of the columns that are read. Similar names are accepted too (`aliases`).
+        header: Whether the first line of a table is a header; None: yes, unless all columns that are `wanted` have
+            numbers and the first line does not look like names.
         kept: Further columns.
-        notes: A list to which lines for the user are added. That rows are read otherwise than they stand is known when
-            they are read.
+        notes: A list to which lines for the user are added, some of them while rows are read.
 
     Raises:
-        DataError: The file has no rows in a format that is read, or two columns with a name that is wanted.
+        DataError: The format is not supported, or two columns have a name that is wanted.
     """
 
     names: list[str] | None = None
@@ -176,22 +172,23 @@ class RowFile:
         numbered = bool(wanted) and all(name.isdecimal() for name in wanted)
         self._notes = [] if notes is None else notes
         self.share: Callable[[], float] | None = None
-        """Returns the share of the rows that was read, if the position in the file does not show it."""
+        """Returns the share of the rows read so far, if the position in the file does not show it."""
         self._aliases: dict[str, str] = {}
-        if problem := sheet(suffix):
+        if problem := explain_sheet(suffix):
             raise DataError(f"{path} {problem}.")
         self._stream: Any = stream
         if suffix in (*TABLES, *JSON):
             self._stream = _text(stream)
             beginning = self._stream.read(BLOCK)
             self._stream.seek(0)
-            found = twice(beginning) or parquet(beginning) or binary(beginning) or unmarked(beginning)
-            if markup(beginning):
+            checks = (explain_repacked, explain_parquet, explain_binary, explain_unmarked)
+            found = next(filter(None, (check(beginning) for check in checks)), "")
+            if explain_markup(beginning):
                 found = "is an HTML page, not a file of rows: download the file itself"
             if found:
                 raise DataError(f"{path} {found}.")
         if suffix in TABLES:
-            self._open_table(recognised(beginning, suffix), header, numbered)
+            self._open_table(recognise_table(beginning, suffix), header, numbered)
         elif suffix in JSON:
             self._read = partial(self._objects, has_lines(beginning))
         elif suffix == ".parquet":
@@ -208,8 +205,7 @@ class RowFile:
     _read: Callable[..., Iterator[ReadRow]]
 
     def rows(self, offset: int = 0, line: int = 0, only: Sequence[str] | None = None) -> Iterator[ReadRow]:
-        """Yields the rows from a position on, which must follow a row; `only` these columns of Parquet. Raises
-        DataError for a file that is damaged."""
+        """Yields the rows from a position on; of Parquet, `only` these columns. Raises DataError for damage."""
         more = {"only": only} if self._suffix == ".parquet" else {}
         for read in self._read(offset, line, **more):
             yield self._json(read) if self.names is None and not read.error else read
@@ -238,7 +234,7 @@ class RowFile:
 
     def _objects(self, lines: bool, offset: int, line: int) -> Iterator[ReadRow]:
         self._stream.seek(offset)
-        yield from json_rows(self._stream, lines, offset, line)
+        yield from read_json_rows(self._stream, lines, offset, line)
 
     def _table(self, start: tuple[int, int], offset: int, line: int) -> Iterator[ReadRow]:
         offset, line = max(start, (offset, line))
@@ -247,7 +243,7 @@ class RowFile:
         whole = 0
         empty: list[ReadRow] = []
         many = False
-        for read in table_rows(self._stream, self.table, self.names, offset, line):
+        for read in read_table_rows(self._stream, self.table, self.names, offset, line):
             if not self.table.quoted:
                 whole += any(cell[:1] == '"' == cell[-1:] and len(cell) > 1 for cell in read.row.values())
             blank = len(read.row) > 1 and not any(read.row.values())
@@ -281,19 +277,19 @@ class RowFile:
         for passed, row in enumerate(self._parquet_file.rows(chosen, (group, len(sizes)))):
             if passed >= before:
                 number += 1
-                yield ReadRow(f"row {number}", self._renamed(row), "", number)
+                yield ReadRow(f"row {number}", self._rename_keys(row), "", number)
 
     def _arrow(self, offset: int, line: int) -> Iterator[ReadRow]:
         for number, row in enumerate(self._arrow_file.rows(), 1):
             if number > offset:
-                yield ReadRow(f"row {number}", self._renamed(row), "", number)
+                yield ReadRow(f"row {number}", self._rename_keys(row), "", number)
 
     def _json(self, read: ReadRow) -> ReadRow:
-        """Returns a row of JSON in which the wanted names replace the keys that differ from them only slightly."""
-        problem = by_columns(read.row)
+        """Returns a row of JSON in which the wanted names replace similar keys."""
+        problem = explain_columns(read.row)
         if not problem and all(name in read.row for name in self._wanted):
             return read
-        if problem := problem or (wrapped(read.row) if not {*self._wanted} & {*read.row} else ""):
+        if problem := problem or (explain_wrapper(read.row) if not {*self._wanted} & {*read.row} else ""):
             return ReadRow(read.place, {}, problem, read.offset, read.line)
         found = aliases([*map(str, read.row)], self._wanted)
         for name, wanted in found.items():
@@ -314,7 +310,7 @@ class RowFile:
         if repeated := next((name for name in self._wanted if count[name] > 1), None):
             raise DataError(f"{self.path}{place}: two columns have the name {repeated!r}. Rename one of them.")
 
-    def _renamed(self, row: Row) -> Row:
+    def _rename_keys(self, row: Row) -> Row:
         return {self._aliases.get(name, name): value for name, value in row.items()} if self._aliases else row
 
     def _say_alias(self, name: str, wanted: str) -> None:
@@ -322,24 +318,24 @@ class RowFile:
 
 
 def first_notes(path: Path, wanted: Sequence[str]) -> list[str]:
-    """Returns the notes about a file of rows that follow from its first row; none for other files."""
+    """Returns the notes about a file that follow from its first row; none for files without rows."""
     notes: list[str] = []
-    with contextlib.suppress(DataError), opened(path) as (_, stream):
+    with contextlib.suppress(DataError), open_unpacked(path) as (_, stream):
         next(RowFile(path, stream, kind(path), wanted, notes=notes).rows(), None)
     return notes
 
 
 def aliases(names: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
-    """Returns the wanted name for each column that differs from it only in case, in white space at its ends or in the
-    form of its characters, where one column does and none has the name itself."""
+    """Returns the wanted name for each similar column: one that differs in case, in white space at its ends or in the
+    form of its characters only, if no column has the name itself and no other one is similar."""
     found = {}
     for name in wanted:
         if name not in names and not (len(name.split(".")) > 1 and name.split(".")[0] in names):
-            like = [other for other in names if _folded(other) == _folded(name)]
+            like = [other for other in names if _fold(other) == _fold(name)]
             if len(like) == 1 and like[0] not in wanted:
                 found[like[0]] = name
     return found
 
 
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFKC", visible(name)).casefold()
+def _fold(name: str) -> str:
+    return unicodedata.normalize("NFKC", strip_invisible(name)).casefold()

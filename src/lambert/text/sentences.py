@@ -1,8 +1,8 @@
 """Divides documents into sentences.
 
-sentencex (Wikimedia, MIT) finds the ends of sentences; this module determines paragraphs and cleans white space. The
-concatenated ids of the sentences are the ids of the document, because white space is defined as in BERT's normalizer
-and no sentence ends within a word.
+sentencex (Wikimedia, MIT) finds the ends of sentences; this module finds paragraphs and cleans white space. The ids of
+a document are the concatenated ids of its sentences, because white space is defined as in BERT's normalizer and no
+sentence ends within a word.
 """
 
 import unicodedata
@@ -56,9 +56,9 @@ def split(text: str, language: str = "en", lines: str = "auto") -> list[str]:
 
 
 def _parts(paragraph: str, language: str) -> list[str]:
-    """Returns the paragraph as divided by sentencex. The time of sentencex is quadratic, so long paragraphs are divided
-    in windows that begin at the start of a sentence. The last quarter of a window is divided again in the next window,
-    because a quotation there may end after the window."""
+    """Returns the paragraph as divided by sentencex, whose time is quadratic: long paragraphs are divided in windows
+    that begin at the start of a sentence. The last quarter of a window is divided again in the next one, because a
+    quotation there may end after the window."""
     solid = _WINDOW_WITHOUT_SPACES
     spaced = all(paragraph.find(" ", at, at + solid) >= 0 for at in range(0, len(paragraph) - solid, solid))
     window = _WINDOW if spaced else solid
@@ -82,7 +82,7 @@ def _parts(paragraph: str, language: str) -> list[str]:
 
 
 def _segment(text: str, language: str) -> list[str]:
-    """Returns the text as divided by sentencex, or the whole text if sentencex panics, which raises no Exception."""
+    """Returns the text as divided by sentencex, or whole if sentencex panics, which raises no Exception."""
     try:
         parts: list[str] = sentencex.segment(language, text)
     except BaseException as error:
@@ -93,7 +93,7 @@ def _segment(text: str, language: str) -> list[str]:
 
 
 def _whole_words(parts: list[str]) -> list[str]:
-    """Returns the parts of a paragraph, with parts joined if the tokenizer sees no end of a word between them."""
+    """Returns the parts of a paragraph, joined where the tokenizer sees no end of a word."""
     found, start = [], 0
     for end in range(1, len(parts)):
         if parts[end - 1][-1] in _ENDS or _ends_word("".join(parts[max(start, end - _TAIL) : end])[-_TAIL:]):

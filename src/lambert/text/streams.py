@@ -1,7 +1,6 @@
 """Opens files, compressed or not, as streams that return all data before any damage.
 
-The first bytes of a file, not its name, show how it is compressed: browsers and download tools often decompress a file
-    and keep its name.
+The first bytes of a file show how it is compressed, not its name: browsers often decompress a file and keep its name.
 """
 
 import bz2
@@ -55,65 +54,63 @@ EXPANSION: Mapping[str, float] = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.5, ".zst": 3
 
 
 def inner_suffix(path: Path) -> str:
-    """Returns the suffix of a file name in lower case, without the suffix of the compression: ".csv" for
-    "rows.CSV.gz"."""
+    """Returns the suffix of a file name in lower case, without that of the compression: ".csv" for "rows.CSV.gz"."""
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
 
 
-def unpacked(path: Path, raw: BinaryIO, max_ratio: int = MAX_RATIO) -> tuple[BinaryIO, str]:
-    """Returns the decompressed stream of an open file, and the suffix of its name without the suffix of the
-    compression.
+def unpack(path: Path, raw: BinaryIO, max_ratio: int = MAX_RATIO) -> tuple[BinaryIO, str]:
+    """Returns the decompressed stream of an open file, and the suffix of its name without that of the compression.
 
-    Reading raises TooLarge if the file expands to more than `max_ratio` times its bytes, so that a small file can
-    neither fill the disk nor take days.
+    Reading raises TooLarge if the file expands to more than `max_ratio` times its size, so a small file can neither
+    fill the disk nor take days.
     """
-    found = packing(path, raw)
-    opened = limited(COMPRESSIONS[found](raw), raw, max_ratio) if found else raw
+    found = find_compression(path, raw)
+    opened = limit_expansion(COMPRESSIONS[found](raw), raw, max_ratio) if found else raw
     return opened, inner_suffix(path)
 
 
-def packing(path: Path, raw: BinaryIO) -> str:
+def find_compression(path: Path, raw: BinaryIO) -> str:
     """Returns the suffix of the compression of an open file, or ""."""
     begin = raw.read(_PEEK)
     raw.seek(0)
     suffix = path.suffix.lower()
     if suffix in COMPRESSIONS and not _is_text(begin):
-        return compression(begin) or suffix  # whose reader says how the file is damaged
-    return compression(begin)
+        return recognise_compression(begin) or suffix  # whose reader says how the file is damaged
+    return recognise_compression(begin)
 
 
-def limited(stream: BinaryIO, raw: BinaryIO, max_ratio: int) -> BinaryIO:
-    """Returns a decompressed stream that raises TooLarge when it becomes too large for the bytes read from `raw`."""
+def limit_expansion(stream: BinaryIO, raw: BinaryIO, max_ratio: int) -> BinaryIO:
+    """Returns a stream that raises TooLarge if it expands to more than `max_ratio` times the bytes read from `raw`."""
     return cast(BinaryIO, io.BufferedReader(_Limited(stream, raw, max_ratio), BLOCK))
 
 
 _PEEK = 512
 
 
-def compression(begin: bytes) -> str:
+def recognise_compression(begin: bytes) -> str:
     """Returns the suffix of the compression of a file that begins with these bytes, or ""."""
     suffix = next((suffix for magic, suffix in _MAGIC.items() if begin.startswith(magic)), "")
     return "" if suffix == ".bz2" and not begin[4:].startswith(_BZ2_BLOCK) else suffix
 
 
-def twice(begin: bytes) -> str:
-    """Returns the end of a sentence that says that decompressed data with this beginning is compressed again, or ""."""
-    suffix = compression(begin)
+def explain_repacked(begin: bytes) -> str:
+    """Returns the end of a message if decompressed data with this beginning is compressed again, else ""."""
+    suffix = recognise_compression(begin)
     return suffix and f"is compressed more than once, and is {suffix[1:]} inside: decompress it once"
 
 
-def parquet(begin: bytes) -> str:
-    """Returns the end of a sentence that says that data with this beginning is a Parquet file, or ""."""
+def explain_parquet(begin: bytes) -> str:
+    """Returns the end of a message if data with this beginning is a Parquet file, else ""."""
     return "is a Parquet file (it begins with PAR1): name it .parquet" if begin.startswith(b"PAR1") else ""
 
 
-def sheet(suffix: str) -> str:
-    """Returns the end of a sentence that says that a file with this suffix is a spreadsheet, or ""."""
+def explain_sheet(suffix: str) -> str:
+    """Returns the end of a message if a file with this suffix is a spreadsheet, else ""."""
     return f"is a spreadsheet: {_SAVE}" if suffix in _SHEETS else ""
 
 
-def binary(begin: bytes) -> str:
-    """Returns the end of a sentence that says why (decompressed) data with this beginning is not text, or ""."""
+def explain_binary(begin: bytes) -> str:
+    """Returns why decompressed data with this beginning is not text, as the end of a message; "" for text."""
     if begin.startswith(b"PK\x03\x04") and (b"xl/" in begin or b"opendocument.spreadsheet" in begin):
         return f"is a spreadsheet: {_SAVE}"
     if begin.startswith(_OFFICE):
@@ -146,7 +143,7 @@ class TooLarge(Unreadable):
 
 
 class Converted(io.RawIOBase):
-    """The bytes that are made of another stream, with positions of their own. It is sought by reading."""
+    """A stream computed from another one, with its own positions. It seeks by reading."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._position, self._rest = stream, 0, b""
@@ -188,7 +185,7 @@ class Converted(io.RawIOBase):
 
 
 class _Limited(Converted):
-    """A decompressed file that raises TooLarge when it becomes too large for its compressed bytes."""
+    """A decompressed file that raises TooLarge when it expands too much."""
 
     def __init__(self, stream: BinaryIO, raw: BinaryIO, max_ratio: int) -> None:
         super().__init__(stream)
@@ -206,7 +203,7 @@ class _Limited(Converted):
 
 
 class _Whole(Converted):
-    """A stream that ends at damage and stores the error, so that data before the damage is not lost."""
+    """A stream that ends at damage and stores the error, so the data before the damage is not lost."""
 
     error: Exception | None = None
 
@@ -221,8 +218,8 @@ class _Whole(Converted):
 
 
 class Stream:
-    """A stream whose `read(n)` returns n bytes unless the file ends, so that blocks do not depend on the compression.
-    The error of damage is raised after all data before it has been returned, without a partial line."""
+    """A stream whose `read(n)` returns n bytes unless the file ends, so blocks do not depend on the compression. An
+    error of damage is raised after all data before it has been returned, without a partial line."""
 
     def __init__(self, stream: Any) -> None:
         self._whole = _Whole(stream)
@@ -230,7 +227,7 @@ class Stream:
         self._peeked, self._at = b"", 0
 
     def peek(self) -> bytes:
-        """Returns the next `BLOCK` bytes without consuming them; fewer only before the end or the damage."""
+        """Returns the next `BLOCK` bytes without consuming them; fewer only before the end or damage."""
         self._peeked, self._at = self._peeked[self._at :], 0
         if len(self._peeked) < BLOCK:
             self._peeked += self._buffer.read(BLOCK - len(self._peeked))

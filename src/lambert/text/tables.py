@@ -1,7 +1,7 @@
-"""Recognises how a table (CSV, TSV) is written, and reads its rows, in bounded memory.
+"""Recognises the format of a table (CSV, TSV), and reads its rows in bounded memory.
 
 The first rows decide which character separates cells, whether cells are in quotation marks, and whether the first line
-    has the names of the columns. So every command reads a table in the same way, whatever its name is.
+is a header. So every command reads a table in the same way, whatever its name is.
 """
 
 import csv
@@ -12,18 +12,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lambert.text.encodings import BOM, UTF8, invalid
+from lambert.text.encodings import BOM, UTF8, explain_invalid
 from lambert.text.read_row import ReadRow
 from lambert.text.streams import BLOCK
 
 FIELD = 16 << 20
 """Maximum bytes of a line and characters of a cell. The module `csv` needs up to 8 bytes for each."""
 _SEPARATORS = ("\t", ";", "|", ",")
-"""In order of preference among separators that divide the rows equally well, because prose has more commas than
-tabs."""
+"""In order of preference among those that divide the rows equally well: prose has more commas than tabs."""
 _NAMES = {"\t": "tab", ";": "semicolon", "|": "vertical bar", ",": "comma"}
 _JUDGED = 500
-"""Number of rows by which the form of a table is recognised (ours)."""
+"""Number of rows from which the format of a table is recognised (our choice)."""
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _SEP_LINE = re.compile(rb'"?sep=(.)"?\r?\n?', re.IGNORECASE)
 """The first line with which a file tells Excel the separator."""
@@ -44,7 +43,7 @@ _USUAL = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """How a table is written."""
+    """The format of a table."""
 
     separator: str
     quoted: bool = True
@@ -58,17 +57,16 @@ class Table:
     second: tuple[int, int] = (0, 0)
     """Bytes and lines before the second row."""
     named: str = ""
-    """Why the first row seems to have the names of the columns although no setting says so, or ""."""
+    """Why the first row seems to be a header, or ""."""
     problem: str = ""
-    """Why the columns cannot be found, as the end of a sentence without a full stop, or ""."""
+    """Why the columns cannot be found, as the end of a message, or ""."""
 
     def is_headed(self, header: bool | None, numbered: bool) -> bool:
-        """Returns whether the first row has the names of the columns, given the setting `header`, and whether columns
-        are `numbered`."""
+        """Returns whether the first row is a header, given the setting `header` and whether columns are `numbered`."""
         return header if header is not None else not numbered or bool(self.named)
 
 
-def visible(name: str) -> str:
+def strip_invisible(name: str) -> str:
     """Returns a text without white space and invisible characters at its ends."""
     before = ""
     while before != name:
@@ -77,15 +75,14 @@ def visible(name: str) -> str:
 
 
 def as_seen(text: str) -> str:
-    """Returns a text without invisible characters, in the form NFKC, and with one space for white space between
-    words."""
+    """Returns a text in the form NFKC, without invisible characters, with single spaces between words."""
     kept = "".join(character for character in text if character not in _ODD)
     return " ".join(unicodedata.normalize("NFKC", kept).split())
 
 
-def recognised(beginning: bytes, suffix: str) -> Table:
-    """Returns how a table is written, given its first bytes (`BLOCK`, if it has as many). `suffix` is that of its name,
-    which decides where the rows do not."""
+def recognise_table(beginning: bytes, suffix: str) -> Table:
+    """Returns the format of a table, given its first `BLOCK` bytes. `suffix`, that of its name, decides where the rows
+    do not."""
     begin, number = len(BOM) if beginning.startswith(BOM) else 0, 0
     whole = len(beginning) < BLOCK
     lines = _LINE.findall(beginning, begin)
@@ -111,13 +108,13 @@ def recognised(beginning: bytes, suffix: str) -> Table:
     if fit:
         best = max(fit, key=lambda form: (form.share, form.tight, not form.decimal))
     reader = _Lines(io.BytesIO(b"".join(lines)), begin, number)
-    next(_split(reader, best.separator, quoted=best.quoted, spaced=best.spaced), None)
+    next(_split(reader, best), None)
     problem = ""
     if not whole and not lines[0].endswith(b"\n"):
         problem = _ENDLESS.format("line end")
     elif not whole and reader.ended:
         problem = _ENDLESS.format("end of the quotation mark of its first row")
-    first = tuple(map(visible, best.rows[0]))
+    first = tuple(map(strip_invisible, best.rows[0]))
     return Table(
         best.separator, best.quoted, best.spaced, first, (begin, number), (reader.position, reader.number),
         _looks_named(first, [row for row in best.rows[1:] if len(row) == len(first)]), problem,
@@ -133,44 +130,43 @@ class _Form:
     spaced: bool
     rows: list[list[str]]
     """The rows, at least one. A row that cannot be divided has no cells."""
-    share: float
-    """Share of the other rows that have as many cells as the first."""
     tight: bool
     """Whether a character other than white space follows a separator."""
     decimal: bool
     """Whether every separator is between digits, as a decimal comma is."""
 
+    @property
+    def share(self) -> float:
+        """Share of the other rows that have as many cells as the first."""
+        return _share(self.rows)
+
 
 def _form(lines: Sequence[str], separator: str, whole: bool) -> _Form:
-    """Returns the first rows of a table in the form that fits them best among those with this separator."""
+    """Returns the first rows of a table in the best format with this separator."""
     text = "".join(lines[:_JUDGED])
-    sign = re.escape(separator)
-    tight = bool(re.search(rf"{sign}\S", text))
-    decimal = separator == "," and "," in text and not re.search(r"(?<!\d),|,(?!\d)", text)
-    if separator == "\t":
-        rows = _divided(lines, separator, whole, quoted=False)
-        if '"' in text:
-            marked = _divided(lines, separator, whole, quoted=True)
-            damaged = sum(not row for row in marked)
-            fits = _share(marked) >= _share(rows) and 10 * damaged <= len(marked)
-            if all(map(_enclosed, rows[0])) or (fits and _are_quotes(rows, marked)):
-                return _Form(separator, True, False, marked, _share(marked), tight, decimal)
-        return _Form(separator, False, False, rows, _share(rows), tight, decimal)
-    rows = _divided(lines, separator, whole)
-    if f"{separator} " in text:
-        trimmed = _divided(lines, separator, whole, spaced=True)
+    quoted, spaced = separator != "\t", False
+    rows = _divide(lines, separator, whole, quoted=quoted)
+    if not quoted and '"' in text:
+        marked = _divide(lines, separator, whole, quoted=True)
+        damaged = sum(not row for row in marked)
+        fits = _share(marked) >= _share(rows) and 10 * damaged <= len(marked)
+        if all(map(_is_quoted, rows[0])) or (fits and _are_quotes(rows, marked)):
+            quoted, rows = True, marked
+    elif quoted and f"{separator} " in text:
+        trimmed = _divide(lines, separator, whole, spaced=True)
         inner = [cell for row in rows for cell in row[1:] if cell]
         led = all(cell.startswith(" ") for cell in inner) or any(_LED_QUOTE.match(cell) for cell in inner)
         if _share(trimmed) > _share(rows) or (_share(trimmed) == _share(rows) and led):
-            return _Form(separator, True, True, trimmed, _share(trimmed), tight, decimal)
-    return _Form(separator, True, False, rows, _share(rows), tight, decimal)
+            spaced, rows = True, trimmed
+    tight = bool(re.search(rf"{re.escape(separator)}\S", text))
+    decimal = separator == "," and "," in text and not re.search(r"(?<!\d),|,(?!\d)", text)
+    return _Form(separator, quoted, spaced, rows, tight, decimal)
 
 
-def _divided(
+def _divide(
     lines: Sequence[str], separator: str, whole: bool, *, quoted: bool = True, spaced: bool = False
 ) -> list[list[str]]:
-    """Returns the cells of the first rows. A row that cannot be divided has none; a row that may be incomplete is
-    omitted."""
+    """Returns the cells of the first rows; none for a row that cannot be divided. Omits an incomplete row."""
     if not quoted:
         return [line.rstrip("\r\n").split(separator) for line in lines[:_JUDGED] if line.strip("\r\n")] or [[]]
     rest = iter(lines)
@@ -195,29 +191,29 @@ def _share(rows: Sequence[Sequence[str]]) -> float:
 
 
 def _are_quotes(rows: Sequence[Sequence[str]], marked: Sequence[Sequence[str]]) -> bool:
-    """Returns whether the quotation marks of a table with tabs enclose cells: one of them holds a doubled quotation
-    mark, a tab or a line break, or all cells of a column have them. Otherwise they may be part of the text: TSV mostly
-    has no quoting."""
+    """Returns whether the quotation marks of a table with tabs enclose cells: a quoted cell holds a doubled quotation
+    mark, a tab or a line break, or all cells of a column are quoted. Otherwise they may be text: TSV is rarely
+    quoted."""
     if any("\n" in cell or "\t" in cell for row in marked for cell in row):
         return True
-    if any(_enclosed(cell) and '""' in cell[1:-1] for row in rows for cell in row):
+    if any(_is_quoted(cell) and '""' in cell[1:-1] for row in rows for cell in row):
         return True
     columns = zip(*rows[1:], strict=False)
-    return len(rows) > 2 and any(all(map(_enclosed, column)) for column in columns)
+    return len(rows) > 2 and any(all(map(_is_quoted, column)) for column in columns)
 
 
-def _enclosed(cell: str) -> bool:
+def _is_quoted(cell: str) -> bool:
     return len(cell) > 1 and cell[0] == cell[-1] == '"'
 
 
 def _are_names(cells: Sequence[str]) -> bool:
-    """Returns whether the cells of a row have the form of names of columns; some may be empty."""
-    names = [cell for cell in map(visible, cells) if cell]
+    """Returns whether the cells of a row look like names of columns; some may be empty."""
+    names = [cell for cell in map(strip_invisible, cells) if cell]
     return bool(names) and len(set(names)) == len(names) and all(map(_COLUMN_NAME.fullmatch, names))
 
 
 def _looks_named(first: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns why the first row seems to have names of columns, as part of a sentence, or ""."""
+    """Returns why the first row seems to be a header, as part of a message, or ""."""
     if not _are_names(first):
         return ""
     below = [{row[column] for row in rows} for column in range(len(first))]
@@ -232,12 +228,12 @@ def _looks_named(first: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return ""
 
 
-def table_rows(stream: Any, table: Table, names: Sequence[str], offset: int, line: int) -> Iterator[ReadRow]:
-    """Yields the rows of a stream from a position between two rows; blank lines are skipped. `names` are the keys of
-    the columns; of two equal keys, the first is read."""
+def read_table_rows(stream: Any, table: Table, names: Sequence[str], offset: int, line: int) -> Iterator[ReadRow]:
+    """Yields the rows of a stream from a position between two rows, without blank lines. `names` are the keys of the
+    columns; of two equal keys, the first counts."""
     keys, twice = [*names], len({*names}) < len(names)
     lines = _Lines(stream, offset, line)
-    for number, _, cells, problem in _split(lines, table.separator, quoted=table.quoted, spaced=table.spaced):
+    for number, _, cells, problem in _split(lines, table):
         if problem:
             yield ReadRow(f"line {number}", {}, problem, lines.position, lines.number)
         elif len(cells) != len(keys):
@@ -258,30 +254,29 @@ def _misfit(cells: Sequence[str], keys: Sequence[str], table: Table) -> str:
     return f"{found}: put a cell that holds a {_NAMES.get(table.separator, 'separator')} in quotation marks"
 
 
-def all_cells(content: bytes, suffix: str) -> Iterator[tuple[int, list[str], str]]:
-    """Yields (line, cells, why it cannot be read or "") of every row of a table, the first one too."""
-    table = recognised(content[:BLOCK], suffix)
+def read_cells(content: bytes, suffix: str) -> Iterator[tuple[int, list[str], str]]:
+    """Yields (line, cells, problem) of every row of a table, the first one too."""
+    table = recognise_table(content[:BLOCK], suffix)
     lines = _Lines(io.BytesIO(content[table.begin[0] :]), *table.begin)
-    for number, _, cells, problem in _split(lines, table.separator, quoted=table.quoted, spaced=table.spaced):
+    for number, _, cells, problem in _split(lines, table):
         yield number, cells, problem
 
 
-def row_starts(stream: Any, table: Table) -> Iterator[int]:
+def find_row_starts(stream: Any, table: Table) -> Iterator[int]:
     """Yields the position in bytes of each row of a table after the first. The stream must be at its beginning."""
     stream.read(table.second[0])
     lines = _Lines(stream, *table.second)
-    for _, position, _, _ in _split(lines, table.separator, quoted=table.quoted, spaced=table.spaced):
+    for _, position, _, _ in _split(lines, table):
         yield position
 
 
-def _split(lines: "_Lines", separator: str, *, quoted: bool, spaced: bool) -> Iterator[tuple[int, int, list[str], str]]:
-    """Yields (number of the first line, position of the first byte, cells, why the row cannot be read or "") of each
-    row that is not blank. `lines` has the number of lines and the position read so far."""
+def _split(lines: "_Lines", table: Table | _Form) -> Iterator[tuple[int, int, list[str], str]]:
+    """Yields (number of the first line, position of the first byte, cells, problem) of each row that is not blank."""
     while not lines.ended:
         rows: Iterator[list[str]] = (
-            csv.reader(lines, delimiter=separator, skipinitialspace=spaced, strict=True)
-            if quoted
-            else (text.rstrip("\r\n").split(separator) if text.strip("\r\n") else [] for text in lines)
+            csv.reader(lines, delimiter=table.separator, skipinitialspace=table.spaced, strict=True)
+            if table.quoted
+            else (text.rstrip("\r\n").split(table.separator) if text.strip("\r\n") else [] for text in lines)
         )
         while True:
             line, position = lines.number + 1, lines.position
@@ -298,12 +293,12 @@ def _split(lines: "_Lines", separator: str, *, quoted: bool, spaced: bool) -> It
 
 
 class _Unusable(Exception):
-    """A line cannot be used; the message is the reason. A row in whose middle it is ends with it."""
+    """A line cannot be used; the message is the reason. It ends the row that it is part of."""
 
 
 class _Lines:
     """The lines of a stream as text, in which bytes that are not UTF-8 are surrogates. `number` lines and `position`
-    bytes precede them. `last` is the last line, and `problem` says which bytes are not UTF-8."""
+    bytes were read. `last` is the last line, and `problem` says which bytes are not UTF-8."""
 
     def __init__(self, stream: Any, position: int, number: int) -> None:
         self._stream = stream
@@ -329,14 +324,14 @@ class _Lines:
         try:
             self.last = line.decode(UTF8)
         except UnicodeDecodeError as error:
-            self.problem = self.problem or invalid(line, error.start)
+            self.problem = self.problem or explain_invalid(line, error.start)
             self.last = line.decode(UTF8, "surrogateescape")
         return self.last
 
 
 def _next(rows: Iterator[list[str]]) -> list[str] | None:
-    """Returns the next row of a `csv.reader`, or None after the last. A cell has at most `FIELD` characters; the limit
-    of `csv` belongs to the whole process, and is restored."""
+    """Returns the next row of a `csv.reader`, or None after the last. A cell has at most `FIELD` characters. The limit
+    of `csv` is global, so it is restored."""
     before = csv.field_size_limit(FIELD)
     try:
         return next(rows, None)

@@ -141,7 +141,7 @@ def _system(letter: str, path: Path) -> System:
     if not folders:
         raise DataError(f"{path} is neither a run folder (no config.toml) nor a folder of several seeds (seed-1, ...).")
     recipe = folders[0] / "config.toml"
-    kept = settings.dotted(settings.read(recipe)) if recipe.is_file() else {}
+    kept = settings.flatten(settings.read(recipe)) if recipe.is_file() else {}
     return System(letter, path, [examples.read(folder / EXAMPLES) for folder in folders], kept)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lambert.core.errors import REMEDIES, DivergedError, UsageError
 from lambert.core.files import json_text, write_atomic
-from lambert.core.settings import as_dict, dotted
+from lambert.core.settings import as_dict, flatten
 from lambert.core.world import World
 from lambert.distributed import agreement
 from lambert.distributed.detection import detect
@@ -282,7 +282,7 @@ def _ask_teacher(
 
 def _list_chosen(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:
     """Yields a line with the settings that were not given, and their values."""
-    before, now = dotted(as_dict(given)), dotted(as_dict(config))
+    before, now = flatten(as_dict(given)), flatten(as_dict(config))
     found = ", ".join(f"{name} = {_format(value)}" for name, value in now.items() if before.get(name) != value)
     if found:
         yield f"chosen by the model and the data: {found}"

@@ -17,6 +17,7 @@ from typing import Any
 
 from lambert.core.batch import Source
 from lambert.core.errors import DataError, UsageError
+from lambert.core.files import json_text
 from lambert.core.settings import as_dict
 from lambert.core.world import World
 from lambert.distributed.agreement import software
@@ -24,9 +25,8 @@ from lambert.distributed.detection import detect
 from lambert.engine.progress import aside, progress
 from lambert.engine.signals import CONTINUE, graceful_stop
 from lambert.inference.answer_file import Unfinished, answer_file, input_identity, model_identity, settings_text
-from lambert.inference.answer_formats import ERROR, row_text
-from lambert.inference.input_files import InputFiles
-from lambert.inference.input_rows import START, InputRow, Position, plain, rows_of_stream, sent
+from lambert.inference.answer_formats import ERROR
+from lambert.inference.input_rows import START, InputFiles, InputRow, Position, plain, rows_of_stream
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
@@ -203,7 +203,7 @@ def _print_to(say: Say) -> Sink:
             say(line)
         lines.clear()
 
-    return Sink(lambda row: lines.append(row_text(row)), commit)
+    return Sink(lambda row: lines.append(json_text(row)), commit)
 
 
 @contextmanager
@@ -246,7 +246,8 @@ def _answers(
     answers: Iterator[Row] = iter(())
     if request is not None:
         if world.size > 1:
-            world.broadcast_text(sent([[rows[number] for number in good], [places[number] for number in good]]))
+            readable_rows = [[rows[number] for number in good], [places[number] for number in good]]
+            world.broadcast_text(json.dumps(readable_rows, default=plain))
         source, finish = request
         tally.unknown += source.unknown
         answers = iter(finish(outputs_of(source)))

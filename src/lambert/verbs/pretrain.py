@@ -163,7 +163,7 @@ def _check_storable(shape: EncoderConfig) -> None:
 
 def _differences(given: EncoderConfig, found: EncoderConfig) -> Iterator[tuple[str, Any, Any]]:
     """Yields the dotted names of the settings in which two encoders differ, with both values."""
-    values = [settings.dotted(settings.as_dict(config), "model.") for config in (given, found)]
+    values = [settings.flatten(settings.as_dict(config), "model.") for config in (given, found)]
     return ((name, value, values[1][name]) for name, value in values[0].items() if value != values[1][name])
 
 
@@ -218,7 +218,7 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
     objectives, pieces = _objectives(config.packing), roles.size(tokenizer)
     if config.init is None:
         assert config.model is not None  # by _check_complete
-        shape = config.model.shape(pieces, roles.named(tokenizer, "pad") or 0)
+        shape = config.model.shape(pieces, roles.find_id(tokenizer, "pad") or 0)
         _check_storable(shape)
         check_model(shape, config.optim.name, world, shard_optimizer=config.train.shard_optimizer)
         return weights.fresh(shape, objectives, config.seed)

@@ -153,7 +153,7 @@ def test_characters_behind_an_added_space(split: str, trim: bool) -> None:
         encoding = tokenizer.encode(text, add_special_tokens=False)
         _, words_T = TextEncoder(tokenizer).with_words([text])
         for piece, (first, end), word in zip(encoding.tokens, places.tolist(), words_T.tolist(), strict=True):
-            written = roles.decoded(piece).strip()
+            written = roles.decode_piece(piece).strip()
             if "\ufffd" not in written:
                 assert text[first:end] == written if written else first >= end
             if first < end:

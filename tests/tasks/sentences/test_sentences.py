@@ -14,7 +14,7 @@ from lambert.core.errors import UsageError
 from lambert.tasks import Columns, TaskConfig, create, learn
 from lambert.tasks.reading.segments import Segments
 from lambert.tasks.sentences.sentences import longest_first, tokenise
-from lambert.text.tokenizers.declared import Declared, declare
+from lambert.text.tokenizers.roles import Declared, declare
 
 Build = Callable[[list[str]], Tokenizer]
 DIGITS = [str(digit) for digit in range(10)]

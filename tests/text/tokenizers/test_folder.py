@@ -10,9 +10,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from lambert.core.errors import DataError
-from lambert.text.tokenizers import declared
 from lambert.text.tokenizers import tokenizer as tk
 from lambert.text.tokenizers.encoding import Encoder
+from lambert.text.tokenizers.roles import get_declared
 from lambert.text.tokenizers.words import WordEncoder, scheme
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -50,7 +50,7 @@ def pieces(names: Mapping[str, str] = ROLES) -> list[str]:
 def wordpiece(names: Mapping[str, str] = ROLES, *, lowercase: bool = True) -> dict[str, Any]:
     """Returns the tokenizer.json of BERT's kind."""
     made = tk.build(pieces(names), lowercase=lowercase)
-    return dict(tk.described(made))
+    return dict(tk.describe(made))
 
 
 def bytes_(prefix: bool = False) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def check(folder: Path) -> None:
     (out / "config.json").write_bytes((folder / "config.json").read_bytes())
     again, reread = tk.load(out), transformers.AutoTokenizer.from_pretrained(out)
     assert tk.fingerprint(again) == tk.fingerprint(ours)
-    assert declared.declared(again).markers == declared.declared(ours).markers
+    assert get_declared(again).markers == get_declared(ours).markers
     for text, want in zip(TEXTS, wanted, strict=True):
         assert again.encode(text, add_special_tokens=False).ids == want["input_ids"]
         assert reread(text, add_special_tokens=False).input_ids == want["input_ids"]
@@ -415,7 +415,7 @@ def test_padding_and_truncation_of_the_file_are_left_off(tmp_path: Path) -> None
 def test_a_side_is_kept(tmp_path: Path) -> None:
     files = {tk.VOCABULARY: VOCABULARY, tk.CONFIG: {**LOWER, "truncation_side": "left"}}
     tk.save(tk.load(write(tmp_path, files, "bert")), tmp_path / "out")
-    assert declared.declared(tk.load(tmp_path / "out")).truncation_side == "left"
+    assert get_declared(tk.load(tmp_path / "out")).truncation_side == "left"
     (tmp_path / "out/config.json").write_text('{"model_type": "bert"}')
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").truncation_side == "left"
 

@@ -145,15 +145,15 @@ def test_saved_is_loaded_again(tmp_path: Path, kind: str, name: str) -> None:
     tk.save(ours, tmp_path)
     again = tk.load(tmp_path / name)
     assert tk.fingerprint(again) == tk.fingerprint(ours)
-    assert tk.lowercases(again) == (kind == "uncased")
+    assert tk.normalization(again)["lowercase"] == (kind == "uncased")
 
 
 def test_case_of_a_bare_vocabulary(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "vocab.txt"
     pieces = [*GOLDEN["vocabularies"][kind].split(" "), "<S>"]  # which Google's Chinese vocabulary has
     path.write_text("\n".join(pieces) + "\n", encoding="utf-8")
-    assert tk.lowercases(tk.load(path)) == (kind == "uncased")
-    assert tk.lowercases(tk.load(path, lowercase=kind == "cased")) == (kind == "cased")
+    assert tk.normalization(tk.load(path))["lowercase"] == (kind == "uncased")
+    assert tk.normalization(tk.load(path, lowercase=kind == "cased"))["lowercase"] == (kind == "cased")
 
 
 def test_specials(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_usual_rules_are_read(tmp_path: Path) -> None:
 
 
 def test_rules_that_are_harmless_start_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_tried", pytest.fail)
+    monkeypatch.setattr(trial, "_try_parts", pytest.fail)
     written(tmp_path, normalizer={"type": "NFC"}, pre_tokenizer={"type": "WhitespaceSplit"})
     tokenizers.load(tmp_path)
 

@@ -32,7 +32,7 @@ def test_a_sweep_end_to_end(write: Callable[..., Path], tmp_path: Path, lambert:
         assert row["value"] == pytest.approx(fmean(values))
         assert row["deviation"] == pytest.approx(stdev(values))
         for seed, run in enumerate(runs, 1):
-            config = settings.dotted(settings.read(run / "config.toml"))
+            config = settings.flatten(settings.read(run / "config.toml"))
             assert {name: config[name] for name in row["values"]} == row["values"]
             assert config["seed"] == seed
         assert row["updates"] == 6

@@ -71,7 +71,7 @@ def test_peers_are_chosen_by_name() -> None:
     assert [(name, side()()) for name, side in made.items()] == [("lambert", 0), ("other", -3), ("one", 3)]
     with pytest.raises(UsageError, match=r"peer = 'on' is unknown\. Did you mean 'one'"):
         sides(BenchConfig(peer="other,on"), lambda: lambda: 0.0, peers)
-    with pytest.raises(UsageError, match="is of Python's standard library"):
+    with pytest.raises(UsageError, match="is in Python's standard library"):
         sides(BenchConfig(peer="math:pi"), lambda: lambda: 0.0, peers)
 
 

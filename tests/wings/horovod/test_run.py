@@ -18,7 +18,7 @@ from lambert.wings.horovod import aliased
 from lambert.wings.horovod.run import main
 from lambert.wings.horovod.run.function import run as run_function
 from lambert.wings.horovod.run.hosts import Host, assign_slots, discover, fill, parse_hosts, read_hostfile
-from lambert.wings.horovod.run.options import parse, variables
+from lambert.wings.horovod.run.options import build_environment, parse
 
 FAR = "far-away.invalid"
 
@@ -74,7 +74,7 @@ def test_options_become_variables() -> None:
     args = parse(line.split())
     assert args.command == ["python", "t.py", "--lr", "1"]
     assert args.ignored == ["--autotune", "--mpi-args --x"]
-    found = variables(args)
+    found = build_environment(args)
     wanted = {
         "HOROVOD_FUSION_THRESHOLD": str(32 * 1024 * 1024),
         "HOROVOD_CYCLE_TIME": "3.5",

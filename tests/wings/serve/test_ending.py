@@ -118,17 +118,17 @@ def test_models_are_loaded_again_under_load(model: Path) -> None:
             while not found:
                 time.sleep(0.01)
             service.process.send_signal(signal.SIGHUP)
-            assert "nothing, no file has changed" in service.reads("loaded again")
+            assert "nothing, no file has changed" in service.reads("reloaded")
             model.rename(model.parent / "old")
             other.rename(model)
             service.process.send_signal(signal.SIGHUP)
-            service.reads("loaded again: topics")
+            service.reads("reloaded: topics")
             (second,) = [card["version"] for card in service.ask("/models")[1]]
             while not found[200, second]:
                 time.sleep(0.01)
             (model / "model.safetensors").write_bytes(b"cut")
             service.process.send_signal(signal.SIGHUP)
-            assert "warning: topics was not loaded again: " in service.reads("warning")
+            assert "warning: topics was not reloaded: " in service.reads("warning")
             assert service.ask("/embed", {"inputs": "a"})[1]["version"] == second
         assert first != second
         assert set(found) == {(200, first), (200, second)}
@@ -142,7 +142,7 @@ def test_models_are_loaded_again_under_load(model: Path) -> None:
 def test_a_reload_that_is_asked_for_during_the_start_happens_after_it(folder: Path) -> None:
     service = serving(folder, precision="float32", before=lambda process: process.send_signal(signal.SIGHUP))
     with service as running:
-        assert "nothing, no file has changed" in running.reads("loaded again")
+        assert "nothing, no file has changed" in running.reads("reloaded")
         assert running.end() == (0, "")
 
 

@@ -69,7 +69,7 @@ def test_a_broken_folder_does_not_stop_the_reload_of_others(
     replace(second)
     loaded, (message,) = models.reload()
     assert loaded == ["second"]
-    assert message.startswith(f"first was not loaded again: {type(error).__name__}: ")
+    assert message.startswith(f"first was not reloaded: {type(error).__name__}: ")
     assert models.get("first").version == before["first"]
     assert models.get("second").version != before["second"]
 

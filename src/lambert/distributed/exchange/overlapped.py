@@ -54,8 +54,12 @@ class DistributedExchange(Exchange):
         self._next = len(self.buckets)
         self._may_send = False
         self._table = max(range(len(self.gradients.names)), key=lambda place: self.gradients.views[place].numel())
-        self.tied_embedding = self._build_tied_embedding()
-        """The token table whose rows are sent after all buckets, if there is one."""
+        table, alone = self.gradients.parameters[self._table], self._bucket_of.count(self._bucket_of[self._table]) == 1
+        possible = not self.local and not deterministic and table.device.type == "cpu" and table.dim() == 2 and alone
+        self.tied_embedding = TiedEmbedding(
+            self.gradients, table, world, partial(self.ready, self._table), possible=possible
+        )
+        """The largest parameter: if it is a token table, its rows are sent after all buckets."""
         self.comm_thread: CommThread | None = None
         """The thread that runs the collectives; None while the exchange is not attached."""
         self._norms_P = self.gradients.flat.new_zeros(len(self.gradients.names))
@@ -75,14 +79,6 @@ class DistributedExchange(Exchange):
             return METHODS[name](self._config, self._group, compile_for)
         within, between = self._node_groups
         return Hierarchical(within, between, METHODS[name](self._config, between, compile_for))
-
-    def _build_tied_embedding(self) -> TiedEmbedding | None:
-        """Returns a TiedEmbedding for the largest parameter, if that is alone in its bucket and could be an embedding
-        table."""
-        table, alone = self.gradients.parameters[self._table], self._bucket_of.count(self._bucket_of[self._table]) == 1
-        if self.local or self._deterministic or table.device.type != "cpu" or table.dim() != 2 or not alone:
-            return None
-        return TiedEmbedding(self.gradients, table, self.world, partial(self.ready, self._table))
 
     def attach(self) -> None:
         for place, parameter in enumerate(self.gradients.parameters):
@@ -112,13 +108,11 @@ class DistributedExchange(Exchange):
         self._update, self._next, self._may_send = update, 0, False
         self._missing = {bucket.index: len(bucket.views) for bucket in self.buckets}
         self._norms_P.zero_()
-        if self.tied_embedding is not None:
-            self.tied_embedding.begin()
+        self.tied_embedding.begin()
 
     def last_pass(self) -> None:
         self._may_send = not self._deterministic  # deterministic: nothing is sent before the sum over the shares
-        if self.tied_embedding is not None:
-            self.tied_embedding.watch()
+        self.tied_embedding.watch()
 
     def finish(self) -> None:
         self._may_send = False
@@ -127,19 +121,14 @@ class DistributedExchange(Exchange):
         assert self.comm_thread is not None
         began = time.perf_counter()
         with self.world.collective(f"summing the gradients of update {self._update + 1:,}"):
-            if self.tied_embedding is not None:
-                self.tied_embedding.gather()
+            self.tied_embedding.gather()
             self.comm_thread.wait()
-        if self.tied_embedding is not None:
-            self._add_table_rows(self.tied_embedding)
-        self._waited = time.perf_counter() - began
-
-    def _add_table_rows(self, tied_embedding: TiedEmbedding) -> None:
-        tied_embedding.add_to(self.gradients.views[self._table])
-        if not tied_embedding.finite:
+        self.tied_embedding.add_to(self.gradients.views[self._table])
+        if not self.tied_embedding.finite:
             self._norms_P[self._table] = torch.nan
-        if tied_embedding.active:  # from now on the table's dense part is ready first
+        if self.tied_embedding.active:  # from now on the table's dense part is ready first
             self.buckets.sort(key=lambda bucket: bucket.index != self._bucket_of[self._table])
+        self._waited = time.perf_counter() - began
 
     def report(
         self, losses_SK: Tensor, seconds: float, flags: Sequence[bool] = ()
@@ -168,8 +157,7 @@ class DistributedExchange(Exchange):
 
     def abort_update(self) -> None:
         self.use(self.method)
-        if self.tied_embedding is not None:
-            self.tied_embedding.abort_update()
+        self.tied_embedding.abort_update()
 
     def state(self) -> dict[str, Tensor]:
         return self._method.state()
@@ -185,8 +173,7 @@ class DistributedExchange(Exchange):
 
     def _on_gradient(self, place: int, *_: object) -> None:
         """The hook of parameter number `place`: a backward pass has finished its gradient."""
-        ahead = self.tied_embedding is not None and self.tied_embedding.active and place == self._table
-        if self._may_send and not ahead:
+        if self._may_send and not (self.tied_embedding.active and place == self._table):
             self.ready(place)
 
     def ready(self, place: int) -> None:

@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, key, unit, words
-from lambert.core.wire import factored
+from lambert.core.wire import factor
 from lambert.distributed.exchange.reduction import ErrorFeedback, Scratch
 from lambert.engine.gradients import Bucket
 
@@ -140,7 +140,7 @@ class _Layout:
         for name, view in zip(bucket.names, bucket.views, strict=True):
             start, rows = int(view.storage_offset() - bucket.flat.storage_offset()), len(view) if view.dim() else 1
             columns = view.numel() // max(1, rows)
-            if view.is_contiguous() and factored(view.shape, rank):
+            if view.is_contiguous() and factor(view.shape, rank):
                 matrices.append(_Matrix(name, start, rows, columns))
             else:
                 self.whole.append(slice(start, start + view.numel()))

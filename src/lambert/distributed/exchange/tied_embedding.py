@@ -21,10 +21,14 @@ class TiedEmbedding:
     If the table received exactly one dense gradient, and rows, on every rank, the rows are sent separately in all later
     updates."""
 
-    def __init__(self, gradients: Gradients, table: Tensor, world: Group, ready: Callable[[], None]) -> None:
-        """`ready` is called during a backward pass, when the dense part is in the gradient buffer."""
+    def __init__(
+        self, gradients: Gradients, table: Tensor, world: Group, ready: Callable[[], None], *, possible: bool = True
+    ) -> None:
+        """`ready` is called during a backward pass, when the dense part is in the gradient buffer. Unless `possible`,
+        the gradient is not watched, and no rows are sent separately."""
         self._gradients, self._table, self._world, self._ready = gradients, table, world, ready
-        self.active: bool | None = None
+        self._possible = possible
+        self.active: bool | None = None if possible else False
         """Whether rows are sent separately; None before the end of the first update."""
         self.finite = True
         """Whether this rank's own rows of the last update were finite."""
@@ -40,9 +44,10 @@ class TiedEmbedding:
 
     def watch(self) -> None:
         """Called before the last backward pass of an update."""
-        self._gradients.watch(self._table, self)
+        if self._possible:
+            self._gradients.watch(self._table, self)
 
-    def dense_added(self) -> None:
+    def receive_dense(self) -> None:
         self._dense_count += 1
         if self.active:
             if self._dense_count > 1:
@@ -60,7 +65,8 @@ class TiedEmbedding:
 
     def abort_update(self) -> None:
         """Called after an aborted update: if that was the first update, the next update is observed instead."""
-        self.active = self.active or None
+        if self._possible:
+            self.active = self.active or None
 
     def gather(self) -> None:
         """Called after the last backward pass: gathers the rows of all ranks while the dense part may still be sent."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lambert.core.batch import Batch
 from lambert.core.compute import PLAIN, Compute
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import COMMON, ConfigKeys, architectures, rotary_base
 from lambert.model.costs import Costs
@@ -124,7 +124,7 @@ def _read(found: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> 
     """Returns the rotary bases of both kinds of layers, the window, and which layers are global."""
     newer = settings.get("rope_parameters") or {}
     if newer and not (isinstance(newer, dict) and (_FULL in newer or _LOCAL in newer)):
-        raise DataError(f"{path} has rope_parameters = {shown(newer)}; they must be those of {_FULL} and {_LOCAL}.")
+        raise DataError(f"{path} has rope_parameters = {quote(newer)}; they must be those of {_FULL} and {_LOCAL}.")
     full, local = (table if isinstance(table := newer.get(kind), dict) else {} for kind in (_FULL, _LOCAL))
     default = 10_000.0
     if "local_rope_theta" in settings:  # null: that of global layers
@@ -148,7 +148,7 @@ def _global_every(found: Mapping[str, Any], kinds: object, path: Path) -> int:
             if kinds == _kinds(layers, every):
                 return every
     raise DataError(
-        f"{path} has layer_types = {shown(kinds)}; supported: {layers} times {_FULL} or {_LOCAL}, where every so many "
+        f"{path} has layer_types = {quote(kinds)}; supported: {layers} times {_FULL} or {_LOCAL}, where every so many "
         "layers, from the first one, are global."
     )
 

@@ -22,7 +22,7 @@ from lambert.tasks.reading.features import Damaged
 from lambert.tasks.reading.files import digest
 from lambert.tasks.task import Task, parse_task
 from lambert.tasks.vectors.retrieval import is_judgements
-from lambert.text.tokenizers.declared import declared
+from lambert.text.tokenizers.roles import get_declared
 from lambert.text.tokenizers.tokenizer import fingerprint
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class FeatureCache:
             "path": str(path), "data": [digest(path), *(sha256(path.parent.parent / name) for name in texts)],
             "task": as_dict(config),
             "tokenizer": [fingerprint(self._tokenizer), self._tokenizer.encode_special_tokens],
-            "side": declared(self._tokenizer).truncation_side,
+            "side": get_declared(self._tokenizer).truncation_side,
         }  # fmt: skip
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError
-from lambert.text.arrow import ArrowFile, ParquetFile, dataset_splits, is_dataset
-from lambert.text.classes import Classes, declared
-from lambert.text.rows import data_files, kind, opened
+from lambert.text.arrow import ArrowFile, ParquetFile, is_dataset, list_splits
+from lambert.text.classes import Classes, decode_classes
+from lambert.text.rows import kind, list_data_files, open_unpacked
 
 
 def brat_pairs(path: Path) -> list[tuple[Path, Path]]:
@@ -25,8 +25,8 @@ def brat_pairs(path: Path) -> list[tuple[Path, Path]]:
 
 
 def list_labelled_files(path: Path) -> list[Path]:
-    """Returns the files of labelled data: the texts and annotations of brat, or those of `rows.data_files`."""
-    return [file for pair in brat_pairs(path) for file in pair] or data_files(path)
+    """Returns the files of labelled data: the texts and annotations of brat, or those of `rows.list_data_files`."""
+    return [file for pair in brat_pairs(path) for file in pair] or list_data_files(path)
 
 
 def digest(path: Path) -> str:
@@ -42,14 +42,14 @@ def find_splits(data: Path, dev: Path | float | None) -> tuple[Path, Path | floa
     Raises:
         DataError: A folder has no such split.
     """
-    splits = dataset_splits(data)
+    splits = list_splits(data)
     if splits and dev is None and "validation" in splits:
         dev = data
     return _find_split(data, "train", "data"), _find_split(dev, "validation", "dev") if isinstance(dev, Path) else dev
 
 
 def _find_split(path: Path, name: str, setting: str) -> Path:
-    splits = dataset_splits(path)
+    splits = list_splits(path)
     if splits and name not in splits:
         raise DataError(
             f"{path} has no split {name!r}, but {', '.join(splits)}: name one of them, such as --{setting} "
@@ -64,10 +64,10 @@ def class_names(path: Path) -> Classes:
     suffix = kind(path)
     if suffix not in (".parquet", ".arrow"):
         return {}
-    first = data_files(path)[0]
-    with opened(first) as (_, stream):
+    first = list_data_files(path)[0]
+    with open_unpacked(first) as (_, stream):
         metadata = (ParquetFile if suffix == ".parquet" else ArrowFile)(stream).schema.metadata or {}
     try:
-        return declared(metadata)
+        return decode_classes(metadata)
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise DataError(f"{first}: the features in its metadata cannot be read: {error}.") from error

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.model.labels import equal_but_for_case, format_labels, has_names
 from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.mismatch import Mismatch
@@ -83,7 +83,7 @@ def check_known(found: Matched, places: Mapping[str, str], labels: Sequence[str]
         hint = f" As numbers they are 0 to {len(labels) - 1}; -1 marks rows without a label." if number else ""
         names = keys_found(dict.fromkeys(labels))
         raise DataError(
-            f"{places[label]}: label {shown(label)} is not among the labels of the training file: {names}.{hint}"
+            f"{places[label]}: label {quote(label)} is not among the labels of the training file: {names}.{hint}"
         )
 
 
@@ -144,7 +144,7 @@ class _Reader:
         same = equal_but_for_case(label, [*self._places])
         if len(alike) > 1 or len(same) > 1:
             raise DataError(
-                f"{place}: label {shown(label)} differs in case only from several labels: the file has "
+                f"{place}: label {quote(label)} differs in case only from several labels: the file has "
                 f"{format_labels(same)}, and the model has {format_labels(alike)}. Write it as one of them."
             )
         return self._note(_CASED, label if label == name else f"{name} ({label})", self._own[alike[0]])
@@ -166,7 +166,7 @@ class _Reader:
         numbers = [number for name in self._labels for number in re.findall("[0-9]+", name)]
         if any(len(number) <= _DIGITS and int(number) <= len(self._own) for number in numbers):
             raise Mismatch(
-                f"{place}: label {shown(label)} is a number, and it may mean a name with a number or the order of "
+                f"{place}: label {quote(label)} is a number, and it may mean a name with a number or the order of "
                 f"the labels {format_labels(self._labels)}. Write the names, or list the names of the numbers "
                 "0, 1, ... in task.columns.label_names."
             )

@@ -18,8 +18,7 @@ from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.tasks.reading.texts import Texts
 from lambert.tasks.reading.unknown import Unknown
 from lambert.tasks.scores.examples import shorten
-from lambert.text.tokenizers.declared import declared
-from lambert.text.tokenizers.roles import template
+from lambert.text.tokenizers.roles import get_declared, template
 
 Keys = npt.NDArray[np.uint64]
 NO_TEXT = -1
@@ -38,7 +37,7 @@ class Cuts:
 def cut_texts(tokenizer: Tokenizer, texts: Texts, lengths_S: Ints) -> Cuts:
     """Returns the parts of texts that remain after cutting to this many tokens: their beginnings, or their ends if the
     tokenizer cuts texts on the left (`truncation_side`)."""
-    starts_S = texts.bounds[:-1] if declared(tokenizer).truncation_side == "right" else texts.bounds[1:] - lengths_S
+    starts_S = texts.bounds[:-1] if get_declared(tokenizer).truncation_side == "right" else texts.bounds[1:] - lengths_S
     return Cuts(texts.ids, starts_S, lengths_S)
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.core.registry import nearest
 from lambert.core.unsupported import CONLL
 from lambert.tasks.config import Columns
@@ -15,10 +15,10 @@ from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.templates import columns_of, fill, is_template
 from lambert.tasks.task import Row, whole_text
-from lambert.text.classes import named_classes
-from lambert.text.read_row import placed
-from lambert.text.rows import JSON, TABLES, RowFile, data_files, kind, opened
-from lambert.text.tables import visible
+from lambert.text.classes import name_classes
+from lambert.text.read_row import format_place
+from lambert.text.rows import JSON, TABLES, RowFile, kind, list_data_files, open_unpacked
+from lambert.text.tables import strip_invisible
 
 
 def read_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> Iterator[tuple[str, Row]]:
@@ -30,14 +30,14 @@ def read_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> I
         raise Mismatch(f"{path} is a CoNLL file, which has a tag for each word: set --task.name tag.")
     names = class_names(path)
     found = False
-    for file in data_files(path):
-        with opened(file) as (_, stream):
+    for file in list_data_files(path):
+        with open_unpacked(file) as (_, stream):
             rows = RowFile(file, stream, ending, list_columns(columns), columns.header, notes=notes)
             for read in rows.rows():
-                place = placed(file, read.place)
+                place = format_place(file, read.place)
                 if read.error:
                     raise DataError(f"{place} {read.error}.")
-                row = named_classes(read.row, names) if names else read.row
+                row = name_classes(read.row, names) if names else read.row
                 for each in answer_rows(row, place) if ending in JSON else [row]:
                     found = True
                     yield place, each
@@ -104,7 +104,7 @@ def read_labelled_rows(path: Path, columns: Columns, notes: list[str]) -> Iterat
                 )
             checked = True
         if columns.label and (odd := _find_changed(value_of(row, columns.label))):
-            changed, first = changed + 1, first or f"{shown(odd)} in {place}"
+            changed, first = changed + 1, first or f"{quote(odd)} in {place}"
         rejected += row.get("answer") in _REJECTED
         empty += value_of(row, columns.text) == ""
         yield place, row
@@ -135,7 +135,7 @@ def _find_changed(value: Any) -> str:
 
 def plain_label(label: str) -> str:
     """Returns a label in composed form (NFC) without white space and invisible characters at its ends."""
-    return visible(label) if label.isascii() else unicodedata.normalize("NFC", visible(label))
+    return strip_invisible(label) if label.isascii() else unicodedata.normalize("NFC", strip_invisible(label))
 
 
 NOTHING: Any = object()
@@ -207,7 +207,7 @@ def text_cell(row: Row, name: str, setting: str, place: str, *, numbers: bool = 
     if numbers and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        raise DataError(f"{place}: column {name!r} holds {shown(value)}, not text.")
+        raise DataError(f"{place}: column {name!r} holds {quote(value)}, not text.")
     return whole_text(value, name, place)
 
 
@@ -216,17 +216,17 @@ def label_cell(row: Row, name: str, place: str) -> str:
     value = column(row, name, "label", place)
     if isinstance(value, list) and value and isinstance(value[0], list | dict):
         raise Mismatch(
-            f"{place}: the label (column {name!r}) has spans of characters, {shown(value)}, which are for tagging: "
+            f"{place}: the label (column {name!r}) has spans of characters, {quote(value)}, which are for tagging: "
             "set --task.name tag."
         )
     if isinstance(value, list | tuple) or (isinstance(value, str) and value.startswith(("['", '["'))):
         raise Mismatch(
-            f"{place}: the label (column {name!r}) is a list, {shown(value)}. For several labels for one "
+            f"{place}: the label (column {name!r}) is a list, {quote(value)}. For several labels for one "
             "text, set --task.name multilabel; otherwise give each row one label."
         )
     if not isinstance(value, str | int | float | None):
         raise DataError(
-            f"{place}: the label (column {name!r}) is {shown(value)}. A label must be text, a number, true or false."
+            f"{place}: the label (column {name!r}) is {quote(value)}. A label must be text, a number, true or false."
         )
     label = str(value).lower() if isinstance(value, bool) else plain_label(str(value))
     if value is None or (isinstance(value, float) and not math.isfinite(value)) or not label:
@@ -244,7 +244,7 @@ def value_cell(row: Row, name: str, place: str) -> float:
     if not math.isfinite(number):
         comma = isinstance(value, str) and value.count(",") == 1 and value.replace(",", "", 1).strip("+- ").isdigit()
         advice = " Write decimal numbers with a point." if comma else ""
-        raise DataError(f"{place}: column {name!r} holds {shown(value)}, not a finite number.{advice}")
+        raise DataError(f"{place}: column {name!r} holds {quote(value)}, not a finite number.{advice}")
     return number
 
 

@@ -6,7 +6,7 @@ A name in braces is that of a column. Values may be replaced: "{question|cause=W
 import re
 from collections.abc import Callable
 
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 
 _FIELD = re.compile(r"\{([^{}|]+)((?:\|[^{}|]*)*)\}")
 
@@ -30,7 +30,7 @@ def fill(template: str, text_of: Callable[[str], str], place: str) -> str:
             return value
         known: dict[str, str] = dict(part.partition("=")[::2] for part in field[2][1:].split("|"))
         if value not in known:
-            raise DataError(f"{place}: column {field[1]!r} holds {shown(value)}, not {' or '.join(known)}.")
+            raise DataError(f"{place}: column {field[1]!r} holds {quote(value)}, not {' or '.join(known)}.")
         return known[value]
 
     return _FIELD.sub(text, template)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, processors
 
 from lambert.core.batch import Ints
 from lambert.text.tokenizers import roles
-from lambert.text.tokenizers.declared import declared
+from lambert.text.tokenizers.roles import get_declared
 from lambert.text.tokenizers.trial import library_errors
 from lambert.text.tokenizers.words import WordEncoder, scheme
 
@@ -63,7 +63,7 @@ class TextEncoder:
     def __call__(self, texts: Sequence[str], limit: int = 0) -> Texts:
         """Returns the ids of the texts. With a `limit`, a long text may be encoded only as far as it has more than
         `limit` ids, unless texts are cut on the left."""
-        limit = limit if declared(self._tokenizer).truncation_side == "right" else 0
+        limit = limit if get_declared(self._tokenizer).truncation_side == "right" else 0
         return _concatenate([*self._parts(texts, limit)])[0]
 
     @library_errors()

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from lambert.core.errors import shown
+from lambert.core.errors import quote
 from lambert.tasks.reading.texts import Numbers
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers.trial import library_errors
@@ -43,7 +43,7 @@ class Unknown:
         """Returns a note if many words are [UNK], else an empty text."""
         if self.count <= (_MANY if self.count >= _SEVERAL else _MOST) * self.words:
             return ""
-        listed = f": the vocabulary lacks {' '.join(map(shown, self.characters))}" if self.characters else ""
+        listed = f": the vocabulary lacks {' '.join(map(quote, self.characters))}" if self.characters else ""
         return (
             f"note: {self.count / self.words:.1%} of the words of {where} ({self.count:,} of {self.words:,}) are "
             f"[UNK], so the model cannot tell them apart{listed}. {_ADVICE[any(map(_is_decomposed, self.characters))]}."
@@ -76,7 +76,7 @@ def count_unknown(tokenizer: Tokenizer, ids: Iterable[Numbers], texts: Iterable[
 def _table(tokenizer: Tokenizer, size: int) -> tuple[npt.NDArray[np.bool_], int | None]:
     """Returns whether each piece begins a word, bool [V], and the id of [UNK]. The size of the vocabulary distinguishes
     a tokenizer from its state before pieces were added."""
-    return ~roles.boundaries(tokenizer)[0], roles.named(tokenizer, "unk")
+    return ~roles.boundaries(tokenizer)[0], roles.find_id(tokenizer, "unk")
 
 
 @library_errors()

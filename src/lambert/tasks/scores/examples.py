@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lambert.core.errors import DataError
 from lambert.core.files import json_text, not_read, read_file, write_atomic
-from lambert.core.settings import typed
+from lambert.core.settings import check_types
 from lambert.tasks.scores.formulas import FORMULAS, Formula, scorer
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def read(path: Path) -> Examples:
     if head["lambert_examples"] != _FORMAT:
         raise DataError(f"{path} has format {head['lambert_examples']!r}; this version reads format {_FORMAT}.")
     try:
-        formulas = {str(name): Formula(**typed(Formula, of)) for name, of in head["scores"].items()}
+        formulas = {str(name): Formula(**check_types(Formula, of)) for name, of in head["scores"].items()}
         if not all(isinstance(row, dict) for row in rows):
             raise ValueError("a row is not an object")
         if len(rows) != head["examples"]:

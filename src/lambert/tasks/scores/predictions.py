@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.core.unsupported import CONLL
 from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.reading.files import digest
@@ -32,7 +32,7 @@ from lambert.tasks.tag.conll import is_conll, read_sentences
 from lambert.tasks.tag.spans import complete_form, reader_of, tag_examples
 from lambert.tasks.tag.tag import read_labelled_sentences
 from lambert.tasks.task import Row, keys_found
-from lambert.text.rows import TABLES, content_of, json_value, kind, lines
+from lambert.text.rows import TABLES, kind, parse_json_file, read_content, read_lines
 
 TASKS = ("classify", "multilabel", "regress", "choice", "squad", "tag")
 _IDS = ("id", "idx", "index", "guid")
@@ -216,7 +216,7 @@ class _File:
         if matched.by_order and not self.config.labels:
             label = next(label for label in places if is_number(label))
             raise DataError(
-                f"{places[label]}: label {shown(label)} is a number, and a file of scored examples does not say the "
+                f"{places[label]}: label {quote(label)} is a number, and a file of scored examples does not say the "
                 "order of the labels: name the run folder instead."
             )
         check_known(matched, places, labels)
@@ -271,7 +271,7 @@ def _table(path: Path, blank: bool) -> list[tuple[str, Row]]:
 
 def _one_column(path: Path) -> list[tuple[str, Row]]:
     """Returns the lines of a table of one column, blank ones too (no label); nothing for a table with more columns."""
-    rows = [(f"{path}:{number}", line.rstrip("\r\n")) for number, line in lines(path)]
+    rows = [(f"{path}:{number}", line.rstrip("\r\n")) for number, line in read_lines(path)]
     if not rows or (rows[0][1] not in _PREDICTIONS and (kind(path) != ".txt" or any("\t" in line for _, line in rows))):
         return []
     enclosed = re.compile(r'"(.*)"')
@@ -281,7 +281,7 @@ def _one_column(path: Path) -> list[tuple[str, Row]]:
 def _json(path: Path, *, by_line: bool = False) -> Any:
     """Returns the content of a JSON file; with `by_line`, None if it has JSON lines."""
     try:
-        found = json_value(path, content_of(path))
+        found = parse_json_file(path, read_content(path))
     except DataError:
         if by_line:
             return None
@@ -304,7 +304,7 @@ def _check_unique(ids: Sequence[str], path: Path) -> None:
     """Raises DataError if an id of the file occurs twice."""
     count = Counter(ids)
     if (twice := next((name for name in ids if count[name] > 1), None)) is not None:
-        raise DataError(f"{path}: the id {shown(twice)} occurs twice. Give each example an id of its own.")
+        raise DataError(f"{path}: the id {quote(twice)} occurs twice. Give each example an id of its own.")
 
 
 def _check_ids(path: Path, found: Mapping[str, Any], ids: Sequence[str], gold: Path) -> None:
@@ -316,7 +316,7 @@ def _check_ids(path: Path, found: Mapping[str, Any], ids: Sequence[str], gold: P
     ):
         if names:
             more = f" (and {len(names) - 1:,} more)" if len(names) > 1 else ""
-            raise DataError(f"{path} has {what.format(shown(names[0]))}{more}. Each example needs one prediction.")
+            raise DataError(f"{path} has {what.format(quote(names[0]))}{more}. Each example needs one prediction.")
 
 
 def _check_count(path: Path, count: int, expected: int, gold: Path, what: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lambert.core.batch import Batch, Ints, Target
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.segments import concatenate_outputs, text_keys
@@ -95,7 +95,7 @@ class Choice(SentenceTask):
             value = column(row, names[0], "choices", place)
             if not isinstance(value, list | tuple) or not all(isinstance(choice, str) for choice in value):
                 raise Mismatch(
-                    f"{place}: column {names[0]!r} holds {shown(value)}, not a list of texts. For choices "
+                    f"{place}: column {names[0]!r} holds {quote(value)}, not a list of texts. For choices "
                     f"in several columns, name all of them in task.columns.choices."
                 )
             found = [whole_text(choice, names[0], place) for choice in value]
@@ -174,7 +174,7 @@ def choice_number(row: Row, columns: Columns, choices: int, place: str) -> int:
         number = columns.choices.index(text)
     if not 0 <= number < choices:
         raise DataError(
-            f"{place}: the label (column {name!r}) is {shown(value)}, and the example has {choices} choices: give a "
+            f"{place}: the label (column {name!r}) is {quote(value)}, and the example has {choices} choices: give a "
             f"number from 0 to {choices - 1}, or a letter from A to {_LETTERS[min(choices, 26) - 1]}."
         )
     return number

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.model.labels import label_keys
 from lambert.model.vector_layers import activation_named
 from lambert.tasks.config import TaskConfig
@@ -62,7 +62,7 @@ class Classify(SentenceTask):
             found = learn_labels((place, label_cell(row, name, place)) for place, row in rows)
             if len(found) < 2:
                 raise DataError(
-                    f"{path}: every label (column {name!r}) is {shown(found[0])}. Training needs at least two labels."
+                    f"{path}: every label (column {name!r}) is {quote(found[0])}. Training needs at least two labels."
                 )
             config = replace(config, labels=found)
         task, data = super().learn(config, tokenizer, path)

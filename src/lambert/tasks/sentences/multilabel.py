@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.model.labels import label_keys
 from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.labels import check_one_for_each, learn_labels, note_absent, note_doubtful
@@ -180,7 +180,7 @@ def _other_separator(cells: Sequence[str], separator: str, path: Path) -> Iterat
         first = next(cell for cell in cells if other in cell)
         yield (
             f"note: no row of {path} has the separator {separator!r} between labels, and "
-            f"{sum(other in cell for cell in cells):,} have {other!r}, such as {shown(first)}. If it divides labels, "
+            f"{sum(other in cell for cell in cells):,} have {other!r}, such as {quote(first)}. If it divides labels, "
             f"set task.columns.separator = {other!r}."
         )
 
@@ -196,7 +196,7 @@ def labels_of(row: Row, columns: Columns, place: str) -> list[str]:
     if isinstance(value, str):
         if value.startswith(("['", '["')) and value.endswith("]"):
             raise Mismatch(
-                f"{place}: the labels (column {name!r}) are a list written as text, {shown(value)}. Write a list in "
+                f"{place}: the labels (column {name!r}) are a list written as text, {quote(value)}. Write a list in "
                 f"JSON lines, or the labels with {columns.separator!r} between them (task.columns.separator)."
             )
         value = value.strip().removesuffix(columns.separator.strip())
@@ -206,7 +206,7 @@ def labels_of(row: Row, columns: Columns, place: str) -> list[str]:
     numbers = [whole(label) for label in found if is_number(whole(label))]
     if len({*numbers}) < len(numbers):
         raise DataError(
-            f"{place}: the labels (column {name!r}) have a number twice, {shown(value)}. If they are 0 or 1 for each "
+            f"{place}: the labels (column {name!r}) have a number twice, {quote(value)}. If they are 0 or 1 for each "
             "label, write the labels that the text has."
         )
     return found

@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import read_rows
 from lambert.tasks.reading.texts import SPACES
 from lambert.tasks.task import keys_found, whole_text
 from lambert.text.encodings import BOM
-from lambert.text.json_rows import decoded
-from lambert.text.rows import content_of, json_value, kind
+from lambert.text.json_rows import decode_row
+from lambert.text.rows import kind, parse_json_file, read_content
 from lambert.text.tokenizers.trial import library_errors
 
 _WORD = re.compile(f"[^{SPACES}]+")
@@ -64,10 +64,10 @@ def read_squad(path: Path) -> Questions:
             f"{path} is a table, and questions are read from SQuAD JSON, JSON lines, Parquet or a data set "
             "on disk. For texts with labels set --task.name classify."
         )
-    content = content_of(path)
+    content = read_content(path)
     if kind(path) == ".json" and _is_row(content[:_LONGEST_ROW].partition(b"\n")[0]):
         return _collect(path, _rows(path))  # JSON lines, which `to_json` of datasets calls .json
-    root = json_value(path, content)
+    root = parse_json_file(path, content)
     if not isinstance(root, dict):
         raise DataError(f'{path} is a JSON {_kind(root)}, a SQuAD file is an object {{"version": ..., "data": [...]}}.')
     two = str(root.get("version", "")).removeprefix("v").startswith("2")
@@ -75,7 +75,7 @@ def read_squad(path: Path) -> Questions:
 
 
 def _is_row(line: bytes) -> bool:
-    return "question" in decoded(line.removeprefix(BOM))[0]
+    return "question" in decode_row(line.removeprefix(BOM))[0]
 
 
 def _collect(path: Path, entries: Iterable[tuple[str, Any, str]], *, two: bool = False) -> Questions:
@@ -87,7 +87,7 @@ def _collect(path: Path, entries: Iterable[tuple[str, Any, str]], *, two: bool =
         question = _question(entry, contexts.setdefault(context, len(contexts)), place)
         if question.id in seen:
             raise DataError(
-                f"{place}: id {shown(question.id)} is already that of {seen[question.id]}. Scores and predictions are "
+                f"{place}: id {quote(question.id)} is already that of {seen[question.id]}. Scores and predictions are "
                 "by id: give each question its own."
             )
         seen[question.id] = place.removeprefix(f"{path}: ")

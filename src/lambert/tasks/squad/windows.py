@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import SpanTeacher
 from lambert.tasks.reading.features import Later
@@ -133,7 +133,7 @@ def _absent(question: Question, contexts: Sequence[str]) -> bool:
 
 
 def _format_lost(question: Question) -> str:
-    return f"{question.place}: the answer {shown(question.answers[0][0])} is not in its paragraph"
+    return f"{question.place}: the answer {quote(question.answers[0][0])} is not in its paragraph"
 
 
 def _list_left_out(questions: Sequence[Question], action: str) -> list[str]:

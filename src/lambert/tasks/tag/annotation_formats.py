@@ -11,14 +11,14 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.files import brat_pairs
 from lambert.tasks.reading.table import read_rows
 from lambert.tasks.tag.annotations import Document, Span
 from lambert.tasks.task import Row, keys_found, text_of, whole_text
-from lambert.text.encodings import invalid
-from lambert.text.rows import JSON, content_of, json_values, kind, lines
+from lambert.text.encodings import explain_invalid
+from lambert.text.rows import JSON, kind, read_content, read_json_values, read_lines
 
 _FURTHER, _DIFFER = "further annotations of rows with several annotators ({})", "rows whose annotators differ"
 
@@ -72,7 +72,7 @@ def _triples(row: dict[str, Any], keys: Sequence[str], place: str) -> tuple[Span
     if key is None:
         return ()
     if not _is_triples(row[key]):
-        raise DataError(f"{place}: {key!r} is {shown(row[key])}, not a list of [start, end, label].")
+        raise DataError(f"{place}: {key!r} is {quote(row[key])}, not a list of [start, end, label].")
     return tuple(_span(place, *one[:3]) for one in row[key])
 
 
@@ -82,7 +82,7 @@ def _objects(
     """Yields the spans of a list of objects, and the objects. Those without a label are counted in `left`."""
     value = row.get(key) or []
     if value and not _are_spans(value, *names):
-        raise DataError(f"{place}: {key!r} is {shown(value)}, not a list of objects with {', '.join(names)}.")
+        raise DataError(f"{place}: {key!r} is {quote(value)}, not a list of objects with {', '.join(names)}.")
     for one in value:
         start, end, label = (one.get(name) for name in names)
         if label:
@@ -93,7 +93,7 @@ def _objects(
 
 def _span(place: str, start: int, end: int, label: Any, quoted: Any = None) -> Span:
     if not isinstance(label, str) or not label.strip():
-        raise DataError(f"{place}: the label of the span {start} to {end} is {shown(label)}, not a text.")
+        raise DataError(f"{place}: the label of the span {start} to {end} is {quote(label)}, not a text.")
     return Span(start, end, whole_text(label.strip(), "label", place), quoted if isinstance(quoted, str) else None)
 
 
@@ -157,7 +157,7 @@ def _is_tuple(row: Any) -> bool:
 
 def _read_tuple(row: Any, place: str, left: Counter[str]) -> Document:
     if not _is_tuple(row):
-        raise DataError(f'{place} is {shown(row)}, not [text, {{"entities": [[start, end, label], ...]}}].')
+        raise DataError(f'{place} is {quote(row)}, not [text, {{"entities": [[start, end, label], ...]}}].')
     return Document(place, whole_text(row[0], "text", place), _triples(row[1], ["entities"], place))
 
 
@@ -175,7 +175,7 @@ _STUDIO_LABELS = ("labels", "hypertextlabels", "paragraphlabels")
 def _read_label_studio(row: Any, place: str, left: Counter[str]) -> Document | None:
     """Reads a task. Only annotations are gold, not predictions or cancelled annotations."""
     if not isinstance(row.get("data"), dict):
-        raise DataError(f"{place}: 'data' is {shown(row.get('data'))}, not an object with the text of a task.")
+        raise DataError(f"{place}: 'data' is {quote(row.get('data'))}, not an object with the text of a task.")
     key = "annotations" if "annotations" in row else "completions"
     given = _list_of(row, key, place)
     kept = [one for one in given if isinstance(one, dict) and not one.get("was_cancelled")]
@@ -199,7 +199,7 @@ def _list_of(row: dict[str, Any], key: str, place: str) -> list[Any]:
     """Returns the list of a key, empty if there is none. Raises DataError for another value."""
     value = row.get(key) or []
     if not isinstance(value, list):
-        raise DataError(f"{place}: {key!r} is {shown(value)}, not a list.")
+        raise DataError(f"{place}: {key!r} is {quote(value)}, not a list.")
     return value
 
 
@@ -219,7 +219,7 @@ def _studio_value(value: dict[str, Any], place: str, left: Counter[str]) -> Iter
             "project with the tags Text and Labels."
         )
     if not _is_range(value.get("start"), value.get("end"), value["labels"]) or not isinstance(value["labels"], list):
-        raise DataError(f"{place}: {shown(value)} has no whole numbers as start and end, and a list of labels.")
+        raise DataError(f"{place}: {quote(value)} has no whole numbers as start and end, and a list of labels.")
     left["spans without a label"] += not value["labels"]
     for label in value["labels"]:
         yield _span(place, value["start"], value["end"], label, value.get("text"))
@@ -265,7 +265,7 @@ def _read_gliner(row: Any, place: str, left: Counter[str]) -> Document:
     """Reads words and spans of words, whose end is inclusive."""
     words = row.get("tokenized_text")
     if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
-        raise DataError(f"{place}: 'tokenized_text' is {shown(words)}, not a list of words.")
+        raise DataError(f"{place}: 'tokenized_text' is {quote(words)}, not a list of words.")
     ends = [0]
     for word in words:
         ends.append(ends[-1] + len(whole_text(word, "tokenized_text", place)) + 1)
@@ -318,7 +318,7 @@ def read_annotated(path: Path) -> Annotated | None:
     read = FORMATS[name].read
     for place, row in chain(seen, rows):
         if not isinstance(row, dict) and read is not _read_tuple:
-            raise DataError(f"{place} is {shown(row)}, not a JSON object as the first row with spans ({name}).")
+            raise DataError(f"{place} is {quote(row)}, not a JSON object as the first row with spans ({name}).")
         document = read(row, place, left)
         if document is None:
             continue
@@ -374,8 +374,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     if kind(path) in (".parquet", ".arrow"):
         yield from read_rows(path, Columns())
     elif kind(path) in JSON:
-        yield from json_values(path)
-    elif kind(path) in (".csv", ".tsv") and any(_STUDIO_CELL in line for _, line in lines(path)):
+        yield from read_json_values(path)
+    elif kind(path) in (".csv", ".tsv") and any(_STUDIO_CELL in line for _, line in read_lines(path)):
         for place, row in read_rows(path, Columns()):
             yield place, {key: _unpack_cell(cell) for key, cell in row.items()}
 
@@ -427,7 +427,7 @@ def _brat_spans(line: str, place: str, left: Counter[str]) -> list[Span]:
     try:
         parts = [(int(start), int(end)) for start, end in (part.split() for part in ranges.split(";"))]
     except ValueError as error:
-        raise DataError(f"{place} is not a span of brat, T1<tab>TYPE START END<tab>TEXT: {shown(line)}.") from error
+        raise DataError(f"{place} is not a span of brat, T1<tab>TYPE START END<tab>TEXT: {quote(line)}.") from error
     left["discontinuous spans, whose parts are read as spans"] += len(parts) > 1
     quoted = cells[2] if len(cells) > 2 else None
     if len(parts) == 1:
@@ -440,8 +440,8 @@ def _brat_spans(line: str, place: str, left: Counter[str]) -> list[Span]:
 
 
 def _decode(path: Path) -> str:
-    content = content_of(path)
+    content = read_content(path)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} {invalid(content, error.start)}.") from error
+        raise DataError(f"{path} {explain_invalid(content, error.start)}.") from error

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tokenizers import Regex, pre_tokenizers
 
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.tasks.tag.conll import Offsets, Sentence
 from lambert.tasks.tag.spans import tags_of
 
@@ -176,7 +176,7 @@ def _misfit(document: Document) -> str:
             break
     part, where = document.text[span.start : span.end], f"the span {span.start} to {span.end} ({span.label})"
     if span.quoted is not None and 0 <= span.start < span.end <= len(document.text):
-        return f"{where} is {shown(part)} in the text, and its quoted text is {shown(span.quoted)}"
+        return f"{where} is {quote(part)} in the text, and its quoted text is {quote(span.quoted)}"
     return f"{where} is not within the text of {len(document.text):,} characters"
 
 
@@ -255,7 +255,7 @@ def _select_spans(
 
     def count(what: str, span: Span) -> None:
         counts[what] += 1
-        places.setdefault(what, f"{document.place}: {shown(document.text[span.start : span.end])}")
+        places.setdefault(what, f"{document.place}: {quote(document.text[span.start : span.end])}")
 
     taken = np.zeros(len(offsets), dtype=np.bool_)
     kept = []

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
 
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import SPANS, other_task, plain_label, read_rows
 from lambert.tasks.task import Row, keys_found, whole_text
-from lambert.text.rows import kind, lines
+from lambert.text.rows import kind, read_lines
 
 _ROWS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv")
 """Suffixes of files with a sentence in each row. Every other tagged file is CoNLL."""
@@ -168,7 +168,7 @@ def _read_conll(path: Path, columns: Columns, labels: Collection[str]) -> Iterat
 
 def _groups(path: Path, skip: int) -> list[list[_Line]]:
     """Returns the lines of each sentence, with the comments before it."""
-    found = [(number, line.rstrip(" \t\r\n") if line.strip() else "") for number, line in lines(path)][skip:]
+    found = [(number, line.rstrip(" \t\r\n") if line.strip() else "") for number, line in read_lines(path)][skip:]
     filled = [line for _, line in found if line and not line.startswith(("#", _DOCUMENT))]
     filled = filled or [line for _, line in found if line]
     if filled and filled[0].startswith('{"'):
@@ -189,7 +189,7 @@ def _size(path: Path, sample: Sequence[_Line]) -> int:
     size = Counter(len(line.cells) for line in sample).most_common(1)[0][0]
     if size < 2:
         alone = next(line for line in sample if len(line.cells) < 2)
-        raise DataError(f"{path}:{alone.number} has 1 column, {shown(alone.cells[0])}, as most lines. {_FORM}")
+        raise DataError(f"{path}:{alone.number} has 1 column, {quote(alone.cells[0])}, as most lines. {_FORM}")
     return size
 
 
@@ -226,7 +226,7 @@ def _roles(
     texts = [line.cells[word] for line in sample if " " in line.cells[word]]
     if len(texts) * 2 > len(sample):
         raise Mismatch(
-            f"{path}: column {word + 1} holds texts of several words, such as {shown(texts[0])}. {_FORM} "
+            f"{path}: column {word + 1} holds texts of several words, such as {quote(texts[0])}. {_FORM} "
             "For one label for each text, set --task.name classify."
         )
     return word, tag

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from lambert.core.errors import shown
+from lambert.core.errors import quote
 from lambert.tasks.config import TagConfig
 from lambert.tasks.tag.conll import Offsets, Sentence
 from lambert.text.tokenizers import roles
@@ -204,7 +204,7 @@ def _notes(
     parts = sum(offsets is None for sentence in sentences if sentence.surface for offsets in sentence.surface[1])
     notes = []
     if before:
-        most = ", ".join(shown(word) for word, _ in Counter(before).most_common(_NAMED))
+        most = ", ".join(quote(word) for word, _ in Counter(before).most_common(_NAMED))
         left = f"; {len(after):,} ({len(after) / total:.1%}) are still divided otherwise" if after else ""
         notes.append(
             f"note: {path}: BERT's rules divide {len(before):,} of {total:,} words ({len(before) / total:.1%}) "

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.batch import Ints
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.tasks.config import TagConfig
 from lambert.tasks.scores import metrics
 from lambert.tasks.scores.examples import Examples, shorten
@@ -149,11 +149,11 @@ def check_tags(scheme: str, places: Mapping[str, str], counts: Mapping[str, int]
         wrong = [tag for tag, found in parts.items() if tag != OUTSIDE and (found is None or found[0] not in known)]
     if wrong:
         words = sum(counts[tag] for tag in wrong)
-        others = f" ({words:,} words have such tags: {', '.join(map(shown, wrong[:5]))})" if words > 1 else ""
+        others = f" ({words:,} words have such tags: {', '.join(map(quote, wrong[:5]))})" if words > 1 else ""
         marks = ["B"] if scheme == "none" else [*SCHEMES[scheme]]
         form = ", ".join(f"LABEL-{mark}" if suffix else f"{mark}-LABEL" for mark in marks)
         raise DataError(
-            f"{places[wrong[0]]}: the tag {shown(wrong[0])} does not have the form {form} or O{others}. Correct it, or "
+            f"{places[wrong[0]]}: the tag {quote(wrong[0])} does not have the form {form} or O{others}. Correct it, or "
             "set --task.tag.scheme none to learn the tags as labels of single words."
         )
 

@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.model.labels import label_keys
 from lambert.tasks.config import Columns, TagConfig, TaskConfig
 from lambert.tasks.labels import LabelLoss, check_one_for_each, note_doubtful
@@ -278,7 +278,7 @@ def _unknown_tags(unknown: Sequence[str], places: Mapping[str, str], counts: Map
     for tag in unknown[:_LISTED]:
         place = places[tag].removeprefix(f"{path}:")
         place = f"line {place}" if place.isdecimal() else place
-        listed.append(f"{shown(tag)} ({counts[tag]:,} word{'s' * (counts[tag] > 1)}, first in {place})")
+        listed.append(f"{quote(tag)} ({counts[tag]:,} word{'s' * (counts[tag] > 1)}, first in {place})")
     more = f" and {len(unknown) - _LISTED:,} more" if len(unknown) > _LISTED else ""
     what = "a tag that is" if len(unknown) == 1 else f"{len(unknown):,} tags that are"
     it = "it" if len(unknown) == 1 else "them"

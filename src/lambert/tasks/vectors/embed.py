@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Ints, JointTarget
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.model.pooling import name_head, split_modes
 from lambert.model.vector_layers import VectorLayers
 from lambert.tasks.config import EmbedConfig, TaskConfig
@@ -142,7 +142,7 @@ class Embed(Task[TextVectors, Floats]):
         if name is None:
             return self.embed.prompt_b if row.get("prompt_b") is True else self.embed.own_prompt()
         if not isinstance(name, str) or name not in prompts:
-            raise DataError(f"{place}: prompt_name is {shown(name)}; the model's prompts are: {', '.join(prompts)}.")
+            raise DataError(f"{place}: prompt_name is {quote(name)}; the model's prompts are: {', '.join(prompts)}.")
         return prompts[name]
 
     def texts(self, texts: Iterable[tuple[str, str]]) -> TextVectors:

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.core.files import json_object, json_text, read_file
 from lambert.model import files as tensor_files
 from lambert.model.pooling import split_modes
@@ -149,7 +149,7 @@ def similarity_name(folder: Path) -> str:
 def _similarity(settings: Mapping[str, Any], path: Path) -> Any:
     found = settings.get("similarity_fn_name") or "cosine"
     if found not in SIMILARITIES:
-        raise DataError(f"{path} has similarity_fn_name = {shown(found)}; known: {', '.join(SIMILARITIES)}.")
+        raise DataError(f"{path} has similarity_fn_name = {quote(found)}; known: {', '.join(SIMILARITIES)}.")
     return found
 
 
@@ -169,7 +169,7 @@ def is_cross_encoder(folder: Path) -> bool:
         return False
     default = settings.get(_DEFAULT)
     if _prompts(settings, top / SETTINGS).get(str(default)):
-        raise DataError(f"{top / SETTINGS} has {_DEFAULT} = {shown(default)}: prompts before pairs are not supported.")
+        raise DataError(f"{top / SETTINGS} has {_DEFAULT} = {quote(default)}: prompts before pairs are not supported.")
     return kind == "CrossEncoder" or _transformer(folder).get("transformer_task") == "sequence-classification"
 
 
@@ -191,7 +191,7 @@ def activation_of(folder: Path, settings: Mapping[str, Any]) -> str:
         return ""
     if not named.startswith("torch."):
         raise DataError(
-            f"{folder} names the activation {shown(named)} of its scores, which is code from outside torch: remove "
+            f"{folder} names the activation {quote(named)} of its scores, which is code from outside torch: remove "
             "activation_fn to have the default."
         )
     try:
@@ -235,7 +235,7 @@ def _vectors(folder: Path) -> tuple[TaskConfig, list[nn.Module]]:
     prompts = _prompts(settings, top / SETTINGS)
     width = settings.get("truncate_dim") or 0
     if type(width) is not int or width < 0:
-        raise DataError(f"{top / SETTINGS} has truncate_dim = {shown(width)}; it must be a whole number.")
+        raise DataError(f"{top / SETTINGS} has truncate_dim = {quote(width)}; it must be a whole number.")
     default = settings.get(_DEFAULT) or ""
     try:
         embed = EmbedConfig(
@@ -283,7 +283,7 @@ def _modules(top: Path) -> list[Module]:
         if not name.startswith("sentence_transformers."):
             raise DataError(f"{path} has the module {name}, code from outside sentence-transformers, which is not run.")
         if Path(own).is_absolute() or ".." in Path(own).parts:
-            raise DataError(f"{path} has the path {shown(own)}, which leaves the folder.")
+            raise DataError(f"{path} has the path {quote(own)}, which leaves the folder.")
         kind = name.rpartition(".")[2]
         settings = _transformer(top / own) if kind == "Transformer" else _settings(top / own / "config.json")
         found.append(Module(kind, top / own, settings))
@@ -310,7 +310,7 @@ def _check_transformer(module: Module) -> None:
         used.append("modality_config")
     if used:
         raise DataError(
-            f"{module.folder} has {used[0]} = {shown(_at(module.settings, used[0]))} in the module Transformer, which "
+            f"{module.folder} has {used[0]} = {quote(_at(module.settings, used[0]))} in the module Transformer, which "
             "is not supported."
         )
 
@@ -329,7 +329,7 @@ def _modes(settings: Mapping[str, Any], folder: Path) -> str:
     unknown = [key for key in flags if key not in _FLAGS.values()]
     if unknown or not isinstance(modes, list) or not modes or not all(mode in POOLINGS for mode in modes):
         raise DataError(
-            f"{folder} has the pooling {shown(unknown[0] if unknown else given)}; known: {', '.join(POOLINGS)}."
+            f"{folder} has the pooling {quote(unknown[0] if unknown else given)}; known: {', '.join(POOLINGS)}."
         )
     return "+".join(modes)
 
@@ -337,9 +337,9 @@ def _modes(settings: Mapping[str, Any], folder: Path) -> str:
 def _prompts(settings: Mapping[str, Any], path: Path) -> dict[str, str]:
     found = settings.get("prompts") or {}
     if not isinstance(found, dict) or not all(isinstance(text, str | None) for text in found.values()):
-        raise DataError(f"{path} has prompts = {shown(found)}; they must be texts by name.")
+        raise DataError(f"{path} has prompts = {quote(found)}; they must be texts by name.")
     if wrong := next((name for name in found if "=" in name), None):
-        raise DataError(f"{path} has a prompt with the name {shown(wrong)}: a name must not contain =.")
+        raise DataError(f"{path} has a prompt with the name {quote(wrong)}: a name must not contain =.")
     return {name: text or "" for name, text in found.items()}
 
 
@@ -348,7 +348,7 @@ def _layer(module: Module) -> nn.Module:
     names = {module.settings.get(f"module_{side}_name") for side in ("input", "output")} - {None, _VECTOR}
     if module.kind in ("Dense", "Normalize") and names:
         raise DataError(
-            f"{module.folder}: the module {module.kind} reads or writes {shown(names.pop())}; supported: {_VECTOR}."
+            f"{module.folder}: the module {module.kind} reads or writes {quote(names.pop())}; supported: {_VECTOR}."
         )
     makers: dict[str, Callable[[Module], nn.Module]] = {
         "Dense": _dense, "LayerNorm": _norm, "Normalize": lambda module: Unit(),
@@ -381,7 +381,7 @@ def _dense(module: Module) -> nn.Module:
         named = "Identity"
     elif not isinstance(named, str) or not named.startswith("torch."):
         raise DataError(
-            f"{module.folder}: the module Dense has the activation {shown(named)}, code from outside torch, in whose "
+            f"{module.folder}: the module Dense has the activation {quote(named)}, code from outside torch, in whose "
             "place sentence-transformers computes Tanh. Write torch.nn.modules.activation.Tanh in its config.json if "
             "that is meant."
         )
@@ -394,7 +394,7 @@ def _dense(module: Module) -> nn.Module:
 def _size(module: Module, key: str) -> int:
     found = module.settings.get(key)
     if type(found) is not int or not 0 < found < 2**20:
-        raise DataError(f"{module.folder}: the module {module.kind} has {key} = {shown(found)}; it must be a size.")
+        raise DataError(f"{module.folder}: the module {module.kind} has {key} = {quote(found)}; it must be a size.")
     return found
 
 
@@ -405,7 +405,7 @@ def _load_weights(layer: nn.Module, module: Module, prefix: str = "") -> nn.Modu
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     wanted = {name: tuple(parameter.shape) for name, parameter in own.items()}
     if shapes != wanted:
-        raise DataError(f"{path} has the weights {shown(shapes)}, and the module {module.kind} has {shown(wanted)}.")
+        raise DataError(f"{path} has the weights {quote(shapes)}, and the module {module.kind} has {quote(wanted)}.")
     tensor_files.check_finite(tensors.items(), path)
     with torch.no_grad():
         for name, parameter in own.items():

@@ -1,1 +1,1 @@
-"""Tokenizers of model folders: found, built, tried, and their special tokens by role."""
+"""Reads, builds, tries and saves tokenizers, and encodes documents with them."""

@@ -1,7 +1,7 @@
 """Builds the tokenizer classes that encoders on the Hub name in tokenizer_config.json, as transformers 5 does.
 
-These classes take only the vocabulary (and merges) of a tokenizer.json, and set normalizer, pre-tokenizer and template
-by themselves, with settings of tokenizer_config.json. Source: transformers 5.23, models/*/tokenization_*.py.
+These classes read only the vocabulary (and merges) of a tokenizer.json. Normalizer, pre-tokenizer and template are
+their own, with settings of tokenizer_config.json. Source: transformers 5.23, models/*/tokenization_*.py.
 """
 
 import base64
@@ -21,16 +21,16 @@ class TokenizerClass:
     """How transformers builds a tokenizer of a class."""
 
     model: str
-    """The kind of its pieces, as `type` of the model in tokenizer.json."""
+    """Kind of its pieces: `type` of the model in tokenizer.json."""
     files: str
-    """The files from which it is read without a tokenizer.json; empty if Lambert reads none."""
+    """Files that replace a missing tokenizer.json; empty if Lambert reads none."""
     names: Mapping[str, str | AddedToken]
     """Special tokens by role, unless files name others."""
     settings: Settings
     """Settings and their defaults."""
     start: Callable[[dict[str, Any], Names, Settings], Tokenizer]
-    """Returns the tokenizer, without added tokens and template, from the model and the normalizer's table of characters
-    in the content of a tokenizer.json."""
+    """Returns the tokenizer, without added tokens and template, from the content of a tokenizer.json: its model and the
+    character table of its normalizer."""
     template: Callable[[Tokenizer, Names, Settings], Any]
     """Returns the post-processor; None to keep that of tokenizer.json."""
     template_roles: tuple[str, ...] = ("cls", "sep")
@@ -86,7 +86,7 @@ def _pairs(model: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _unigram(unknown: Callable[[list[Any], Names], int]) -> Callable[[dict[str, Any], Names, Settings], Tokenizer]:
-    """Returns the `start` of a class of SentencePiece's kind; `unknown` returns the id of its unknown token."""
+    """Returns the `start` of a SentencePiece class; `unknown` returns the id of its unknown token."""
 
     def start(values: dict[str, Any], names: Names, settings: Settings) -> Tokenizer:
         pieces = [(piece, score) for piece, score in values["model"]["vocab"]]
@@ -103,7 +103,7 @@ def _unigram(unknown: Callable[[list[Any], Names], int]) -> Callable[[dict[str, 
 
 
 def _tables(normalizer: dict[str, Any] | None) -> Iterator[str]:
-    """Yields the tables of characters in a normalizer and its parts."""
+    """Yields the character tables in a normalizer and its parts."""
     parts = (normalizer or {}).get("normalizers", [normalizer or {}])
     return (part["precompiled_charsmap"] for part in parts if part.get("type") == "Precompiled")
 
@@ -135,10 +135,6 @@ def _sentencepiece_template(tokenizer: Tokenizer, names: Names, settings: Settin
 
 def _herbert_template(tokenizer: Tokenizer, names: Names, settings: Settings) -> Any:
     return processors.BertProcessing((names["sep"], 2), (names["cls"], 0))  # ids as in its published vocabulary
-
-
-def _no_template(tokenizer: Tokenizer, names: Names, settings: Settings) -> Any:
-    return None
 
 
 def _id(tokenizer: Tokenizer, name: str) -> int:
@@ -199,7 +195,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
     ),
     "GPT2Tokenizer": TokenizerClass(
         "BPE", "", dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"), {"add_prefix_space": False}, _bytes,
-        _no_template, (),
+        lambda tokenizer, names, settings: None, (),
     ),
 }  # fmt: skip
 """Classes by name, without `Fast` at its end."""
@@ -211,7 +207,7 @@ OF_MODEL = {
     "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer", "gte": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer", "mpnet": "MPNetTokenizer", "modernbert": "TokenizersBackend",
 }  # fmt: skip
-"""Class of a folder that names none, by the model_type of its config.json."""
+"""Class of a folder that names none, by model_type in config.json."""
 AS_FILE = ("modernbert",)
 """Values of model_type for which transformers reads tokenizer.json whatever class is named."""
 WITHOUT_FILE = {
@@ -240,6 +236,6 @@ WITHOUT_FILE = {
 }  # fmt: skip
 """Other classes of transformers that ignore tokenizer.json, and how they divide texts instead."""
 WITHOUT_SEGMENTS = ("DistilBertTokenizer", "DPRReaderTokenizer")
-"""Classes with BERT's pieces that give models no segment types, unless model_input_names of the folder lists them."""
+"""Classes with BERT's pieces that give models no segment types, unless model_input_names lists them."""
 AS_FILE_WITH_BYTES = ("LlamaTokenizer",)
 """Classes that do exactly what tokenizer.json says if its pieces are bytes."""

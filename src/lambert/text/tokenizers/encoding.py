@@ -1,6 +1,7 @@
-"""Encodes documents as token ids: each word once (`words`), or sentence by sentence with tokenizers of other kinds. If
-spaces belong to the pieces after them, as in byte-level BPE, a sentence has one before it, except the first one of a
-document: the ids of a document are those of its sentences joined by spaces.
+"""Encodes documents as token ids: each word once (`words`), or by sentences with other kinds of tokenizers.
+
+If spaces belong to the pieces after them, as in byte-level BPE, each sentence but the first is encoded with a space
+before it: the ids of a document are those of its sentences joined by spaces.
 """
 
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ class Encoder:
         found_D = [sentences.split(text, self.language, self.lines) for text, _ in cleaned]
         data_D = ["\n".join(found).encode() for found in found_D]
         hashes_D = np.array([_hash(data) for data in data_D], dtype=np.uint64)
-        if self._between:  # a sentence after another one is encoded as after a space
+        if self._between:  # each sentence but the first is encoded with a space before it
             found_D = [[own[0], *(self._between + sentence for sentence in own[1:])] if own else [] for own in found_D]
             data_D = ["\n".join(found).encode() for found in found_D]
         by_words = self.by_words and all(map(self._words.takes, data_D))
@@ -83,7 +84,7 @@ class Encoder:
             yield np.concatenate([np.array(ids, dtype=self.dtype) for ids in lists]), np.array([len(x) for x in lists])
 
     def _by_words(self, data_D: list[bytes]) -> Iterator[tuple[npt.NDArray[Any], Integers]]:
-        """Yields the same from the cache of words, for documents with one sentence per line."""
+        """Yields the same from the cache of words. Each document has one sentence a line."""
         for found in self._words(b"".join(data + b"\n" for data in data_D if data)):
             yield found.ids_T, found.lengths_n
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models, processors
 
-from lambert.core.errors import DataError, shown
+from lambert.core.errors import DataError, quote
 from lambert.core.files import json_object, read_file
 from lambert.text.tokenizers import classes
 from lambert.text.tokenizers.classes import CLASSES, TokenizerClass
-from lambert.text.tokenizers.declared import ROLES, Declared, declare, declared
+from lambert.text.tokenizers.roles import ROLES, Declared, declare, get_declared
 from lambert.text.tokenizers.trial import check_parts, library_errors
 
 JSON, VOCABULARY, CONFIG = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
@@ -27,7 +27,7 @@ PIECES, MERGES = "vocab.json", "merges.txt"
 """Files of byte-level BPE in older folders."""
 ADDED, SPECIAL = "added_tokens.json", "special_tokens_map.json"
 _LONGEST = 256
-"""Maximum characters of the token for unknown words, which the library copies for each unknown word (our choice)."""
+"""Maximum characters of the unknown token, which the library copies for each unknown word (our choice)."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -47,10 +47,8 @@ def file_in(folder: Path) -> Path:
 
 def read(path: Path, lowercase: bool | None) -> Tokenizer:
     """Returns the tokenizer in a file, with the settings of the files beside it. All of its special tokens are special.
-
     `lowercase` overrides do_lower_case for a vocab.txt. Raises DataError for files that contradict one another, and for
-    a tokenizer that needs code that Lambert lacks.
-    """
+    a tokenizer that needs code that Lambert lacks."""
     config, model = _object(path.with_name(CONFIG)), _object(path.with_name("config.json"))
     name = _class(config, model)
     tokenizer = _read(path, config, model, name, lowercase)
@@ -69,10 +67,10 @@ def _read(
             )
         kind = CLASSES.get(name)
         if kind is not None and not config and "tokenizer_class" not in model and _kind_of_pieces(path) != kind.model:
-            kind = None  # the class belongs to the body alone, which has another tokenizer
+            kind = None  # the class follows from model_type, and this file has other pieces
         return _from_json(path, config, kind)
     if name in classes.GENERIC and not config.get("tokenizer_class"):
-        name = ""  # the model's usual class reads tokenizer.json, which is missing; this file suffices
+        name = ""  # the class of model_type reads tokenizer.json, which is missing; this file suffices
     kind = CLASSES.get(name) if name else CLASSES["BertTokenizer" if path.name != PIECES else "RobertaTokenizer"]
     if kind is None or not kind.files:
         raise DataError(_needs_json(path, name))
@@ -96,8 +94,7 @@ def _needs_json(path: Path, name: str) -> str:
 
 
 def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str:
-    """Returns the name of the class with which transformers reads the folder, without `Fast`; empty if none is
-    named."""
+    """Returns the name, without `Fast`, of the class with which transformers reads the folder; empty if unknown."""
     kind = model.get("model_type")
     if kind in classes.AS_FILE:
         return "TokenizersBackend"
@@ -115,7 +112,7 @@ def _gives_segments(config: Mapping[str, Any], name: str) -> bool:
     usual = name == "" or (name in CLASSES and name not in classes.WITHOUT_SEGMENTS)
     names = config.get("model_input_names", ["token_type_ids"] * usual)
     if not isinstance(names, list):
-        raise DataError(f"model_input_names = {shown(names)} in {CONFIG} is not a list of names.")
+        raise DataError(f"model_input_names = {quote(names)} in {CONFIG} is not a list of names.")
     return "token_type_ids" in names
 
 
@@ -137,7 +134,7 @@ def _without_segments(tokenizer: Tokenizer) -> Tokenizer:
             for token in part.values():
                 token["type_id"] = 0
     copy: Tokenizer = Tokenizer.from_str(json.dumps(values))
-    declare(copy, declared(tokenizer))
+    declare(copy, get_declared(tokenizer))
     return copy
 
 
@@ -158,7 +155,7 @@ def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | Non
         tokenizer: Tokenizer = Tokenizer.from_str(text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    own = {token["id"]: _added(token, path) for token in values.get("added_tokens") or ()}
+    own = {token["id"]: _parse_token(token, path) for token in values.get("added_tokens") or ()}
     tokens = _tokens(path, config, kind, own)
     if kind is None:
         _check_constant(tokenizer, path)
@@ -176,11 +173,11 @@ def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | Non
             f"{path} keeps capitals, and the class that transformers reads it with lower-cases by default: put "
             f'"do_lower_case": false or true into {path.with_name(CONFIG)}.'
         )
-    return _assembled(values, config, kind, tokens, path, tokenizer.post_processor)
+    return _assemble(values, config, kind, tokens, path, tokenizer.post_processor)
 
 
 def _check_constant(tokenizer: Tokenizer, path: Path) -> None:
-    """Raises DataError if the model draws pieces at random, as transformers does with this file."""
+    """Raises DataError if the model draws pieces at random."""
     if value := getattr(tokenizer.model, "dropout", None):
         raise DataError(
             f"{path} has dropout = {value:g} in its model, so the same text has other pieces each time: set it "
@@ -189,13 +186,13 @@ def _check_constant(tokenizer: Tokenizer, path: Path) -> None:
 
 
 def check_length(tokenizer: Tokenizer, path: Path) -> None:
-    """Raises DataError if the token for unknown words is so long that its copies would fill the memory."""
+    """Raises DataError if the unknown token is so long that its copies would fill the memory."""
     if len(name := getattr(tokenizer.model, "unk_token", None) or "") > _LONGEST:
         raise DataError(f"{path}: the token for unknown words has {len(name):,} characters. Correct unk_token.")
 
 
 def _check_unknown(tokenizer: Tokenizer, model: Mapping[str, Any], path: Path) -> None:
-    """Raises DataError if a text may have unknown pieces for which the vocabulary has no token."""
+    """Raises DataError if texts may have unknown pieces and the vocabulary has no token for them."""
     if type(tokenizer.model).__name__ == "Unigram":
         lacking = model.get("unk_id") is None and not model.get("byte_fallback")
     else:
@@ -203,7 +200,7 @@ def _check_unknown(tokenizer: Tokenizer, model: Mapping[str, Any], path: Path) -
     if lacking:
         name = model.get("unk_token", model.get("unk_id"))
         raise DataError(
-            f"{path} has {shown(name)} as the token for unknown pieces, which its vocabulary lacks: texts with unknown "
+            f"{path} has {quote(name)} as the token for unknown pieces, which its vocabulary lacks: texts with unknown "
             "characters cannot be encoded. Correct the model in it."
         )
 
@@ -216,7 +213,7 @@ def _from_vocabulary(
             vocabulary, merges = models.BPE.read_file(str(path), str(path.with_name(MERGES)))
         model: dict[str, Any] = {"vocab": vocabulary, "merges": merges}
     else:
-        pieces = lines(path)
+        pieces = read_pieces(path)
         model = {"vocab": {piece: number for number, piece in enumerate(pieces)}}
         if lowercase is None and "do_lower_case" not in config:
             lowercase = not any(piece != piece.lower() for piece in pieces if not piece.startswith(("[", "<")))
@@ -227,10 +224,10 @@ def _from_vocabulary(
                 )
         if lowercase is not None:
             config = {**config, "do_lower_case": lowercase}
-    return _assembled({"model": model}, config, kind, _tokens(path, config, kind, {}), path)
+    return _assemble({"model": model}, config, kind, _tokens(path, config, kind, {}), path)
 
 
-def _assembled(
+def _assemble(
     values: dict[str, Any],
     config: Mapping[str, Any],
     kind: TokenizerClass,
@@ -238,12 +235,12 @@ def _assembled(
     path: Path,
     given: Any = None,
 ) -> Tokenizer:
-    """Returns the tokenizer that transformers builds from the vocabulary in `values`; `given` is the template for
-    classes that set none."""
+    """Returns the tokenizer that transformers builds from the vocabulary in `values`; `given` is the template of
+    classes without one."""
     settings = {key: config.get(key, usual) for key, usual in kind.settings.items()}
     for key, value in settings.items():
         if not isinstance(value, bool) and (value is not None or kind.settings[key] is not None):
-            raise DataError(f"{path.with_name(CONFIG)} has {key} = {shown(value)}; it must be true or false.")
+            raise DataError(f"{path.with_name(CONFIG)} has {key} = {quote(value)}; it must be true or false.")
     names = {role: token.content for role, token in tokens.names.items()}
     unknown = names.get("unk")
     if kind.model == "WordPiece" and unknown not in values["model"]["vocab"]:
@@ -269,7 +266,7 @@ class _Tokens:
     extra: tuple[AddedToken, ...]
     """Further special tokens."""
     usual: frozenset[str]
-    """Default special tokens of the class, some of which a vocabulary may lack."""
+    """Default special tokens of the class, which a vocabulary may lack."""
     truncation_side: str
     """As in `Declared`."""
 
@@ -284,8 +281,8 @@ def _tokens(
     if "added_tokens_decoder" in config:
         decoder = config["added_tokens_decoder"]
         if not isinstance(decoder, dict):
-            raise DataError(f"{place} has added_tokens_decoder = {shown(decoder)}; it must be a table.")
-        numbered = {_number(key, place): _added(token, place) for key, token in decoder.items()}
+            raise DataError(f"{place} has added_tokens_decoder = {quote(decoder)}; it must be a table.")
+        numbered = {_number(key, place): _parse_token(token, place) for key, token in decoder.items()}
     else:
         special = _object(path.with_name(SPECIAL))
         if isinstance(more := special.get("extra_special_tokens"), list):
@@ -311,22 +308,22 @@ def _tokens(
         if f"{role}_token" in config:
             value = config[f"{role}_token"]
             if value is not None:
-                found[role] = by_content.get(_content(value, place)) or _added(value, place)
+                found[role] = by_content.get(_content(value, place)) or _parse_token(value, place)
         elif role in usual:
-            found[role] = _added(usual[role], place)
-    found |= {role: _added(value, place) for role, value in further.items()}
+            found[role] = _parse_token(usual[role], place)
+    found |= {role: _parse_token(value, place) for role, value in further.items()}
     by_default = () if kind is None else kind.extra
-    extra_tokens = tuple(_added(token, place) for token in (by_default if extra is None else extra))
+    extra_tokens = tuple(_parse_token(token, place) for token in (by_default if extra is None else extra))
     side = config.get("truncation_side", "right")
     if side not in ("left", "right"):
-        raise DataError(f"{place} has truncation_side = {shown(side)}; it must be left or right.")
+        raise DataError(f"{place} has truncation_side = {quote(side)}; it must be left or right.")
     contents = {_content(value, place) for value in usual.values()} | {*by_default}
     return _Tokens(numbered, found, extra_tokens, frozenset(contents), side)
 
 
 def _add(tokenizer: Tokenizer, tokens: _Tokens, path: Path) -> None:
-    """Adds tokens in transformers' order, and declares the special ones. Special tokens of the class that the
-    vocabulary lacks are added only if other tokens follow, whose ids they shift."""
+    """Adds tokens in transformers' order, and declares the special ones. Default special tokens that the vocabulary
+    lacks are added only before other tokens, whose ids they shift."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     names = {token.content for token in tokens.names.values()}
     adding = [token for _, token in sorted(tokens.numbered.items())]
@@ -354,15 +351,15 @@ def _add(tokenizer: Tokenizer, tokens: _Tokens, path: Path) -> None:
     declare(tokenizer, Declared(held, truncation_side=tokens.truncation_side))
 
 
-def _added(value: Any, path: Path) -> AddedToken:
-    """Returns a token of a JSON file, given as text or as a table with flags. It is special."""
+def _parse_token(value: Any, path: Path) -> AddedToken:
+    """Returns a token of a JSON file, given as text or as a table with flags; special by default."""
     if isinstance(value, AddedToken):
         return AddedToken(value.content, **{flag: getattr(value, flag) for flag in _FLAGS})
     if isinstance(value, str):
         return AddedToken(value, special=True)
     flags = {flag: value[flag] for flag in _FLAGS if flag in value} if isinstance(value, dict) else {}
     if not isinstance(value, dict) or not all(isinstance(flag, bool) for flag in flags.values()):
-        raise DataError(f"{path} has {shown(value)} for a token; it must be a text, or a table with content and flags.")
+        raise DataError(f"{path} has {quote(value)} for a token; it must be a text, or a table with content and flags.")
     return AddedToken(_content(value, path), **({"special": True} | flags))
 
 
@@ -370,30 +367,30 @@ def _content(value: Any, path: Path) -> str:
     """Returns the text of a token of a JSON file."""
     content = value.get("content") if isinstance(value, dict) else getattr(value, "content", value)
     if not isinstance(content, str) or not content:
-        raise DataError(f"{path} has {shown(value)} for a token; it must be a text, or a table with content and flags.")
+        raise DataError(f"{path} has {quote(value)} for a token; it must be a text, or a table with content and flags.")
     return content
 
 
 def _extra(config: Mapping[str, Any], path: Path) -> list[Any] | dict[str, Any] | None:
-    """Returns the further special tokens of a tokenizer_config.json: a list, or a table by role."""
+    """Returns the extra special tokens of a tokenizer_config.json: a list, or a table by role."""
     found = config.get("extra_special_tokens", config.get("additional_special_tokens"))
     if not isinstance(found, list | dict | None):
-        raise DataError(f"{path} has extra_special_tokens = {shown(found)}; it must be a list or a table of tokens.")
+        raise DataError(f"{path} has extra_special_tokens = {quote(found)}; it must be a list or a table of tokens.")
     return found
 
 
 def _number(value: Any, path: Path) -> int:
     if not str(value).isascii() or not str(value).isdecimal():
-        raise DataError(f"{path} has {shown(value)} for the id of an added token; it must be a whole number.")
+        raise DataError(f"{path} has {quote(value)} for the id of an added token; it must be a whole number.")
     return int(value)
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file, empty if there is no file. Raises DataError for other content."""
+    """Returns the JSON object in a file; empty if there is no file. Raises DataError for other content."""
     return json_object(path) if path.exists() else {}
 
 
-def lines(path: Path) -> list[str]:
+def read_pieces(path: Path) -> list[str]:
     """Returns the pieces of a vocab.txt. Raises DataError for a piece that occurs twice."""
     try:
         text = read_file(path).decode("utf-8-sig")

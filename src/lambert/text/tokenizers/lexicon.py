@@ -1,9 +1,8 @@
 """A vectorized hash table from words, as bytes, to numbers; one call looks up hundreds of thousands of words.
 
-A word of up to 16 bytes is stored as two 64-bit integers, padded with NUL. The integers are compared in full, so the
-hash function affects only the speed. The table uses open addressing and linear probing (Knuth, The Art of Computer
-Programming 3, section 6.4, algorithm L), and probes for all words in parallel. Longer words are rare and stored in a
-dict.
+A word of up to 16 bytes is stored as two 64-bit integers, padded with NUL and compared in full, so the hash function
+affects only the speed. The table uses open addressing and linear probing (Knuth, The Art of Computer Programming 3,
+section 6.4, algorithm L), for all words in parallel. Longer words are rare and stored in a dict.
 """
 
 import numpy as np
@@ -38,8 +37,8 @@ class Lexicon:
         return self._short > self._most * LOAD or self._rows.nbytes + self._long_bytes > self._memory
 
     def find(self, data: bytes, starts_N: Integers, lengths_N: Integers) -> tuple[Integers, list[bytes]]:
-        """Looks up the words of `data` that start at `starts_N` and have `lengths_N` bytes. Returns the value of each
-        word [N], 0 if it is unknown, and the unknown words, each once."""
+        """Looks up the words of `data` at `starts_N` with `lengths_N` bytes. Returns the value of each word [N], 0 if
+        it is unknown, and the unknown words, each once."""
         anywhere = np.ndarray(len(data) + 1, dtype=f"V{WIDTH}", buffer=data + bytes(WIDTH), strides=(1,))
         keys_N2 = anywhere.take(starts_N).view(np.uint64).reshape(-1, 2)
         keys_N2 &= _KEEP.take(lengths_N, axis=0, mode="clip")
@@ -55,8 +54,7 @@ class Lexicon:
         return values_N, list(unknown)
 
     def add(self, words: list[bytes], values: Integers) -> None:
-        """Adds unknown words, each once, with their values. Values must increase within a call and from call to
-        call."""
+        """Adds unknown words, each once, with values that increase within a call and from call to call."""
         long_n = np.array([len(word) > WIDTH for word in words], dtype=np.bool_)
         for at in np.flatnonzero(long_n).tolist():
             self._long[words[at]] = int(values[at])

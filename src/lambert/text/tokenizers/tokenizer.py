@@ -1,7 +1,7 @@
-"""Builds, loads and saves tokenizers.
+"""Builds, loads and saves tokenizers of the `tokenizers` library.
 
-The `tokenizers` library converts text to ids. Tokenizers that are built here have the normalizer and pre-tokenizer of
-BERT (Devlin et al. 2019; `tokenization.py` of google-research/bert); others follow their files (`folder`).
+Tokenizers that are built here have the normalizer and pre-tokenizer of BERT (Devlin et al. 2019; `tokenization.py` of
+google-research/bert); others follow their files (`folder`).
 """
 
 import hashlib
@@ -13,27 +13,25 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.core.files import json_object
 from lambert.text.tokenizers import classes, folder, roles
 from lambert.text.tokenizers.classes import CONTINUATION
-from lambert.text.tokenizers.declared import ROLES, Declared, declare, declared
 from lambert.text.tokenizers.folder import CONFIG, JSON, VOCABULARY, file_in
+from lambert.text.tokenizers.roles import ROLES, Declared, declare, get_declared
 from lambert.text.tokenizers.trial import library_errors
 
 __all__ = [
-    "CONFIG", "CONTINUATION", "DERIVED", "JSON", "SPECIAL_PIECES", "VOCABULARY", "build", "described", "file_in",
-    "fingerprint", "load", "lowercases", "rebuilt", "save", "with_mask",
+    "CONFIG", "CONTINUATION", "JSON", "SPECIAL_PIECES", "VOCABULARY", "build", "describe", "file_in",
+    "fingerprint", "load", "normalization", "rebuild", "save", "with_mask",
 ]  # fmt: skip
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-DERIVED = (VOCABULARY, CONFIG)
-"""Files that `save` writes besides `tokenizer.json`, for other libraries."""
 
 
 def build(pieces: list[str], *, lowercase: bool, strip_accents: bool | None = None) -> Any:
-    """Returns BERT's tokenizer for a vocabulary in order of ids. Unless `strip_accents` is given, lower-casing also
-    strips accents, as published."""
+    """Returns BERT's tokenizer for a vocabulary in order of ids. By default, lower-casing also strips accents, as
+    published."""
     ids = {piece: number for number, piece in enumerate(pieces)}
     kind = classes.CLASSES["BertTokenizer"]
     names = {role: str(name) for role, name in kind.names.items() if name in ids}
@@ -47,7 +45,7 @@ def build(pieces: list[str], *, lowercase: bool, strip_accents: bool | None = No
 
 def _plain(tokenizer: Tokenizer, found: Declared) -> Tokenizer:
     """Returns the tokenizer, set to encode "[SEP]" in a text as ordinary text, which `tokenizer.json` cannot store, and
-    special tokens that files add as one id each (`declared`)."""
+    added special tokens as one id each (`roles.Declared`)."""
     declare(tokenizer, found)
     own = roles.own(tokenizer)
     added = tokenizer.get_added_tokens_decoder()
@@ -63,21 +61,20 @@ def _plain(tokenizer: Tokenizer, found: Declared) -> Tokenizer:
 
 
 def with_mask(tokenizer: Any) -> Any:
-    """Returns a copy that encodes the name of the mask token in a text as that token. The template's other special
-    tokens stay ordinary text."""
-    mask, values = roles.piece(tokenizer, "mask"), described(tokenizer)
+    """Returns a copy that encodes the mask token in a text as such; other special tokens of the template stay text."""
+    mask, values = roles.piece(tokenizer, "mask"), describe(tokenizer)
     for token in values["added_tokens"]:
         if token["content"] == mask:
             token["special"] = False
-    copy = rebuilt(values, tokenizer)
+    copy = rebuild(values, tokenizer)
     if all(token["content"] != mask for token in values["added_tokens"]):  # adding it again would change its settings
         copy.add_tokens([AddedToken(mask, normalized=False, special=False)])
     return copy
 
 
-def rebuilt(values: dict[str, Any], original: Tokenizer | None = None) -> Tokenizer:
+def rebuild(values: dict[str, Any], original: Tokenizer | None = None) -> Tokenizer:
     """Returns the tokenizer with this content of `tokenizer.json` and the declarations of `original`."""
-    return _plain(Tokenizer.from_str(_serialised(values)), declared(original))
+    return _plain(Tokenizer.from_str(_serialise(values)), get_declared(original))
 
 
 def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = ()) -> Any:
@@ -89,7 +86,7 @@ def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = 
             files of the folder are read too.
         lowercase: Whether text is lower-cased, for a `vocab.txt`; for BERT's `tokenizer.json` it must agree with the
             file. None: as in `tokenizer_config.json` beside a `vocab.txt`, otherwise false if any piece has capitals.
-        needs: Roles of the special tokens that the vocabulary must have, such as mask (`roles.named`).
+        needs: Roles of the special tokens that the vocabulary must have, such as mask (`roles.find_id`).
 
     Raises:
         DataError: A file is missing or damaged, contradicts another, or lacks a special token; or the tokenizer is of a
@@ -103,27 +100,22 @@ def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = 
     if not path.is_file():
         raise DataError(f"No such tokenizer: {path}. Give a {VOCABULARY}, a {JSON} or a folder that holds one.")
     with library_errors(f"{path} is not a tokenizer"):
-        return _loaded(path, lowercase, lowercases_first, needs)
-
-
-def _loaded(path: Path, lowercase: bool | None, lowercases_first: bool, needs: Collection[str]) -> Tokenizer:
-    tokenizer = folder.read(path, lowercase)
-    folder.check_length(tokenizer, path)
-    if path.suffix == ".json" and lowercase not in (None, found := lowercases(tokenizer)):
-        says = "is not BERT's" if found is None else f"has lowercase = {str(found).lower()}"
-        raise UsageError(f"{path} {says}: leave the setting lowercase out or use another tokenizer.")
-    tokenizer = _plain(_framed(tokenizer, path), declared(tokenizer))
-    if lowercases_first and not lowercases(tokenizer):
-        former = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *former])
-    for role in needs:
-        roles.piece(tokenizer, role, str(path))
+        tokenizer = folder.read(path, lowercase)
+        folder.check_length(tokenizer, path)
+        if path.suffix == ".json" and lowercase not in (None, found := normalization(tokenizer).get("lowercase")):
+            says = "is not BERT's" if found is None else f"has lowercase = {str(found).lower()}"
+            raise UsageError(f"{path} {says}: leave the setting lowercase out or use another tokenizer.")
+        tokenizer = _plain(_add_template(tokenizer, path), get_declared(tokenizer))
+        if lowercases_first and not normalization(tokenizer).get("lowercase"):
+            former = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+            tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *former])
+        for role in needs:
+            roles.piece(tokenizer, role, str(path))
     return tokenizer
 
 
-def _framed(tokenizer: Tokenizer, path: Path) -> Tokenizer:
-    """Gives the tokenizer BERT's template if it has none. Raises DataError if it is the tokenizer of a model, which has
-    then learnt texts without special tokens."""
+def _add_template(tokenizer: Tokenizer, path: Path) -> Tokenizer:
+    """Gives the tokenizer BERT's template if it has none. Raises DataError if a model has learnt without a template."""
     if any(tokenizer.encode("").special_tokens_mask):
         return tokenizer
     if path.with_name("config.json").is_file() and path.suffix == ".json":
@@ -131,7 +123,7 @@ def _framed(tokenizer: Tokenizer, path: Path) -> Tokenizer:
             f"{path} puts no special tokens around a text (post_processor), and Lambert's models need one before it "
             "and one after it. Use a model that was trained with them."
         )
-    cls, sep = roles.named(tokenizer, "cls"), roles.named(tokenizer, "sep")
+    cls, sep = roles.find_id(tokenizer, "cls"), roles.find_id(tokenizer, "sep")
     if cls is not None and sep is not None:
         names = {"cls": roles.content(tokenizer, cls), "sep": roles.content(tokenizer, sep)}
         template = classes.bert_template(tokenizer, names, {})
@@ -141,18 +133,18 @@ def _framed(tokenizer: Tokenizer, path: Path) -> Tokenizer:
 
 
 def _lowercases_first(folder: Path) -> bool:
-    """Returns whether texts are lower-cased before the tokenizer's own normalizer, as a file in older folders of
+    """Returns whether texts are lower-cased before the tokenizer's normalizer, as older folders of
     sentence-transformers may set."""
     found = {path: json_object(path).get("do_lower_case") for path in folder.glob("sentence_*_config.json")}
     if odd := next((path for path, value in found.items() if not isinstance(value, bool | None)), None):
-        raise DataError(f"{odd}: do_lower_case is {shown(found[odd])}, not true or false.")
+        raise DataError(f"{odd}: do_lower_case is {quote(found[odd])}, not true or false.")
     return any(found.values())
 
 
-def described(tokenizer: Any) -> dict[str, Any]:
+def describe(tokenizer: Any) -> dict[str, Any]:
     """Returns the content of the tokenizer's `tokenizer.json`."""
     values: dict[str, Any] = json.loads(tokenizer.to_str())
-    markers = declared(tokenizer).markers
+    markers = get_declared(tokenizer).markers
     for token in values["added_tokens"]:
         token["special"] = token["special"] or token["content"] in markers
     return values
@@ -160,47 +152,40 @@ def described(tokenizer: Any) -> dict[str, Any]:
 
 def fingerprint(tokenizer: Any) -> str:
     """Returns the SHA-256 of the `tokenizer.json` that `save` writes."""
-    return hashlib.sha256(_serialised(described(tokenizer)).encode()).hexdigest()
+    return hashlib.sha256(_serialise(describe(tokenizer)).encode()).hexdigest()
 
 
-def _serialised(values: dict[str, Any]) -> str:
+def _serialise(values: dict[str, Any]) -> str:
     return json.dumps(values, ensure_ascii=False, indent=1) + "\n"
 
 
-def lowercases(tokenizer: Any) -> bool | None:
-    """Returns whether the tokenizer lower-cases, or None if its normalizer is not BERT's."""
-    return _lowercases(described(tokenizer))
-
-
-def _lowercases(values: dict[str, Any]) -> bool | None:
-    normalizer = values["normalizer"] or {}
-    return bool(normalizer["lowercase"]) if normalizer.get("type") == "BertNormalizer" else None
-
-
 def normalization(tokenizer: Any) -> dict[str, bool]:
-    """Returns whether the tokenizer lower-cases (`lowercase`) and strips accents (`strip_accents`), or nothing if its
+    """Returns whether the tokenizer lower-cases (`lowercase`) and strips accents (`strip_accents`); empty if its
     normalizer is not BERT's."""
-    normalizer = described(tokenizer)["normalizer"] or {}
-    if normalizer.get("type") != "BertNormalizer":
+    normalizer = _bert_normalizer(describe(tokenizer))
+    if not normalizer:
         return {}
     lowercase, strips = bool(normalizer["lowercase"]), normalizer["strip_accents"]
     return {"lowercase": lowercase, "strip_accents": lowercase if strips is None else bool(strips)}
 
 
+def _bert_normalizer(values: dict[str, Any]) -> dict[str, Any]:
+    normalizer = values["normalizer"] or {}
+    return normalizer if normalizer.get("type") == "BertNormalizer" else {}
+
+
 def save(tokenizer: Any, out: Path, longest: int = 512, *, segments: bool = True) -> None:
-    """Writes `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`, as AutoTokenizer expects
-    them.
+    """Writes `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`, for AutoTokenizer.
 
     Args:
         longest: Number of tokens to which other libraries truncate a text on request.
         segments: Whether the model reads segment types, which other libraries then give to it.
     """
-    values, found = described(tokenizer), declared(tokenizer)
+    values, found = describe(tokenizer), get_declared(tokenizer)
     out.mkdir(parents=True, exist_ok=True)
-    (out / JSON).write_text(_serialised(values), encoding="utf-8")
+    (out / JSON).write_text(_serialise(values), encoding="utf-8")
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    if _lowercases(values) is not None:
-        normalizer = values["normalizer"]
+    if normalizer := _bert_normalizer(values):
         config["do_lower_case"] = normalizer["lowercase"]
         config["strip_accents"] = normalizer["strip_accents"]
         config["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
@@ -227,11 +212,10 @@ def save(tokenizer: Any, out: Path, longest: int = 512, *, segments: bool = True
 
 def _is_bert(path: Path, config: dict[str, Any], values: dict[str, Any]) -> bool:
     """Returns whether the class BertTokenizer of transformers makes the same tokenizer from this tokenizer.json."""
-    if values["model"].get("type") != "WordPiece" or _lowercases(values) is None:
+    if values["model"].get("type") != "WordPiece" or not _bert_normalizer(values):
         return False
     try:
-        return (
-            folder.as_class(path, config, "BertTokenizer").to_str() == Tokenizer.from_str(_serialised(values)).to_str()
-        )
+        found = folder.as_class(path, config, "BertTokenizer")
+        return bool(found.to_str() == Tokenizer.from_str(_serialise(values)).to_str())
     except DataError:
         return False

@@ -1,7 +1,7 @@
-"""Tries the parts of a foreign `tokenizer.json` in a process with limits, before this process uses them.
+"""Tries the parts of an untrusted `tokenizer.json` in a process with limits, before this process uses them.
 
-A file of a few kilobytes can describe rules that take all memory or never end (replacements that double a text, thirty
-of them; a pattern that backtracks), and the `tokenizers` library panics where a table is truncated.
+A few kilobytes can describe rules that take all memory or never end (thirty replacements that each double a text; a
+pattern that backtracks), and the `tokenizers` library panics at a truncated table.
 """
 
 import json
@@ -24,33 +24,29 @@ _PLAIN = {
     "BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "Nmt", "BertPreTokenizer",
     "ByteLevel", "Metaspace", "Whitespace", "WhitespaceSplit", "Punctuation", "Digits",
 }  # fmt: skip
-"""Parts without rules of their own. Each lengthens a text at most a few times, so one of each is harmless."""
+"""Parts without own rules. Each lengthens a text at most a few times, so one of each is harmless."""
 _PLAIN_AFTER = {"BertProcessing", "RobertaProcessing", "ByteLevel", "TemplateProcessing"}
 _PLAIN_DECODERS = {"WordPiece", "ByteLevel", "Metaspace", "BPEDecoder", "Fuse", "ByteFallback"}
 _TEMPLATE_CHARACTERS = 4_000
-"""Maximum characters of a template. BERT's has 500, and each token, which is added to every text, about 50 (our
-choice)."""
+"""Maximum characters of a template (our choice). BERT's has 500; each token, added to every text, has about 50."""
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
 _SECONDS = 60.0
-"""Wall-clock limit of the process; its limit of processor time normally ends it much earlier (our choice)."""
+"""Wall-clock limit of the process (our choice); its limit of processor time normally ends it much earlier."""
 
 
 def check_parts(values: Mapping[str, Any], path: Path) -> None:
-    """Raises DataError if the rules in the content of a `tokenizer.json` panic, or take more than
-    `trial_process.SECONDS` or `trial_process.BYTES`, for texts of a few kilobytes.
-
-    Rules that no text can make expensive are not tried. The process costs 0.1 s.
-    """
+    """Raises DataError if the rules in the content of a `tokenizer.json` panic, or exceed `trial_process.SECONDS` or
+    `trial_process.BYTES`, for texts of a few kilobytes. Harmless rules are not tried. The process costs 0.1 s."""
     before = _are_plain(values, ("normalizer", "pre_tokenizer"), _PLAIN)
     after = _are_plain(values, ("post_processor",), _PLAIN_AFTER) and _are_plain(values, ("decoder",), _PLAIN_DECODERS)
     if before and after and len(json.dumps(values.get("post_processor"))) < _TEMPLATE_CHARACTERS:
         return
-    if problem := _tried(json.dumps({name: values[name] for name in _PARTS if name in values})):
+    if problem := _try_parts(json.dumps({name: values[name] for name in _PARTS if name in values})):
         raise DataError(f"{path} has rules that {problem}: they are damaged or hostile. Take a copy of the original.")
 
 
 def _are_plain(values: Mapping[str, Any], parts: Sequence[str], plain: Set[str]) -> bool:
-    """Returns whether all rules of some parts are of a kind in `plain`, one of each kind."""
+    """Returns whether all rules of these parts are of a kind in `plain`, at most one of each."""
     rules = [rule for part in parts for rule in trial_process.flat(part, values.get(part))]
     keys = {*trial_process.SEQUENCES.values()}
     kinds = Counter(
@@ -60,8 +56,8 @@ def _are_plain(values: Mapping[str, Any], parts: Sequence[str], plain: Set[str])
 
 
 @lru_cache(64)
-def _tried(parts: str) -> str:
-    """Returns what is wrong with the parts, as the end of a sentence, or ""."""
+def _try_parts(parts: str) -> str:
+    """Returns the problem of the parts, as the end of a message, or ""."""
     packages = str(Path(tokenizers.__file__).parents[1])
     command = [sys.executable, "-I", "-S", trial_process.__file__, packages]
     try:
@@ -83,8 +79,8 @@ def _tried(parts: str) -> str:
 
 @contextmanager
 def library_errors(what: str = "The tokenizer cannot encode a text") -> Iterator[None]:
-    """A context that raises DataError, which begins with `what`, for an error of the `tokenizers` library, which has no
-    class of its own, and for a panic, which is not an Exception."""
+    """A context that raises errors of the `tokenizers` library, which have no own class, and panics, which are not an
+    Exception, as DataError that begins with `what`."""
     try:
         yield
     except BaseException as error:

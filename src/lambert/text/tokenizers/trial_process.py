@@ -1,5 +1,5 @@
 """The process in which `trial` uses the parts of a tokenizer. Reads them from standard input, and writes the problem,
-as the end of a sentence, or nothing. Imports nothing of Lambert, so that it starts in 0.1 s."""
+as the end of a message, or nothing. Imports nothing of Lambert, so that it starts in 0.1 s."""
 
 import json
 import resource
@@ -30,7 +30,7 @@ _CHARACTERS = ((0, 0x3400), (0x4E00, 0x5000), (0xAC00, 0xAE00), (0xF900, 0x10000
 
 
 def _limit(kind: int, value: int) -> None:
-    """Sets a limit of this process if the system has it. A lower hard limit is kept."""
+    """Sets a limit of this process if the system has it, at most the present hard limit."""
     hard = resource.getrlimit(kind)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     with suppress(ValueError, OSError):  # macOS does not limit the address space
@@ -48,13 +48,13 @@ def main() -> None:
     parts = json.load(sys.stdin.buffer)
     model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
 
-    def made(**some: Any) -> Any:
+    def make(**some: Any) -> Any:
         return Tokenizer.from_str(json.dumps({"version": "1.0", "model": model, **some}))
 
     try:
-        normalizers = [made(normalizer=one).normalizer for one in flat("normalizer", parts.get("normalizer"))]
-        dividers = [made(pre_tokenizer=one).pre_tokenizer for one in flat("pre_tokenizer", parts.get("pre_tokenizer"))]
-        decoders = [made(decoder=one).decoder for one in flat("decoder", parts.get("decoder"))]
+        normalizers = [make(normalizer=one).normalizer for one in flat("normalizer", parts.get("normalizer"))]
+        dividers = [make(pre_tokenizer=one).pre_tokenizer for one in flat("pre_tokenizer", parts.get("pre_tokenizer"))]
+        decoders = [make(decoder=one).decoder for one in flat("decoder", parts.get("decoder"))]
         for text in _texts(parts):  # step by step, since each may make the text longer
             found = [text]
             for step in normalizers:
@@ -66,7 +66,7 @@ def main() -> None:
             for step in decoders:
                 found = [step.decode(found)]
                 _check(found, text)
-        tokenizer = made(**parts)
+        tokenizer = make(**parts)
         for text in islice(_texts(parts), _WHOLE):
             for texts in ((text,), (text, text)):
                 encoding = tokenizer.encode(*texts)
@@ -90,8 +90,8 @@ def _check(found: list[str], text: str) -> None:
 
 
 def flat(part: str, rule: Any) -> Iterator[Any]:
-    """Yields a rule of a part of a tokenizer, or the rules that it applies in sequence; the library also reads a table
-    without a type as a sequence. Other rules that contain rules are yielded unchanged."""
+    """Yields a rule of a part of a tokenizer, or the rules of a sequence, which a table without a type also is for the
+    library. Yields other rules that contain rules unchanged."""
     inner = rule.get(SEQUENCES[part]) if isinstance(rule, dict) and rule.get("type", "Sequence") == "Sequence" else None
     if isinstance(inner, list):
         for each in inner:
@@ -101,8 +101,8 @@ def flat(part: str, rule: Any) -> Iterator[Any]:
 
 
 def _texts(parts: dict[str, Any]) -> Iterator[str]:
-    """Yields texts of at most a few kilobytes: usual ones, the words of the rules themselves, what patterns that
-    backtrack fail on, and each character."""
+    """Yields texts of at most a few kilobytes: usual ones, the words of the rules, texts on which patterns backtrack,
+    and each character."""
     yield from ("", " ", "a", "The king, 3.5 km from here!  \u00c9t\u00e9\r\n\tend", "x" * 1000, "a b " * 500)
     words = list(dict.fromkeys(word for word in _words(parts) if len(word) < 100))[:500]
     yield "".join(words)

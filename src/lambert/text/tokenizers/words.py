@@ -1,9 +1,9 @@
 """Encodes each word of a text once.
 
 BERT's normalizer, pre-tokenizer and WordPiece treat the parts of a text between ASCII spaces and punctuation marks
-independently, so the ids of a text are the concatenated ids of its words and marks. The same holds for the parts of a
-text between spaces in most tokenizers of other kinds (`scheme`). Words repeat: the tokenizers library encodes each word
-once, and then the ids are looked up.
+independently, so the ids of a text are the concatenated ids of its words and marks. Most tokenizers of other kinds
+treat the parts between spaces like that (`scheme`). The tokenizers library encodes each word once; then its ids are
+looked up.
 """
 
 import json
@@ -28,14 +28,12 @@ HALF = 32  # the value of a word is the index of its first id, and in this many 
 
 SPACE, ALONE, JOINED, IDEOGRAPH = range(4)  # a byte is between words, a word, part of a word, or starts an ideograph
 IDEOGRAPHS = range(0xE5, 0xEA)
-"""First bytes of U+5000 to U+9FFF, each of which is a word. Other ideographs are encoded with their neighbours, which
-is slower."""
+"""First bytes of U+5000 to U+9FFF, each a word. Other ideographs are encoded with their neighbours, which is slower."""
 
 Integers = npt.NDArray[np.int64]
 Scheme = Literal["", "marks", "spaces", "bytes"]
 """How a text divides into words that a tokenizer treats independently: at spaces and punctuation marks (BERT); at
-spaces (SentencePiece's kinds); at spaces, each of which belongs to the word after it (byte-level BPE, and Gemma's
-kind). Empty: it does not."""
+spaces (SentencePiece); at spaces, each part of the word after it (byte-level BPE, Gemma). Empty: it does not."""
 _BLANK = np.isin(np.arange(256), [*b"\t\n\v\f\r ", *range(0x1C, 0x20), 0xC2, 0xE1, 0xE2, 0xE3])
 """Possible first bytes of white space outside ASCII."""
 _BLANK_END = np.isin(np.arange(256), [*b"\t\n\v\f\r ", *range(0x1C, 0x20), *range(0x80, 0x100)])
@@ -61,7 +59,7 @@ class EncodedWords:
 
     @property
     def spaced_T(self) -> npt.NDArray[np.int32]:
-        """Number, from 0 in each line, of the word of each id, with words divided at ASCII spaces only."""
+        """Number of the word of each id, from 0 in each line, with words divided at ASCII spaces only."""
         bytes_ = np.frombuffer(self.data, dtype=np.uint8)
         inside = (bytes_ != ord(" ")) & (bytes_ != ord("\n"))
         begins = np.diff(inside, prepend=False) & inside
@@ -77,10 +75,8 @@ class EncodedWords:
 
 
 class WordEncoder:
-    """Encodes lines of text without NUL. `memory` bounds the cache of words in bytes; the result does not depend on it.
-
-    It requires a tokenizer that treats words independently (`scheme`) and lines for which `takes` returns True.
-    """
+    """Encodes lines of text without NUL, for which `takes` returns True, with a tokenizer that treats words
+    independently (`scheme`). `memory` bounds the cache of words in bytes; the result does not depend on it."""
 
     def __init__(self, tokenizer: Tokenizer, memory: int = 128 << 20) -> None:
         values = json.loads(tokenizer.to_str())
@@ -93,7 +89,7 @@ class WordEncoder:
         self._model = self._tokenizer.model
         self.scheme = scheme(tokenizer)
         assert self.scheme
-        # an added token may contain punctuation and capitals
+        # An added token may contain punctuation and capitals.
         self._added = not all(token["special"] for token in values["added_tokens"])
         marks = self.scheme == "marks" and not self._added
         kinds = dict.fromkeys(b"\n" + punctuation.encode() if marks else b"\n", ALONE)
@@ -118,7 +114,7 @@ class WordEncoder:
         self._lexicon.add([b"\n"], np.array([self._used << HALF]))
 
     def takes(self, lines: bytes) -> bool:
-        """Returns whether these lines can be encoded by words: some tokenizers also encode the spaces around a line, or
+        """Returns whether these lines can be encoded by words: some tokenizers also encode spaces around a line, or
         have tokens of several spaces."""
         return not any(spaces in b"\n" + lines for spaces in self._refused)
 
@@ -150,8 +146,8 @@ class WordEncoder:
 
     def _learn(self, words: list[bytes]) -> None:
         """Encodes words and adds them to the lexicon."""
-        # the normalizer does not change lower-cased ASCII letters and digits, and the pre-tokenizer takes them as a
-        # word
+        # The normalizer does not change lower-cased ASCII letters and digits, and for the pre-tokenizer they are a
+        # word.
         simple = self.scheme == "marks" and not self._added
         plain = [word for word in words if word.isalnum()] if simple else []
         lists = [[token.id for token in self._model.tokenize(word.decode())] for word in plain]
@@ -204,16 +200,13 @@ _AROUND = (
 
 
 def _blanks(values: dict[str, Any]) -> bool:
-    """Returns whether tokens of spaces were added to the tokenizer's vocabulary, as in ModernBERT's."""
+    """Returns whether the tokenizer has added tokens of spaces, as ModernBERT's."""
     return any(token["content"].startswith(" ") or token["content"].endswith(" ") for token in values["added_tokens"])
 
 
 def _of_gemma(values: dict[str, Any]) -> bool:
-    """Returns whether a tokenizer is BPE over a whole text in which each space is a mark, and whether no piece has a
-    mark after other characters, so that its merges stay within words.
-
-    Source: transformers, GemmaTokenizer.
-    """
+    """Returns whether a tokenizer is BPE over a whole text in which each space is a mark, and no piece has a mark after
+    other characters, so that its merges stay within words. Source: transformers, GemmaTokenizer."""
     normalizer, before, model = ((values[part] or {}) for part in ("normalizer", "pre_tokenizer", "model"))
     space = {"String": " "}
     marked = normalizer.get("type") == "Replace" and normalizer["pattern"] == space
@@ -226,7 +219,7 @@ def _of_gemma(values: dict[str, Any]) -> bool:
 
 
 _PER_WORD = {"Precompiled", "Replace", "NFC", "NFKC", "NFKD", "NFD", "Lowercase", "StripAccents", "Strip"}
-"""Normalizers that treat words independently of their neighbours if single spaces separate them."""
+"""Normalizers that treat words independently if single spaces separate them."""
 
 
 def _types_of(normalizer: dict[str, Any]) -> set[str]:
@@ -241,11 +234,9 @@ def _prepends(metaspace: dict[str, Any]) -> bool:
 
 
 def _word_spaces(data: bytes) -> npt.NDArray[np.bool_]:
-    """Returns for each byte whether it is a space that belongs to the word after it by the rule of byte-level BPE: only
-    the last of several white spaces does. In doubt, the words on both sides count as one.
-
-    Source: Radford et al., 2019 (GPT-2), encoder.py.
-    """
+    """Returns for each byte whether it is a space that belongs to the word after it in byte-level BPE: only the last of
+    several white spaces does. In doubt, the words on both sides count as one. Source: Radford et al., 2019 (GPT-2),
+    encoder.py."""
     bytes_ = np.frombuffer(data, dtype=np.uint8)
     before, after = np.zeros(len(bytes_), np.bool_), np.zeros(len(bytes_), np.bool_)
     before[1:], after[:-1] = _BLANK_END[bytes_[:-1]], _BLANK[bytes_[1:]]

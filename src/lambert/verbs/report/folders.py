@@ -96,9 +96,9 @@ def read(folder: Path, name: str) -> Run:
     return Run(
         name,
         sorted(rows, key=lambda row: int(row["step"])),
-        _drop_unused(settings.dotted(recipe)),
-        settings.dotted(environment),
-        settings.dotted(scores),
+        _drop_unused(settings.flatten(recipe)),
+        settings.flatten(environment),
+        settings.flatten(scores),
         summary,
         notices,
         _log(folder / "log.txt"),

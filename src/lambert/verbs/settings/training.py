@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from lambert.core.settings import dotted, dotted_names, read
+from lambert.core.settings import flatten, list_dotted_names, read
 from lambert.runs.expect import TABLE
 from lambert.verb import list_training
 
@@ -14,11 +14,11 @@ _TELLING = {"corpus", "data", "train.batch_size", "train.steps", "train.epochs"}
 def find_verb(given: Collection[str]) -> str:
     """Returns the verb that trains and has the most of these settings, by their dotted names."""
     kinds = list_training()
-    return max(kinds, key=lambda verb: len({*given} & {*dotted_names(kinds[verb])}))
+    return max(kinds, key=lambda verb: len({*given} & {*list_dotted_names(kinds[verb])}))
 
 
 def verb_of(recipe: Path) -> str:
     """Returns the verb that a recipe of a run is for, "" for a recipe of another verb."""
-    given = {*dotted({name: value for name, value in read(recipe).items() if name != TABLE})}
+    given = {*flatten({name: value for name, value in read(recipe).items() if name != TABLE})}
     verb = find_verb(given)
-    return verb if given & _TELLING or given <= {*dotted_names(list_training()[verb])} else ""
+    return verb if given & _TELLING or given <= {*list_dotted_names(list_training()[verb])} else ""

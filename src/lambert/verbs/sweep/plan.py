@@ -9,7 +9,7 @@ from typing import Any
 from lambert import cli
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.registry import nearest
-from lambert.core.settings import as_dict, as_word, dotted, merge, read, text
+from lambert.core.settings import as_dict, as_word, flatten, merge, read, text
 from lambert.engine.progress import COUNTS
 from lambert.optim.optimizers import check_names
 from lambert.runs.best import lower_is_better
@@ -71,7 +71,7 @@ class Plan:
     def signature(self) -> dict[str, str]:
         """Returns the settings that must not change when the sweep continues, as text by name."""
         varied = {dimension.name for dimension in self.space}
-        base = dotted(as_dict(self.run_settings({}, self.seeds[0], self.config.out / "trials")))
+        base = flatten(as_dict(self.run_settings({}, self.seeds[0], self.config.out / "trials")))
         fixed = {
             name: str(value)
             for name, value in base.items()
@@ -88,9 +88,9 @@ def make_plan(config: SweepConfig) -> Plan:
     if config.trials is None and config.minutes is None and config.updates is None and config.sampler != "grid":
         raise UsageError("How long to search? Set trials, minutes or updates (updates of all trials together).")
     recipe = {} if config.recipe is None else read(config.recipe)
-    verb = find_verb({*dotted(recipe), *dotted(config.base)})
+    verb = find_verb({*flatten(recipe), *flatten(config.base)})
     space = dimensions(config.space, list_training()[verb])
-    for name in dotted(config.base):
+    for name in flatten(config.base):
         if name in {dimension.name for dimension in space}:
             raise UsageError(f"{name} is both in [sweep.space] and set beside it: remove one.")
     plan = Plan(config, verb, space, False)

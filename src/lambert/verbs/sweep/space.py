@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lambert.core.errors import UsageError, shown
+from lambert.core.errors import UsageError, quote
 from lambert.core.registry import nearest
-from lambert.core.settings import dotted_names, kinds_of, unknown_name
+from lambert.core.settings import kinds_of, list_dotted_names, unknown_name
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -91,7 +91,7 @@ def dimensions(space: Mapping[str, Any], kind: type) -> list[Dimension]:
     Raises UsageError if the table is empty, names a setting that does not exist or that the sweep sets, or has a range
     or choices that the setting cannot have.
     """
-    known = list(dotted_names(kind))
+    known = list(list_dotted_names(kind))
     found = []
     for name, table in _tables(space):
         if name in _OTHERWISE:
@@ -123,7 +123,7 @@ def _tables(space: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, M
     for name, table in space.items():
         if not isinstance(table, Mapping):
             raise UsageError(
-                f"[sweep.space] {prefix}{name} = {shown(table)} must be a table: {{low = ..., high = ...}} or "
+                f"[sweep.space] {prefix}{name} = {quote(table)} must be a table: {{low = ..., high = ...}} or "
                 "{choices = [...]}."
             )
         if table and all(isinstance(inner, Mapping) for inner in table.values()):
@@ -146,10 +146,10 @@ def _dimension(name: str, table: Mapping[str, Any], kinds: set[Any]) -> Dimensio
     for key in ("low", "high", "step"):
         value = table.get(key, 1)
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
-            raise UsageError(f"{place}: {key} = {shown(value)} must be a number of at most 2^53 = {_LARGEST:,}.")
+            raise UsageError(f"{place}: {key} = {quote(value)} must be a number of at most 2^53 = {_LARGEST:,}.")
     low, high, step, log = table["low"], table["high"], table.get("step"), table.get("log", False)
     if not isinstance(log, bool):
-        raise UsageError(f"{place}: log = {shown(log)} must be true or false.")
+        raise UsageError(f"{place}: log = {quote(log)} must be true or false.")
     whole = float not in kinds
     if whole and any(isinstance(value, float) and not value.is_integer() for value in (low, high, step or 1)):
         raise UsageError(f"{place} is a whole number: low, high and step must be whole, too.")
@@ -173,14 +173,14 @@ def _choices(name: str, table: Mapping[str, Any], place: str) -> Dimension:
     if len(table) > 1:
         raise UsageError(f"{place} has choices and {', '.join(key for key in table if key != 'choices')}: unset one.")
     if not isinstance(choices, list | tuple) or not choices:
-        raise UsageError(f"{place}: choices = {shown(choices)} must be a list of at least one value.")
+        raise UsageError(f"{place}: choices = {quote(choices)} must be a list of at least one value.")
     if any(isinstance(choice, Mapping) for choice in choices):
         raise UsageError(f"{place}: a choice is a value, not a table.")
     if other := [choice for choice in choices if not _is_plain(choice)]:
-        raise UsageError(f"{place}: {shown(other[0])} is neither a text, a number, true, false nor a list of these.")
+        raise UsageError(f"{place}: {quote(other[0])} is neither a text, a number, true, false nor a list of these.")
     found = Dimension(name, choices=tuple(choices))
     if len(found.labels) < len(choices):
-        raise UsageError(f"{place}: choices = {shown(list(choices))} has a value twice.")
+        raise UsageError(f"{place}: choices = {quote(list(choices))} has a value twice.")
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import parse_json, read_file
-from lambert.core.settings import dotted
+from lambert.core.settings import flatten
 from lambert.engine.guard import INCIDENTS
 from lambert.runs.folder import CONFIG, DATA, FREE
 from lambert.runs.result import Result
@@ -91,7 +91,7 @@ def read_measured(folder: Path) -> Measured:
         finite = [value for value in fast if math.isfinite(value)]
         return median(finite) if finite else None
 
-    environment = dotted(_json(folder / "environment.json"))
+    environment = flatten(_json(folder / "environment.json"))
     return Measured(
         folder,
         steps,

@@ -13,7 +13,7 @@ import tomli_w
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import read_file, write_atomic
-from lambert.core.settings import dotted, plain, read
+from lambert.core.settings import flatten, plain, read
 from lambert.runs.expect import TABLE, ExpectConfig, LossBand, ScoreBand
 from lambert.runs.folder import CONFIG
 from lambert.verbs.verify.intervals import band
@@ -35,7 +35,7 @@ def make_expectation(runs: Sequence[Path]) -> ExpectConfig:
     if len(runs) < 2:
         raise UsageError("--write-from needs two runs or more, of different seeds: one says nothing about deviations.")
     found = [read_measured(run) for run in runs]
-    recipes = [dotted(read(run / CONFIG)) for run in runs]
+    recipes = [flatten(read(run / CONFIG)) for run in runs]
     _check_alike(runs, recipes)
     for one in found[1:]:
         if one.data != found[0].data:

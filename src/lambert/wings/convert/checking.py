@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from lambert.core.batch import Batch, Source, Target, flat_batch
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.inference.text_model import TextModel
 from lambert.inference.text_model import load as load_model
 from lambert.model import folder as layout
@@ -31,7 +31,7 @@ from lambert.model.publish import NOISE, TOLERANCE, scale_difference
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.table import read_rows
 from lambert.tasks.vectors.sentence_transformers import MODULES, activation_of, root
-from lambert.text.rows import kind, lines
+from lambert.text.rows import kind, read_lines
 from lambert.text.tokenizers import roles
 from lambert.wings.convert import source_library
 from lambert.wings.convert.config import Against
@@ -147,7 +147,7 @@ def read_texts(path: Path) -> tuple[list[CheckRow], bool]:
     if kind(path) in _ROWS:
         found = (_row(place, row) for place, row in read_rows(path, Columns("text", label="", header=True)))
     else:
-        stripped = ((number, line.strip()) for number, line in lines(path))
+        stripped = ((number, line.strip()) for number, line in read_lines(path))
         found = (CheckRow(f"{path}:{number}", (line,)) for number, line in stripped if line)
     rows = [*islice(found, MOST + 1)]
     if not rows:
@@ -425,7 +425,7 @@ class _Comparing:
         self.found.close(what, compared, "rows", lambda number: exact(rows[number]))
 
     def _named(self, row: int) -> str:
-        return f"{self.rows[row].place} ({shown(self.rows[row].texts[0])})"
+        return f"{self.rows[row].place} ({quote(self.rows[row].texts[0])})"
 
 
 def compute(job: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:

@@ -93,7 +93,7 @@ def _imported(config: ImportConfig, out: Path, checks: list[Comparison]) -> Iter
         weights_file(folder)  # raises if there is none, before the tokenizer is read
     tokenizer = tokenizers.load(folder, lowercase=config.lowercase)
     path = tokenizers.file_in(folder)
-    if roles.named(tokenizer, "mask") is None:
+    if roles.find_id(tokenizer, "mask") is None:
         roles.template(tokenizer, str(path))
         yield "note: the tokenizer has no mask token: the model can be fine-tuned, but its pre-training not continued."
     else:
@@ -158,7 +158,7 @@ def _check_case(tokenizer: Any, path: Path) -> None:
     """Raises UsageError if the name of the folder, such as uncased_L-12_H-768_A-12, contradicts the capitals of the
     pieces of the vocabulary."""
     named = re.search(r"(?:^|[_-])(un|)cased(?:[_-]|$)", path.resolve().parent.name.lower())
-    lowercase = tokenizers.lowercases(tokenizer)
+    lowercase = tokenizers.normalization(tokenizer).get("lowercase")
     if named is not None and lowercase is not None and bool(named[1]) != lowercase:
         raise UsageError(
             f"{path} {'has no' if lowercase else 'has'} pieces with capitals, and the name of its folder says "

@@ -6,6 +6,8 @@ import unicodedata
 import numpy as np
 import numpy.typing as npt
 
+from lambert.text.tokenizers import roles
+
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
 
@@ -18,26 +20,19 @@ ENDS = ".!?…‥‼⁇⁈⁉。！？．｡।॥؟۔։՞՜።፧፨၊။។�
 QUOTES = "\"'»”’›」』）)］]"
 INVISIBLE = "\u00ad\u200b\u2060\ufeff"
 """Soft hyphens, zero-width spaces, word joiners and byte-order marks. Joiners that shape letters are not among them."""
-WITHOUT_SPACES = (
-    (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
-    (0x20000, 0x3FFFF),
-)  # fmt: skip
-"""First and last code points of scripts that are written without spaces: Thai, Lao, Burmese, Khmer, kana and Chinese
-characters."""
 _BMP = 1 << 16
 
 
 def flags_of(character: str) -> int:
     """Returns the flags of a character."""
-    kind, code = unicodedata.category(character), ord(character)
-    unspaced = character.isalpha() and any(first <= code <= last for first, last in WITHOUT_SPACES)
+    kind = unicodedata.category(character)
     return (
         SPACE * character.isspace()
         | LETTER * character.isalpha()
         | PUNCTUATION * (kind[0] in "PS")
         | END * (character in ENDS)
         | QUOTE * (character in QUOTES)
-        | UNSPACED * unspaced
+        | UNSPACED * (character.isalpha() and roles.UNSPACED.match(character) is not None)
         | UNUSUAL * (character in INVISIBLE or _composes(character))
     )
 

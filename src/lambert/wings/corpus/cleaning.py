@@ -9,11 +9,11 @@ from pathlib import Path
 from lambert.core.contents import sha256
 from lambert.core.errors import UsageError
 from lambert.core.registry import Kind, lookup
-from lambert.wings.corpus.characters import INVISIBLE, WITHOUT_SPACES
+from lambert.text.tokenizers.roles import UNSPACED
+from lambert.wings.corpus.characters import INVISIBLE
 
 Cleaner = Callable[[str], str | None]
 INVISIBLE_CHARACTERS = re.compile(f"[{INVISIBLE}]")
-_UNSPACED = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in WITHOUT_SPACES) + "]")
 
 
 def compose(text: str) -> str:
@@ -35,7 +35,7 @@ def _is_sentence(line: str) -> bool:
     ended = line.rstrip("\"'»”’)] ")
     if not ended.endswith((".", "!", "?", "…", "。", "！", "？", "।")):
         return False
-    return len(ended.split(None, 3)) >= 3 or bool(_UNSPACED.search(ended))
+    return len(ended.split(None, 3)) >= 3 or bool(UNSPACED.search(ended))
 
 
 CLEANERS: dict[str, Cleaner] = {"prose": prose}

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter
 
-from lambert.core.errors import UsageError, shown
+from lambert.core.errors import UsageError, quote
 from lambert.core.registry import nearest
 from lambert.core.settings import SEEDS, as_dict, check
 from lambert.core.urls import check_url, is_remote, public
-from lambert.text.encodings import known
+from lambert.text.encodings import look_up_encoding
 from lambert.text.sentences import LINES
 from lambert.wings.corpus.filters import FILTERS
 from lambert.wings.corpus.filters.c4 import C4
@@ -159,7 +159,7 @@ class PrepareConfig:
     @property
     def layout(self) -> Layout:
         """The settings of the readers."""
-        return Layout(self.documents, self.text_field, _names(self.metadata), encoding=known(self.encoding))
+        return Layout(self.documents, self.text_field, _names(self.metadata), encoding=look_up_encoding(self.encoding))
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -253,7 +253,7 @@ class VerifyCorpusConfig:
 def _check_inputs(config: PrepareConfig) -> None:
     for name in ("input", "weights", "steps", "clean", "metadata"):
         if not isinstance(value := getattr(config, name), tuple | list):
-            raise UsageError(f"{name} = {shown(value)} must be a list; lambert.prepare also takes one value.")
+            raise UsageError(f"{name} = {quote(value)} must be a list; lambert.prepare also takes one value.")
     required = {"--input": config.input} | ({"--out": Path(config.out).parts} if config.WRITES else {})
     if lacking := [flag for flag, value in required.items() if not value]:
         verb = "prepare" if config.WRITES else "corpus peek"
@@ -332,7 +332,7 @@ def _check_values(config: PrepareConfig) -> None:
         vocabulary="[6, 10000000]", min_frequency="[1, inf)", sample_megabytes="[1, inf)", min_tokens="[1, inf)",
         workers="[0, 1024]", heldout="[0, 1)", max_bad="[0, 1]", min_language_score="[0, 1]", seed=SEEDS,
     )  # fmt: skip
-    known(config.encoding)
+    look_up_encoding(config.encoding)
     if not re.fullmatch(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*", config.language):
         raise UsageError(f"language = {config.language!r} is not an ISO 639 code such as en or de.")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import UsageError
-from lambert.core.settings import dotted
+from lambert.core.settings import flatten
 from lambert.core.shards import check_corpus, check_shape, read_manifest
 from lambert.wings.corpus.documents import Documents
 from lambert.wings.corpus.reading.pieces import escape_name
@@ -37,7 +37,7 @@ def check_same(out: Path | str, manifest: dict[str, Any], head: dict[str, Any], 
     check_shape(f"{out}/manifest.json", manifest, _PREPARED)
     known = [values["settings"] for values in (manifest, head)]
     unset: dict[str, Any] = {"clean": [], "weights": [], "strip_accents": None}
-    old, new = (unset | {"deduplicate": "deduplicate" in own} | dotted(own) for own in known)
+    old, new = (unset | {"deduplicate": "deduplicate" in own} | flatten(own) for own in known)
     differs = [f"{name} = {old[name]!r}, not {new[name]!r}" for name in old if name in new and old[name] != new[name]]
     if manifest["tokenizer"] != head["tokenizer"]:
         differs.append("another tokenizer")

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from lambert.core.errors import DataError, LambertError, MachineError, UsageError, shown
+from lambert.core.errors import DataError, LambertError, MachineError, UsageError, quote
 from lambert.core.files import make_folder, read_file, remove_all_leftovers, replace_files
 from lambert.core.lock import Lock, lock_folder
 from lambert.core.urls import is_remote, public
@@ -140,14 +140,14 @@ def prepare_on_cluster(
         UsageError, MachineError: As `prepare`.
     """
     if not isinstance(config, PrepareConfig):
-        raise UsageError(f"config must be a lambert.PrepareConfig, not {shown(config)}.")
+        raise UsageError(f"config must be a lambert.PrepareConfig, not {quote(config)}.")
     if not callable(executor):
         raise UsageError(
             "executor must be a class or function that is called with pipeline, tasks, logging_dir and skip_completed, "
-            f"such as functools.partial(LocalPipelineExecutor, workers=8), not {shown(executor)}."
+            f"such as functools.partial(LocalPipelineExecutor, workers=8), not {quote(executor)}."
         )
     if not isinstance(tasks, int) or tasks < 1:
-        raise UsageError(f"tasks = {shown(tasks)} must be a whole number of at least 1.")
+        raise UsageError(f"tasks = {quote(tasks)} must be a whole number of at least 1.")
     if not config.stages:
         raise UsageError("steps is empty: name the steps, such as extract, clean, tokens.")
     if store and not is_remote(store):
@@ -169,7 +169,7 @@ def _make_parts(
     logs = config.work_folder / "logs" / plan.step
     step, count = MakeParts(config, plan, units, store), min(tasks, len(units))
     problem: Exception | None = None
-    with lock.shared():
+    with lock.share():
         try:
             executor(pipeline=[step], tasks=count, logging_dir=str(logs.absolute()), skip_completed=False).run()
         except Exception as error:  # the files tell what is missing

@@ -62,10 +62,10 @@ class Metrics(Observer):
         """Counts a reload of the models: `changed`, `unchanged` or `failed`."""
         self._reloads.labels(result).inc()
 
-    def taken(self, seconds: float) -> None:
+    def record_wait(self, seconds: float) -> None:
         self._queue_seconds.observe(seconds)
 
-    def computed(self, tokens: int, sequences: int, seconds: float) -> None:
+    def record_batch(self, tokens: int, sequences: int, seconds: float) -> None:
         self._tokens.inc(tokens)
         self._sequences.inc(sequences)
         self._batch_tokens.observe(tokens)

@@ -134,7 +134,7 @@ class Models:
                     changed.append(name)
             except BaseException as error:  # a panic in Rust is not an Exception
                 kind = "" if isinstance(error, LambertError) else f"{type(error).__name__}: "
-                failed.append(f"{name} was not loaded again: {kind}{error}")
+                failed.append(f"{name} was not reloaded: {kind}{error}")
         return changed, failed
 
     def _load(self, name: str, path: Path) -> Served:

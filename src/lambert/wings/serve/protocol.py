@@ -134,7 +134,7 @@ def create_protocol_class(
             if not self.look:
                 self.deadline = self.loop.time() + seconds
             self.in_headers = False
-            if (refusal := self._check_load()) is not None:
+            if (refusal := self._find_refusal()) is not None:
                 self.skipping = True
                 metrics.count_refusal(refusal.reason)
                 metrics.count_answer("other", "", 429, 0.0)
@@ -155,7 +155,7 @@ def create_protocol_class(
             else:
                 super().on_message_complete()
 
-        def _check_load(self) -> Refusal | None:
+        def _find_refusal(self) -> Refusal | None:
             """Returns why the load of the service makes it refuse the request. The gate decides about requests that
             share their connection with other answers, or whose connection must close."""
             alone = self.cycle is None or self.cycle.response_complete

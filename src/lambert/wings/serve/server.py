@@ -47,7 +47,7 @@ class Ended(LambertError):
     """A second signal ended the service before it had answered all requests."""
 
     def __init__(self, number: int) -> None:
-        super().__init__("The service was ended at once: requests that had not been answered were dropped.")
+        super().__init__("The service was stopped at once: unanswered requests were dropped.")
         self.exit_code = 128 + number
 
 
@@ -56,7 +56,7 @@ def load(config: ServeConfig, say: Say = silent) -> "Service":
     try:
         from lambert.wings.serve.building import build
     except ImportError as error:
-        raise _missing(error) from error
+        raise _explain_missing(error) from error
     return build(config, read_api_key(config), say)
 
 
@@ -74,7 +74,7 @@ def serve(config: ServeConfig, say: Say = silent) -> None:
 
         from lambert.wings.serve.protocol import create_protocol_class
     except ImportError as error:
-        raise _missing(error) from error
+        raise _explain_missing(error) from error
     if not read_api_key(config) and config.host not in LOOPBACK:
         raise UsageError(
             f"host = {config.host!r} lets other machines connect, and there is no API key: set LAMBERT_API_KEY or "
@@ -89,7 +89,7 @@ def serve(config: ServeConfig, say: Say = silent) -> None:
         server_header=False, timeout_keep_alive=10,
         timeout_graceful_shutdown=math.ceil(config.seconds) + 2,
     )  # fmt: skip
-    with _closing_on_error(listener, config):
+    with _close_on_error(listener, config):
         listener.listen(2048)
     host, port = listener.getsockname()[:2]
     for served in service.models:
@@ -154,7 +154,7 @@ class _Reload:
             for message in failed:
                 self._say(f"warning: {' '.join(message.split())}")
             if changed or not failed:
-                self._say(f"loaded again: {', '.join(changed) or 'nothing, no file has changed'}")
+                self._say(f"reloaded: {', '.join(changed) or 'nothing, no file has changed'}")
 
 
 async def _run(server: Any, listener: socket.socket, service: "Service", reload: _Reload, ended: list[int]) -> None:
@@ -213,7 +213,7 @@ def _drop_new_connections(listener: socket.socket) -> None:
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(drop_all)))
 
 
-def _missing(error: ImportError) -> UsageError:
+def _explain_missing(error: ImportError) -> UsageError:
     return UsageError(f"serve needs {error.name}: pip install 'lambert-bert[serve]'.")
 
 
@@ -223,13 +223,13 @@ def _bind(config: ServeConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)  # connections inherit it
-    with _closing_on_error(listener, config):
+    with _close_on_error(listener, config):
         listener.bind((config.host, config.port))
     return listener
 
 
 @contextmanager
-def _closing_on_error(listener: socket.socket, config: ServeConfig) -> Iterator[None]:
+def _close_on_error(listener: socket.socket, config: ServeConfig) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.text.encodings import declared, known
+from lambert.text.encodings import find_declared, look_up_encoding
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.pipeline import prepare
 from lambert.wings.corpus.reading.readers import Layout, Piece, read
@@ -71,16 +71,16 @@ def test_text_that_is_not_of_its_encoding_is_unreadable(tmp_path: Path) -> None:
 
 def test_headers() -> None:
     for name in ("", "UTF-8", "ASCII", "US-ASCII", "unknown-8", "base64", "\xff"):
-        assert declared(f"Title: A\nCharacter set encoding: {name}\n".encode("latin-1")) == ""
-    assert declared(b"The words Character set encoding: ISO-8859-1 are in a sentence.") == ""
-    assert declared(b"x" * 5000 + b"\nCharacter set encoding: ISO-8859-1") == ""
+        assert find_declared(f"Title: A\nCharacter set encoding: {name}\n".encode("latin-1")) == ""
+    assert find_declared(b"The words Character set encoding: ISO-8859-1 are in a sentence.") == ""
+    assert find_declared(b"x" * 5000 + b"\nCharacter set encoding: ISO-8859-1") == ""
 
 
 def test_unknown_encodings_are_refused(tmp_path: Path) -> None:
     for name in ("latin-99", "base64", "", "rot13", "a\0b"):
         with pytest.raises(UsageError, match=r"encoding = .* is unknown: name one of Python's"):
             PrepareConfig((tmp_path,), tmp_path / "out", encoding=name)
-    assert known("UTF8") == "utf-8"
+    assert look_up_encoding("UTF8") == "utf-8"
 
 
 def test_a_large_file_in_another_encoding_is_not_divided(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.text.streams import Stream, is_damage, unpacked
+from lambert.text.streams import Stream, is_damage, unpack
 from lambert.wings.corpus.reading.readers import Layout, read
 
 
@@ -34,7 +34,7 @@ COMPRESSED = [suffix for suffix in PACKERS if suffix]
 
 
 def stream(suffix: str, packed: bytes) -> Stream:
-    return Stream(unpacked(Path(f"a.txt{suffix}"), io.BytesIO(packed))[0])
+    return Stream(unpack(Path(f"a.txt{suffix}"), io.BytesIO(packed))[0])
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
@@ -75,11 +75,11 @@ def test_what_is_neither_compressed_nor_text_is_damaged(tmp_path: Path, suffix: 
 
 def test_the_suffix_of_the_compression_is_removed() -> None:
     raw = io.BytesIO(gzip.compress(b"text"))
-    opened, suffix = unpacked(Path("corpus.v2/A.JSONL.GZ"), raw)
+    opened, suffix = unpack(Path("corpus.v2/A.JSONL.GZ"), raw)
     assert (opened.read(), suffix) == (b"text", ".jsonl")
     plain = io.BytesIO(b"text")
-    assert unpacked(Path("a.tar.TXT"), plain) == (plain, ".txt")
-    assert unpacked(Path("wiki_00"), io.BytesIO(b""))[1] == ""
+    assert unpack(Path("a.tar.TXT"), plain) == (plain, ".txt")
+    assert unpack(Path("wiki_00"), io.BytesIO(b""))[1] == ""
 
 
 @pytest.mark.parametrize("suffix", PACKERS)

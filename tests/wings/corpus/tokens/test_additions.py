@@ -58,7 +58,7 @@ def of_spaces(*, inside: bool = True, french: bool = False) -> Tokenizer:
         vocab_size=300, special_tokens=SPECIALS[:4], unk_token="<unk>", show_progress=False
     )
     tokenizer.train_from_iterator(paragraphs(0, 60), trainer)
-    values = tk.described(tokenizer)
+    values = tk.describe(tokenizer)
     values["model"]["vocab"][4:4] = [["<unk>NOTUSED", -100.0]] * french
     values["model"]["vocab"] += [["<mask>", 0.0]] * inside
     tokenizer = Tokenizer.from_str(json.dumps(values))
@@ -130,7 +130,7 @@ def by_hand(tokenizer: Tokenizer, kind: str, words: list[Word], larger: Tokenize
     """The ids of an ASCII text with new words, from those of the old tokenizer and the definition of its kind."""
     new = dict(zip([word.piece for word in words], numbers_of(tokenizer, len(words)), strict=True))
     if kind in UNIGRAM:
-        values = tk.described(larger)["model"]["vocab"]
+        values = tk.describe(larger)["model"]["vocab"]
         scores = {piece: score for piece, score in values[4:] if piece not in SPECIALS}
         ids = {piece: number for number, (piece, _) in enumerate(values)}
         units = [SPACES + unit for unit in text.split(" ")]
@@ -172,7 +172,7 @@ def test_words_of_a_text_become_pieces(kind: str) -> None:
         assert [tokenizer.id_to_token(old) for old in word.ids] == tokenizer.encode(f"x {word.text}").tokens[2:-1][
             -len(word.ids) :
         ]
-    again = tk.rebuilt(tk.described(larger))
+    again = tk.rebuild(tk.describe(larger))
     assert again.to_str() == larger.to_str()
 
 
@@ -188,7 +188,7 @@ def test_a_word_that_begins_another_does_not_divide_it(kind: str) -> None:
         for number, word in zip(numbers, ordered, strict=True):
             assert larger.encode(f" {word.text}", add_special_tokens=False).ids == [number]
     if kind in UNIGRAM:  # not by chance
-        scores = dict(tk.described(larger)["model"]["vocab"])
+        scores = dict(tk.describe(larger)["model"]["vocab"])
         for word in words:
             own = scores.pop(word.piece)
             others = sum(scores.get(piece, -1e9) for piece in viterbi(word.piece, scores, -1e9))
@@ -206,7 +206,7 @@ def test_unknown_characters_stay_as_they_were(kind: str) -> None:
     tokenizer = made(kind)
     division = choose_division(tokenizer, "t")
     larger = division.extend([division.word(division.piece("hydrothermodynamically")), division.word("\u2581xqzjkv")])
-    least = [min(score for _, score in tk.described(one)["model"]["vocab"]) for one in (tokenizer, larger)]
+    least = [min(score for _, score in tk.describe(one)["model"]["vocab"]) for one in (tokenizer, larger)]
     assert least[0] == least[1]
     for text in ("\u4e2d\u6587 a\u4e2d the\u6587re", "x\u00e9y \u00e9a\u00e9the\u00e9", "hydro\u00e9thermo"):
         assert larger.encode(text).ids == tokenizer.encode(text).ids

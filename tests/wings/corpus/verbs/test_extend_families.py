@@ -69,13 +69,13 @@ def made(case: str, learnt: dict[str, Path], out: Path) -> Any:
     model_type, kind, settings, padding = CASES[case]
     tokenizer = tokenizers.load(learnt[kind])
     if kind in ("bpe", "unigram"):
-        values = tokenizers.described(tokenizer)
+        values = tokenizers.describe(tokenizer)
         values["added_tokens"] = [token for token in values["added_tokens"] if token["content"] != "[MASK]"]
-        tokenizer = tokenizers.rebuilt(values)
+        tokenizer = tokenizers.rebuild(values)
         tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
     pieces = roles.size(tokenizer)
     rows = -(-pieces // padding) * padding if padding and padding != 35 else pieces + padding
-    ids = {f"{role}_token_id": roles.named(tokenizer, role) for role in ("pad", "cls", "sep")}
+    ids = {f"{role}_token_id": roles.find_id(tokenizer, role) for role in ("pad", "cls", "sep")}
     ids |= {"bos_token_id": ids["cls_token_id"], "eos_token_id": ids["sep_token_id"]}
     torch.manual_seed(1)
     config = transformers.AutoConfig.for_model(model_type, **settings, **ids, vocab_size=rows)
@@ -263,10 +263,10 @@ def test_words_that_contain_added_tokens_are_left_out(
 def test_ids_with_gaps(tmp_path: Path) -> None:
     """New words follow the largest id, also in transformers."""
     letters = [*map(chr, range(33, 127)), *(f"##{chr(code)}" for code in range(97, 123))]
-    values = tokenizers.described(tokenizers.build([*tokenizers.SPECIAL_PIECES, *letters], lowercase=True))
+    values = tokenizers.describe(tokenizers.build([*tokenizers.SPECIAL_PIECES, *letters], lowercase=True))
     ids = values["model"]["vocab"]
     values["model"]["vocab"] = {piece: number + 7 * (number > 20) for piece, number in ids.items()}
-    gapped = tokenizers.rebuilt(values)
+    gapped = tokenizers.rebuild(values)
     size = len(ids) + 7
     config = transformers.BertConfig(vocab_size=size, **SHAPE, max_position_embeddings=64)
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "base")

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.core.files import check_regular
 from lambert.model.files import tensorflow_prefixes
 from lambert.wings.convert.tensorflow import table
@@ -146,7 +146,7 @@ class Checkpoint:
 def _entry(name: str, message: bytes) -> Entry:
     """Returns the entry that a BundleEntryProto describes. Raises ValueError if it is damaged."""
     if not name.isprintable():
-        raise ValueError(f"{shown(name)} is not a name")
+        raise ValueError(f"{quote(name)} is not a name")
     integers, contents = fields(message)
     dimensions = [size for shape in contents.get(2, []) for size in fields(shape)[1].get(2, [])]
     shape = tuple(fields(dimension)[0].get(1, 0) for dimension in dimensions)

@@ -14,7 +14,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from lambert.wings.corpus.characters import WITHOUT_SPACES
+from lambert.text.tokenizers.roles import WITHOUT_SPACES
 
 SHINGLE = 5
 """Number of words of a shingle (as in Lee et al. 2022, "Deduplicating training data makes language models better",

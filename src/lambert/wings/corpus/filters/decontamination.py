@@ -12,8 +12,8 @@ import numpy as np
 
 from lambert.core.errors import DataError
 from lambert.core.settings import check
-from lambert.text.rows import content_of, kind
-from lambert.text.tables import all_cells
+from lambert.text.rows import kind, read_content
+from lambert.text.tables import read_cells
 from lambert.wings.corpus.batch import Batch, Booleans, Hashes, Outcome, PlainWords
 from lambert.wings.corpus.characters import Integers
 
@@ -80,10 +80,10 @@ def _grams(texts: list[str], size: int) -> tuple[Hashes, Integers]:
 
 def strings(path: Path) -> Iterator[str]:
     """Yields the strings of an evaluation file. Raises DataError if it cannot be read."""
-    content, suffix = content_of(path), kind(path)
+    content, suffix = read_content(path), kind(path)
     try:
         if suffix in (".csv", ".tsv"):
-            for line, cells, problem in all_cells(content, suffix):
+            for line, cells, problem in read_cells(content, suffix):
                 if problem:
                     raise DataError(f"{path}:{line} {problem}.")
                 yield from cells

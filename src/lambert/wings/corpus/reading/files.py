@@ -9,11 +9,12 @@ from typing import Any
 from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError
 from lambert.core.files import not_read, open_regular
-from lambert.core.unsupported import LABELLED, is_corpus, is_work_folder, markup, refuse_archive, refuse_corpus
-from lambert.text.arrow import dataset_files, is_dataset
+from lambert.core.unsupported import explain_markup, is_work_folder, refuse_archive
+from lambert.text.arrow import is_dataset, list_dataset_files
 from lambert.text.encodings import UTF8
-from lambert.text.streams import EXPANSION, Stream, inner_suffix, unpacked
+from lambert.text.streams import EXPANSION, Stream, inner_suffix, unpack
 from lambert.wings.corpus.config import PrepareConfig
+from lambert.wings.corpus.reading.labelled import LABELLED, is_corpus, refuse_corpus
 from lambert.wings.corpus.reading.readers import SUFFIXES, recognise
 
 
@@ -120,7 +121,7 @@ def _walk(folder: Path) -> list[Path]:
             folders.clear()
             continue
         if is_dataset(Path(root)):
-            found += dataset_files(Path(root))
+            found += list_dataset_files(Path(root))
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -163,12 +164,12 @@ def check_prose(path: Path, text_field: str = "text", encoding: str = UTF8, url:
     instead of the file at `url`."""
     try:
         with open_regular(path) as raw:
-            opened, inner = unpacked(path, raw)
+            opened, inner = unpack(path, raw)
             beginning = Stream(opened).peek()
             kind, problem = recognise(inner, beginning, text_field, encoding)
     except OSError as error:
         raise not_read(path, error) from error
-    if url and kind not in ("html", "warc") and "HTML page" in markup(beginning):
+    if url and kind not in ("html", "warc") and "HTML page" in explain_markup(beginning):
         what = "gave an HTML page, such as one for a login or an error, and not a file of text"
         raise DataError(f"{url} {what}. Check the URL, and delete the copy {path}.")
     if problem:
@@ -180,7 +181,7 @@ def begins_as(path: Path, kind: str, text_field: str = "text") -> bool:
     """Returns whether a file is of a kind, such as "mediawiki", by its name and first bytes."""
     try:
         with open_regular(path) as raw:
-            opened, inner = unpacked(path, raw)
+            opened, inner = unpack(path, raw)
             return recognise(inner, Stream(opened).peek(), text_field)[0] == kind
     except OSError:
         return False

@@ -14,28 +14,39 @@ from typing import Any, BinaryIO, cast
 
 from lambert.core.files import not_read, open_regular
 from lambert.core.registry import Kind, lookup
-from lambert.core.unsupported import labelled, markup
+from lambert.core.unsupported import explain_markup
 from lambert.text.arrow import ArrowFile, ParquetFile, UnreadableTable
 from lambert.text.encodings import (
     BOM,
     UTF8,
     Decoded,
-    declared,
-    invalid,
-    marked,
+    explain_invalid,
+    explain_unmarked,
+    find_declared,
+    find_marked,
     other_form,
     plain,
     plain_beginning,
-    unmarked,
 )  # fmt: skip
-from lambert.text.json_rows import has_lines, json_rows, wrapped
+from lambert.text.json_rows import explain_wrapper, has_lines, read_json_rows
 from lambert.text.read_row import Row
 from lambert.text.rows import aliases
-from lambert.text.streams import BLOCK, Stream, Unreadable, binary, is_damage, parquet, sheet, twice, unpacked
-from lambert.text.tables import Table, table_rows
-from lambert.text.tables import recognised as table_of
+from lambert.text.streams import (
+    BLOCK,
+    Stream,
+    Unreadable,
+    explain_binary,
+    explain_parquet,
+    explain_repacked,
+    explain_sheet,
+    is_damage,
+    unpack,
+)
+from lambert.text.tables import Table, read_table_rows
+from lambert.text.tables import recognise_table as table_of
 from lambert.wings.corpus.reading.gutenberg import book_reader, is_book
 from lambert.wings.corpus.reading.html import read_html
+from lambert.wings.corpus.reading.labelled import recognise_labelled
 from lambert.wings.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.wings.corpus.reading.mediawiki import UTF16, is_dump, read_mediawiki
 from lambert.wings.corpus.reading.pieces import (
@@ -95,7 +106,7 @@ def read_wikipedia(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
 def read_jsonl(stream: Stream, layout: Layout) -> Iterator[Piece]:
     """Reads JSON: an object in each line, or objects over several lines, alone or in an array, with text in the field
     `layout.text_field`."""
-    for read in json_rows(stream, not layout.headed or has_lines(stream.peek())):
+    for read in read_json_rows(stream, not layout.headed or has_lines(stream.peek())):
         yield Piece("", read.place, error=read.error) if read.error else _convert_row(read.row, layout, read.place)
 
 
@@ -111,7 +122,7 @@ def read_csv(stream: Stream, layout: Layout) -> Iterator[Piece]:
     if not layout.headed:
         start = (0, 0)
     stream.read(start[0])
-    for read in table_rows(stream, table, names, *start):
+    for read in read_table_rows(stream, table, names, *start):
         yield Piece("", read.place, error=read.error) if read.error else make_row_piece(read.row, layout, read.place)
 
 
@@ -219,7 +230,7 @@ def read(
         UsageError: A library is missing, or `kind` is unknown.
     """
     with open_file(path) as raw:
-        opened, inner = unpacked(path, raw, layout.max_ratio)
+        opened, inner = unpack(path, raw, layout.max_ratio)
         for piece in read_pieces(opened, inner, layout, kind):
             yield piece
             tell(raw.tell())
@@ -241,17 +252,17 @@ def read_pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Ite
         if kind == "auto":
             kind, problem = recognise(suffix, stream.peek(), layout.text_field, layout.encoding)
         elif kind in READERS:  # a reader of the user may decompress
-            problem = twice(stream.peek())
+            problem = explain_repacked(stream.peek())
         else:
             problem = ""
         if problem:
             yield Piece("", place, error=problem)
             return
         reader = lookup(READERS, kind, "format", KIND)
-        marked_so = layout.headed and bool(marked(stream.peek()))
+        marked_so = layout.headed and bool(find_marked(stream.peek()))
         if kind in _LINES and layout.headed and other_form(stream.peek()):
             stream = Stream(plain(stream, stream.peek()))
-        own = declared(stream.peek()) if layout.headed else ""
+        own = find_declared(stream.peek()) if layout.headed else ""
         if kind in _PLAIN and (own or layout.encoding) != UTF8 and not marked_so:
             decoded = Decoded(stream, own or layout.encoding, perhaps_utf8=bool(own))
             stream = Stream(io.BufferedReader(decoded, BLOCK))
@@ -284,7 +295,7 @@ def find_separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[by
     if kind == "jsonl" and not has_lines(beginning):
         return None
     if kind == "text":
-        if (declared(beginning) or layout.encoding) != UTF8:
+        if (find_declared(beginning) or layout.encoding) != UTF8:
             return None
         return {"line": _LINE_END, "blank-line": _BLANK_LINE}.get(layout.documents)
     if kind == "mediawiki" and beginning.startswith(UTF16):
@@ -302,17 +313,19 @@ def recognise(inner: str, beginning: bytes, text_field: str, encoding: str = UTF
         encoding: Encoding of plain text.
     """
     kind = SUFFIXES.get(inner, "text")
-    if kind not in _SEEKING and (problem := twice(beginning) or parquet(beginning) or sheet(inner)):
+    if kind not in _SEEKING and (
+        problem := explain_repacked(beginning) or explain_parquet(beginning) or explain_sheet(inner)
+    ):
         return "", problem
     if not is_dump(beginning):
         beginning = plain_beginning(beginning)
-        if kind in _LINES and encoding == UTF8 and (problem := unmarked(beginning)):
+        if kind in _LINES and encoding == UTF8 and (problem := explain_unmarked(beginning)):
             return "", problem
-    if kind == "csv" and not markup(beginning):
-        if problem := binary(beginning):
+    if kind == "csv" and not explain_markup(beginning):
+        if problem := explain_binary(beginning):
             return "", problem
         _, problem = _find_columns(table_of(beginning, inner), Layout(text_field=text_field))
-        return (kind, "") if not problem else ("", f"{problem}; it {labelled(inner)}")
+        return (kind, "") if not problem else ("", f"{problem}; it {recognise_labelled(inner)}")
     if inner == ".json":
         return (kind, "") if _has_field(beginning, text_field) else ("", f"has no rows with the field {text_field!r}")
     if kind not in ("text", "csv"):
@@ -321,19 +334,19 @@ def recognise(inner: str, beginning: bytes, text_field: str, encoding: str = UTF
         return "wikipedia", ""
     if is_dump(beginning):
         return "mediawiki", ""
-    if problem := binary(beginning):
+    if problem := explain_binary(beginning):
         return kind, problem
     if encoding != UTF8:
         beginning = beginning.decode(encoding, "ignore").encode("utf-8", "ignore")
     if is_book(beginning):
         return "gutenberg", ""
-    return kind, labelled(inner, beginning) or markup(beginning)
+    return kind, recognise_labelled(inner, beginning) or explain_markup(beginning)
 
 
 def _has_field(beginning: bytes, text_field: str) -> bool:
     """Returns whether the first row of a JSON file with this beginning has a field of text."""
     stream = io.BytesIO(beginning)
-    read = next(json_rows(stream, has_lines(beginning)), None)
+    read = next(read_json_rows(stream, has_lines(beginning)), None)
     if read is None or (read.error and len(beginning) < BLOCK):
         return False
     return bool(read.error) or text_field in read.row or text_field in aliases([*read.row], [text_field]).values()
@@ -401,7 +414,7 @@ def _decode(raw: bytes, number: int, last: bool) -> Piece:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         place = f"line {number + raw.count(bytes([10]), 0, error.start)}"
-        return Piece("", place, last, invalid(raw, error.start))
+        return Piece("", place, last, explain_invalid(raw, error.start))
     return Piece(normalise_newlines(text), f"line {number}", last)
 
 
@@ -410,5 +423,5 @@ def _convert_row(row: Row, layout: Layout, place: str) -> Piece:
     if found := aliases([*row], [field, *layout.metadata]) if field not in row else {}:
         row = {found.get(name, name): value for name, value in row.items()}
     if field not in row:
-        return Piece("", place, error=wrapped(row) or describe_missing(field, row, "field"))
+        return Piece("", place, error=explain_wrapper(row) or describe_missing(field, row, "field"))
     return make_row_piece(row, layout, place)

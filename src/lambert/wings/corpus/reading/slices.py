@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
 from lambert.text.arrow import ParquetFile
-from lambert.text.streams import BLOCK, Stream, is_damage, limited, packing, unpacked
-from lambert.text.tables import recognised, row_starts
+from lambert.text.streams import BLOCK, Stream, find_compression, is_damage, limit_expansion, unpack
+from lambert.text.tables import find_row_starts, recognise_table
 from lambert.wings.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.wings.corpus.reading.mediawiki import read_head
 from lambert.wings.corpus.reading.pieces import Layout, Piece
@@ -63,8 +63,8 @@ def divide(path: Path, layout: Layout, kind: str) -> list[Slice]:
     """
     with open_file(path) as raw:
         size = path.stat().st_size
-        suffix = packing(path, raw)
-        opened, inner = unpacked(path, raw, layout.max_ratio)
+        suffix = find_compression(path, raw)
+        opened, inner = unpack(path, raw, layout.max_ratio)
         stream = Stream(opened)
         try:
             kind = recognise_kind(kind, inner, stream.peek(), layout.text_field)
@@ -82,8 +82,8 @@ def divide(path: Path, layout: Layout, kind: str) -> list[Slice]:
         elif between is None or size <= (WHOLE_BELOW if packed else _choose_size(size, SLICE)):
             return [WHOLE]
         elif between is NOTHING:
-            table = recognised(stream.peek(), inner)
-            starts = _thin_out(_stop_at_damage(row_starts(stream, table)), max(SLICE // LEAST, 1))
+            table = recognise_table(stream.peek(), inner)
+            starts = _thin_out(_stop_at_damage(find_row_starts(stream, table)), max(SLICE // LEAST, 1))
             cuts, of = _thin_out(starts, _choose_size(starts[-1], SLICE)), "text"
         elif not packed:
             cuts, of = [*range(0, size, _choose_size(size, SLICE))], "text"
@@ -114,7 +114,7 @@ class SliceReader:
         """Yields the pieces of the documents of a slice, as `readers.read` does for a file. In a slice after the first,
         places are counted from the beginning of the slice."""
         with open_file(path) as raw:
-            opened, inner = unpacked(path, raw, self._layout.max_ratio)
+            opened, inner = unpack(path, raw, self._layout.max_ratio)
             if part == WHOLE or part.of == "groups":
                 groups = None if part == WHOLE else (part.begin, part.end)
                 yield from self._mark(
@@ -128,8 +128,8 @@ class SliceReader:
         head, foot = b"", b"</mediawiki>" if between is PAGES else b""
         if part.begin and between is PAGES:
             with open_file(path) as raw:
-                head = read_head(Stream(unpacked(path, raw)[0]))
-        table = recognised(beginning, inner) if kind == "csv" else None
+                head = read_head(Stream(unpack(path, raw)[0]))
+        table = recognise_table(beginning, inner) if kind == "csv" else None
         layout = replace(self._layout, table=table, headed=not part.begin)
         text = self._open(path, part, between)
         content = cast(BinaryIO, _Blocks(text.content(part, head, foot)))
@@ -153,13 +153,13 @@ class SliceReader:
         if part.of == "streams":
             raw.seek(part.begin)
             packed = cast(BinaryIO, _Limited(raw, part.end - part.begin))
-            own = Stream(limited(cast(BinaryIO, bz2.BZ2File(packed)), packed, self._layout.max_ratio))
+            own = Stream(limit_expansion(cast(BinaryIO, bz2.BZ2File(packed)), packed, self._layout.max_ratio))
             if part.end == END:
                 return _Text(own.read, 0, between)
             self._files.append(beyond := open_file(path))
             beyond.seek(part.end)
             return _Text(own.read, 0, between, Stream(cast(BinaryIO, bz2.BZ2File(beyond))).read)
-        opened = unpacked(path, raw, self._layout.max_ratio)[0]
+        opened = unpack(path, raw, self._layout.max_ratio)[0]
         if opened is raw:
             raw.seek(part.begin)
             return _Text(Stream(raw).read, part.begin, between)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lambert.core.settings import dotted
+from lambert.core.settings import flatten
 from lambert.core.shards import SPLITS, Split, content_hash, read_manifest
 from lambert.text.tokenizers import roles, tokenizer
 from lambert.verbs.report.cells import cell, table
@@ -77,7 +77,7 @@ def read(folder: Path, name: str, runs: Sequence[Run] = ()) -> CorpusPage:
         dropped=table("Dropped", ["Step", "Reason", "Documents", "Share of those read"], [*_list_dropped(manifest)]),
         unreadable=list(manifest["documents"]["unreadable"]),
         samples=_list_samples(manifest.get("steps", {})),
-        settings=[(label, [cell(value)]) for label, value in dotted(manifest["settings"]).items()],
+        settings=[(label, [cell(value)]) for label, value in flatten(manifest["settings"]).items()],
         hashes=_list_hashes(manifest),
         sources=_make_sources_table(manifest),
         templates=_make_templates_table(manifest["documents"].get("found", {})),

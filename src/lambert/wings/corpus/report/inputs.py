@@ -8,7 +8,7 @@ import numpy as np
 
 from lambert.core.errors import LambertError
 from lambert.core.urls import is_remote
-from lambert.text.encodings import known
+from lambert.text.encodings import look_up_encoding
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers.encoding import Encoder
 from lambert.verbs.report.cells import table
@@ -83,7 +83,7 @@ def _read_beginning(path: Path, settings: Mapping[str, Any]) -> Iterator[str]:
     kind = settings.get("format", "auto")
     if ":" in kind:
         return  # a page must not run code that a manifest names
-    encoding = known(settings.get("encoding", "utf-8"))
+    encoding = look_up_encoding(settings.get("encoding", "utf-8"))
     layout = Layout(settings.get("documents", "file"), settings.get("text_field", "text"), encoding=encoding)
     left = CHARACTERS
     for piece in read(path, layout, kind):

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError
 from lambert.text.tokenizers import roles
-from lambert.text.tokenizers.tokenizer import CONTINUATION, described, rebuilt
+from lambert.text.tokenizers.tokenizer import CONTINUATION, describe, rebuild
 from lambert.text.tokenizers.trial import library_errors
 
 MARGIN = 0.1
@@ -99,7 +99,7 @@ class Division(ABC):
         old = self._tokenizer.get_vocab(with_added_tokens=True)
         values["model"]["vocab"] = {piece: number for piece, number in old.items() if number not in {*numbers}}
         values["model"]["vocab"] |= dict(zip((word.piece for word in words), numbers, strict=True))
-        return rebuilt(values, self._tokenizer)
+        return rebuild(values, self._tokenizer)
 
     def counts(self, raw: Mapping[str, int]) -> Counter[str]:
         """Returns the counts of units from the counts of runs between spaces, which include the space before them
@@ -151,7 +151,7 @@ class Division(ABC):
 
     def _without(self, count: int) -> dict[str, Any]:
         """Returns the content of `tokenizer.json` without the added tokens whose ids the new pieces take."""
-        values, replaced = described(self._tokenizer), {*self._free[:count]}
+        values, replaced = describe(self._tokenizer), {*self._free[:count]}
         values["added_tokens"] = [token for token in values["added_tokens"] if token["id"] not in replaced]
         return values
 
@@ -176,16 +176,16 @@ class ByteLevel(Division):
             raise DataError(f"{source} cannot be extended: its merges do not make the piece {piece!r} of a whole word.")
 
     def text(self, piece: str) -> str:
-        return roles.decoded(piece).removeprefix(" ")
+        return roles.decode_piece(piece).removeprefix(" ")
 
     def find_word(self, unit: str) -> str:
         word = unit.removeprefix(roles.BYTE_SPACE)
-        return unit if unit != word and _is_word(roles.decoded(word)) else ""
+        return unit if unit != word and _is_word(roles.decode_piece(word)) else ""
 
     def extend(self, words: Sequence[Word]) -> Tokenizer:
-        values = described(super().extend(words))
+        values = describe(super().extend(words))
         values["model"]["ignore_merges"] = True
-        return rebuilt(values, self._tokenizer)
+        return rebuild(values, self._tokenizer)
 
     def _find_unreached(self) -> str | None:
         """Returns a piece that may be a unit of a text but is not its own encoding. Added tokens that are not special
@@ -195,7 +195,7 @@ class ByteLevel(Division):
         pieces = self._tokenizer.get_vocab(with_added_tokens=True)
         for piece in sorted(pieces.keys() - added, key=pieces.__getitem__):
             if [token.value for token in self._tokenizer.model.tokenize(piece)] != [piece]:
-                text = roles.decoded(piece)
+                text = roles.decode_piece(piece)
                 if any(split_units(self._tokenizer, before + text, raw=True)[-1:] == [piece] for before in _BEFORE):
                     return piece
         return None
@@ -233,15 +233,15 @@ class Unigram(Division):
         old += [*map(list, tokens), *([] for number in numbers if number >= roles.size(self._tokenizer))]
         for number, word, score in zip(numbers, words, scores, strict=True):
             old[number] = [word.piece, score]
-        return rebuilt(values, self._tokenizer)
+        return rebuild(values, self._tokenizer)
 
 
 def choose_division(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Division:
     """Returns the `Division` of the tokenizer, which replaces [unused] pieces if `replace`. Raises DataError, which
     names the `source`, for a tokenizer of another kind.
     """
-    free = roles.unused(tokenizer) if replace else []
-    model = described(tokenizer)["model"]
+    free = roles.find_unused(tokenizer) if replace else []
+    model = describe(tokenizer)["model"]
     kind, marks = model.get("type"), split_units(tokenizer, " ab ab")
     if kind == "WordPiece" and model["continuing_subword_prefix"] == CONTINUATION:
         return WordPiece(tokenizer, free)

@@ -10,7 +10,7 @@ from typing import Any
 
 from lambert.runs.result import Say, silent
 from lambert.text import sentences
-from lambert.text.streams import Stream, unpacked
+from lambert.text.streams import Stream, unpack
 from lambert.text.tokenizers import roles, tokenizer
 from lambert.text.tokenizers.trial import library_errors
 from lambert.wings.corpus.config import PeekConfig, PrepareConfig
@@ -130,7 +130,7 @@ def _take_first_pieces(pieces: Iterator[Piece]) -> Iterator[Piece]:
 def _choose_places(path: Path, layout: Layout, kind: str, count: int) -> Sequence[Slice]:
     """Returns at most `count` places at which to begin reading."""
     with open_file(path) as raw:
-        opened, inner = unpacked(path, raw)
+        opened, inner = unpack(path, raw)
         if opened is not raw:
             return [WHOLE]
         beginning = Stream(opened).peek()

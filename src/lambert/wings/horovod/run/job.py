@@ -1,7 +1,6 @@
 """A job with a fixed number of ranks. When a rank fails, all other ranks are terminated."""
 
 import argparse
-import os
 import shlex
 import signal
 import sys
@@ -13,7 +12,7 @@ from types import FrameType
 
 from lambert.core.errors import DataError
 from lambert.wings.horovod.run.hosts import Host, Slot, choose_rendezvous, fill, is_local, parse_hosts, read_hostfile
-from lambert.wings.horovod.run.options import variables
+from lambert.wings.horovod.run.options import build_environment
 from lambert.wings.horovod.run.workers import Worker, build_remote_script, build_ssh_command, end, select_environment
 
 POLL_SECONDS = 0.05
@@ -38,21 +37,13 @@ def read_hosts(args: argparse.Namespace) -> list[Host]:
 
 def create_starter(args: argparse.Namespace) -> Start:
     """Returns a function that starts a rank with these options."""
-    common, ssh = variables(args) | alias_variables(args), build_ssh_command(args.ssh_port, args.ssh_identity_file)
+    common, ssh = build_environment(args), build_ssh_command(args.ssh_port, args.ssh_identity_file)
 
     def start(slot: Slot, own: Mapping[str, str]) -> Worker:
         output = {"folder": create_output_folder(args, slot), "timestamps": args.prefix_output_with_timestamp}
         return Worker(args.command, slot.hostname, {**common, **own}, ssh, **output)
 
     return start
-
-
-def alias_variables(args: argparse.Namespace) -> dict[str, str]:
-    """Returns the variables for --alias: a PYTHONPATH that starts with the folder of Lambert's package `horovod`."""
-    if not args.alias:
-        return {}
-    folder = str(Path(__file__).parent.parent / "aliased")
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}
 
 
 def create_output_folder(args: argparse.Namespace, slot: Slot) -> Path | None:
@@ -119,7 +110,7 @@ def show(args: argparse.Namespace, ranks: Sequence[Slot], master: str, port: int
     """Prints the command of each rank, and the options that have no effect."""
     for option in args.ignored or []:
         say(f"{option} has no effect")
-    common = variables(args) | alias_variables(args)
+    common = build_environment(args)
     for slot in ranks:
         own = {**common, **slot.variables(master, port)}
         if is_local(slot.hostname):

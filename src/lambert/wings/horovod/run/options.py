@@ -2,7 +2,9 @@
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from lambert.core.errors import UsageError
@@ -128,8 +130,9 @@ def is_elastic(args: argparse.Namespace) -> bool:
     return args.min_np is not None or args.host_discovery_script is not None
 
 
-def variables(args: argparse.Namespace) -> dict[str, str]:
-    """Returns the environment variables that are the same for all ranks."""
+def build_environment(args: argparse.Namespace) -> dict[str, str]:
+    """Returns the environment variables that all ranks share. With --alias, PYTHONPATH starts with the folder of
+    Lambert's package `horovod`."""
     found = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "PYTHONUNBUFFERED": "1"}
     for name, value in vars(args).items():
         if name.startswith("HOROVOD_") and value is not None and value is not False:
@@ -137,6 +140,9 @@ def variables(args: argparse.Namespace) -> dict[str, str]:
     if args.nics:
         names = ",".join(args.nics)
         found |= {"HOROVOD_GLOO_IFACE": names.split(",")[0], "GLOO_SOCKET_IFNAME": names, "NCCL_SOCKET_IFNAME": names}
+    if args.alias:
+        folder = str(Path(__file__).parent.parent / "aliased")
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     return found
 
 

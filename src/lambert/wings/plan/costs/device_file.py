@@ -7,7 +7,7 @@ from typing import Any, Literal, get_type_hints
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
-from lambert.core.settings import check, read, typed, unknown_name, wrong_type
+from lambert.core.settings import check, check_types, read, unknown_name, wrong_type
 from lambert.wings.plan.costs.devices import DEVICES, GPU_CORES, LINKS, Device, Link
 
 _TABLE = "device"
@@ -123,6 +123,6 @@ def _suits(name: str, value: object, hint: Any) -> bool:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return hint in (float, float | None) or (hint is int and isinstance(value, int))
     try:
-        return bool(typed(DeviceFile, {name: value}))
+        return bool(check_types(DeviceFile, {name: value}))
     except TypeError:
         return False
