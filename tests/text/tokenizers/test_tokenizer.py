@@ -106,7 +106,7 @@ def test_training_is_the_same_in_every_process() -> None:
 def test_accents_are_kept_where_they_are_letters(text: str, strips: bool) -> None:
     characters = vocabulary.Characters()
     characters.add(text)
-    assert (characters.accented() <= vocabulary.ACCENTED) == strips
+    assert (characters.measure_accents() <= vocabulary.ACCENTED) == strips
 
 
 def test_characters_of_large_scripts_have_pieces() -> None:
