@@ -208,7 +208,7 @@ def test_the_library(made: tuple[Path, list[Path]]) -> None:
         (["--train.steps", "30"], "a band up to update 40, and the run has train.steps = 30"),
         (["--run", "none"], "none is not a run folder: it has no config.toml"),
         (["--run", "a", "--write-from", "b"], "give one"),
-        (["--run", "a", "--updates", "3"], "leave them out"),
+        (["--run", "a", "--updates", "3"], "--updates"),
         (["--optim.lrr", "1"], "Did you mean"),
         (["--updates", "-1"], "updates = -1 must be at least 0"),
     ],
