@@ -142,7 +142,7 @@ class Unfinished:
                     "of": self._of, "answers": self._answers.flush(), "rows": self.rows, "errors": self.errors,
                     "first": self.first, "position": asdict(position),
                 }  # fmt: skip
-            write_atomic(self.folder / _STATE, json.dumps(state) + "\n")
+                write_atomic(self.folder / _STATE, json.dumps(state) + "\n")
             self._written = time.monotonic()
 
     def finish(self) -> None:
@@ -156,9 +156,10 @@ class Unfinished:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.folder.is_dir() and not (self.folder / _STATE).is_file():  # nothing to continue from
-            delete_folder(self.folder)
-        self._stack.close()
+        with _write_errors(self.path):  # closing writes, too
+            if self.folder.is_dir() and not (self.folder / _STATE).is_file():  # nothing to continue from
+                delete_folder(self.folder)
+            self._stack.close()
 
 
 def model_identity(folder: Path) -> str:

@@ -110,8 +110,8 @@ def plain_beginning(beginning: bytes) -> bytes:
 
 
 def explain_invalid(data: bytes, begin: int) -> str:
-    """Returns the end of a message: the byte at `begin` is not UTF-8, and which encoding is likely, or that the data are
-    no text."""
+    """Returns the end of a message: the byte at `begin` is not UTF-8, and which encoding is likely, or that the data
+    are no text."""
     if found := explain_no_text(data):
         return found
     high = sum(byte >= 0x80 for byte in data)
