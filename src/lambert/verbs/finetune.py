@@ -358,7 +358,7 @@ def _run_seeds(config: FinetuneConfig, say: Say) -> Result:
 def summarise_seeds(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
     """Returns for each score its `mean` over the seeds and its `values`; with two seeds or more `deviation` (divided by
     n - 1) and `mean_se`, the standard error of the mean, deviation / sqrt(n); and, if the score has a standard error
-    over the examples, `examples_se`: the root mean square of NAME_se."""
+    over the examples in every run, `examples_se`: the root mean square of NAME_se."""
     names = [name for name in scores[0] if not name.endswith("_se") or name.removesuffix("_se") not in scores[0]]
     return {name: _summarise_score(name, scores) for name in names if all(name in one for one in scores)}
 
@@ -369,7 +369,9 @@ def _summarise_score(name: str, scores: Sequence[Mapping[str, float]]) -> dict[s
     if len(values) > 1:
         found |= {"deviation": stdev(values), "mean_se": stdev(values) / math.sqrt(len(values))}
     errors = [one[f"{name}_se"] for one in scores if f"{name}_se" in one]
-    return {**found, "examples_se": math.sqrt(fmean(error**2 for error in errors))} if errors else found
+    if len(errors) < len(values):
+        return found
+    return {**found, "examples_se": math.sqrt(fmean(error**2 for error in errors))}
 
 
 def _format_seeds(scores: Mapping[str, Mapping[str, Any]], config: FinetuneConfig) -> Iterator[str]:
