@@ -154,8 +154,8 @@ def test_a_label_only_in_the_dev_set(words: Tokenizer, tmp_path: Path) -> None:
 def test_labels_that_teach_nothing(words: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"x\.tsv: every label \(column 'label'\) is 'pos'"):
         learn(TaskConfig(), words, table(tmp_path / "x.tsv", [("good", "pos")]))
-    with pytest.raises(DataError, match=r"x\.tsv:3: the label \(column 'label'\) is empty"):
-        learn(TaskConfig(), words, table(tmp_path / "x.tsv", [("good", "pos"), ("bad", "")]))
+    with pytest.raises(DataError, match=r"x\.tsv:3: the label \(column 'label'\) is empty. 2 rows have no label"):
+        learn(TaskConfig(), words, table(tmp_path / "x.tsv", [("good", "pos"), ("bad", ""), ("ugly", " ")]))
     with pytest.raises(UsageError, match=r"task\.labels"):
         create(TaskConfig(), words)
 

@@ -58,7 +58,7 @@ class Classify(SentenceTask):
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
         if not config.labels:
             name = config.columns.label
-            rows = read_labelled_rows(path, config.columns, [])  # `read` has the notes
+            rows = read_labelled_rows(path, config.columns, [], all_labelled=True)  # `read` has the notes
             found = learn_labels((place, label_cell(row, name, place)) for place, row in rows)
             if len(found) < 2:
                 raise DataError(
@@ -73,7 +73,7 @@ class Classify(SentenceTask):
         texts, texts_b, labels, groups = [], [], [], []
         columns, places = self.config.columns, dict[str, str]()
         notes: list[str] = []
-        for place, row in read_labelled_rows(path, columns, notes):
+        for place, row in read_labelled_rows(path, columns, notes, all_labelled=True):
             label = label_cell(row, columns.label, place)
             places.setdefault(label, place)
             text, text_b = self._read_texts(row, place)
