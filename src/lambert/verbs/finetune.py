@@ -49,7 +49,13 @@ from lambert.tasks.vectors import sentence_transformers
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs.settings.finetune import FinetuneConfig
-from lambert.verbs.training_data import check_examples, check_label_order, describe_counts, note_shared_rows
+from lambert.verbs.training_data import (
+    check_examples,
+    check_label_order,
+    describe_counts,
+    note_shared_rows,
+    without_repeated,
+)
 
 _OF_VECTORS = (
     "pooling", "normalize", "prompt", "prompt_b", "prompts", "default_prompt", "include_prompt", "truncate_dim",
@@ -191,6 +197,7 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     task, data = cache.learn(config.task, train_path)
     check_metrics(task, given.task.metrics)
     parts: list[str] = []
+    whole_path = train_path
     dev_path = None if isinstance(held_out, float) else held_out
     if isinstance(held_out, float):
         kept = config.cache or config.out.with_name(f"{config.out.name}-rows")
@@ -205,6 +212,8 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     notes = [*_list_chosen(given, config), *parts]
     config = replace(config, optim=config.optim.at_batch(config.train.batch_size))
     dev = cache.read(task, dev_path) if dev_path else None
+    for path, rows in ((train_path, data), (dev_path, dev)) if parts else ():
+        rows.notes = without_repeated(rows.notes, path, parts, whole_path)
     check_label_order(config, dev, task.config.labels)
     notes += note_shared_rows(data, dev, train_path, dev_path)
     notes += unknown_notes([(train_path, data), (dev_path, dev)])
@@ -337,7 +346,7 @@ def _run_seeds(config: FinetuneConfig, say: Say) -> Result:
     Raises UsageError if `out` is itself a run folder.
     """
     if (config.out / CONFIG).exists():
-        raise UsageError(f"{config.out} holds a run of one seed. Choose another out for several seeds.")
+        raise UsageError(f"{config.out} holds a run of one seed. Choose another --out for several seeds.")
     first, found = process_info().rank == 0, []
     config = replace(config, cache=config.cache or config.out / FOLDER)
     for seed in config.seeds:
