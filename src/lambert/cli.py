@@ -55,6 +55,7 @@ RunRecipe = Annotated[Path, Parameter(help="TOML file: the recipe of a run of pr
 Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
 
 NOT_YET = {
+    "train": "`lambert pretrain` learns from raw text, `lambert finetune` from labelled rows.",
     "embed": "In Python, lambert.load(FOLDER).encode(texts) gives a vector for each text (docs/library.md).",
 }
 """Verbs that users may expect but that do not exist, with what to do instead."""
@@ -279,7 +280,7 @@ def _refuse_name(name: str) -> None:
     if listed := [verb for verb in all_verbs() if verb.startswith(f"{name} ")]:
         raise UsageError(f"{name} is the first word of {', '.join(listed)}: give both words.")
     if name in NOT_YET:
-        raise UsageError(f"There is no verb {name} yet. {NOT_YET[name]}")
+        raise UsageError(f"There is no verb {name}. {NOT_YET[name]}")
 
 
 def _setting_of_a_run(name: str) -> str:

@@ -156,5 +156,5 @@ def _write_rows(rows: Any, name: str, out: Path | None) -> Path:
     path = out.with_name(f"{out.name}-{name}{suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)
     if out.is_dir() and path.is_file() and hashlib.sha256(content).hexdigest() != sha256(path):
-        raise UsageError(f"{name} differs from {path}, with which the run in {out} began: choose another out.")
+        raise UsageError(f"{name} differs from {path}, with which the run in {out} began: choose another --out.")
     return write_atomic(path, content)

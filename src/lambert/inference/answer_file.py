@@ -120,7 +120,7 @@ class Unfinished:
             differing = [_difference(name, state["of"].get(name, ""), self._of.get(name, "")) for name in other]
             raise UsageError(
                 f"{self.folder} has predictions that were begun with {' and '.join(differing)}. {remedy} To keep it, "
-                "name another file (out)."
+                "name another file (--out)."
             )
         self.position = Position(**state["position"])
         self.rows, self.errors, self.first = state["rows"], state["errors"], state["first"]

@@ -95,8 +95,8 @@ def bootstrap_errors(scores: Callable[[Ints], Mapping[str, float]], rows: int) -
 
 
 def with_errors(found: Mapping[str, float], errors: Mapping[str, float]) -> dict[str, float]:
-    """Returns scores, and after them their standard errors as NAME_se. An error of 0 is left out: all rows have the same
-    value, so they do not say how uncertain the score is."""
+    """Returns scores, and after them their standard errors as NAME_se. An error of 0 is left out: all rows have the
+    same value, so they do not say how uncertain the score is."""
     return {**found, **{f"{name}_se": error for name, error in errors.items() if error}}
 
 

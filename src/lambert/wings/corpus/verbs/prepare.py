@@ -33,7 +33,7 @@ _ENDS = 5
 class _CorpusOfRun(PrepareConfig):
     """The settings by which `pretrain` prepares its text. Its setting `corpus` is `out`."""
 
-    OUT = "corpus"
+    OUT = "--corpus"
 
 
 def run(config: PrepareConfig, say: Say = silent) -> Result:
