@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from lambert.tasks import TaskConfig
 from lambert.tasks.reading.unknown import Unknown
-from lambert.verbs.training_data import describe_counts, without_repeated
+from lambert.verbs.training_data import describe_counts, drop_repeated
 
 
 def test_the_number_of_cut_examples_is_explained() -> None:
@@ -19,4 +19,4 @@ def test_the_number_of_cut_examples_is_explained() -> None:
 def test_what_is_said_of_a_file_is_not_said_again_of_its_parts() -> None:
     whole = ["note: 3 rows of a.tsv have an empty text."]
     notes = ["note: 1 row of p/train.jsonl has an empty text.", "note: no row of p/train.jsonl has the label 'x'."]
-    assert without_repeated(notes, Path("p/train.jsonl"), whole, Path("a.tsv")) == notes[1:]
+    assert drop_repeated(notes, Path("p/train.jsonl"), whole, Path("a.tsv")) == notes[1:]

@@ -91,12 +91,12 @@ def import_extra(module: str, sentence: str, extra: str) -> Any:
 
 def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:
     """Returns ' Did you mean ...?' if a similar name is known, else the list of known names."""
-    if close := closest(name, known):
+    if close := find_closest(name, known):
         return f" Did you mean {close!r}?"
     return f" Known: {', '.join(sorted(known))}."
 
 
-def closest(name: str, known: Iterable[str]) -> str:
+def find_closest(name: str, known: Iterable[str]) -> str:
     """Returns the known name that is most similar, of equally similar ones the first, or "" if none is similar."""
     close = difflib.get_close_matches(name, names := list(known), n=len(names) or 1)
     return max(close, key=lambda one: (difflib.SequenceMatcher(None, one, name).ratio(), -names.index(one)), default="")

@@ -53,8 +53,8 @@ from lambert.verbs.training_data import (
     check_examples,
     check_label_order,
     describe_counts,
+    drop_repeated,
     note_shared_rows,
-    without_repeated,
 )
 
 _OF_VECTORS = (
@@ -212,8 +212,9 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     notes = [*_list_chosen(given, config), *parts]
     config = replace(config, optim=config.optim.at_batch(config.train.batch_size))
     dev = cache.read(task, dev_path) if dev_path else None
-    for path, rows in ((train_path, data), (dev_path, dev)) if parts else ():
-        rows.notes = without_repeated(rows.notes, path, parts, whole_path)
+    halves: list[tuple[Path | None, Any]] = [(train_path, data), (dev_path, dev)] if parts else []
+    for path, rows in halves:
+        rows.notes = drop_repeated(rows.notes, path, parts, whole_path)
     check_label_order(config, dev, task.config.labels)
     notes += note_shared_rows(data, dev, train_path, dev_path)
     notes += unknown_notes([(train_path, data), (dev_path, dev)])

@@ -31,7 +31,7 @@ def describe_counts(path: Path, data: Any, task: TaskConfig) -> str:
         "answers_not_found": "questions were left out, because their answer is not in the paragraph",
     }
     counts = (
-        _count(count, words.get(name, name.replace("_", " ")))
+        _format_count(count, words.get(name, name.replace("_", " ")))
         for name, count in data.counts.items()
         if count and name != "empty"  # of which a note says more
     )
@@ -40,7 +40,7 @@ def describe_counts(path: Path, data: Any, task: TaskConfig) -> str:
     return f"{path}  {', '.join(counts)}{share}"
 
 
-def _count(number: int, what: str) -> str:
+def _format_count(number: int, what: str) -> str:
     """Returns a number with what is counted, in the plural; of one thing in the singular."""
     if number == 1:
         what = _PLURAL.sub(r"\1", what, count=1)
@@ -49,14 +49,14 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}"
 
 
-def without_repeated(notes: Sequence[str], part: Path, whole: Sequence[str], path: Path) -> list[str]:
+def drop_repeated(notes: Sequence[str], part: Path | None, whole: Sequence[str], path: Path) -> list[str]:
     """Returns the notes about a part of the rows of a file without those that the notes about the whole file have, with
     other numbers."""
-    said = {_subject(note, path) for note in whole}
-    return [note for note in notes if _subject(note, part) not in said]
+    said = {_find_subject(note, path) for note in whole}
+    return [note for note in notes if _find_subject(note, part) not in said]
 
 
-def _subject(note: str, path: Path) -> str:
+def _find_subject(note: str, path: Path | None) -> str:
     return _NUMBERED.sub("", note.partition(", such as ")[0].replace(str(path), ""))
 
 

@@ -69,7 +69,7 @@ def temperature(chances_NL: npt.NDArray[Any], truth_N: npt.NDArray[Any]) -> floa
     return float(np.exp(-(low + high) / 2.0))
 
 
-def at_bound(found: float) -> bool:
+def is_at_bound(found: float) -> bool:
     """Returns whether `temperature` found no minimum within its range, as for data without errors."""
     return not COLDEST * 1.001 < found < HOTTEST / 1.001
 

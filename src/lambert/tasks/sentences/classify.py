@@ -124,7 +124,7 @@ class Classify(SentenceTask):
         found = {"accuracy": right, **scores(rows_N), "loss": float(losses_N.mean())}
         found["ece"] = calibration.reliability(chances_NL.max(1), predicted_N == truth_N).error
         heat = calibration.temperature(np.stack(predictions), truth_N)
-        found |= {} if calibration.at_bound(heat) else {"temperature": heat}
+        found |= {} if calibration.is_at_bound(heat) else {"temperature": heat}
         errors = {"accuracy": metrics.binomial_error(right, len(rows_N)), "loss": metrics.mean_error(losses_N)}
         errors |= metrics.bootstrap_errors(scores, len(rows_N))
         if data.groups_N is not None:
@@ -141,7 +141,7 @@ class Classify(SentenceTask):
         if self.config.temperature != "best":
             return self
         found = calibration.temperature(np.stack(predictions), data.truth.astype(np.int64))
-        used = 1.0 if calibration.at_bound(found) else found
+        used = 1.0 if calibration.is_at_bound(found) else found
         return type(self)(replace(self.config, temperature=used), self.tokenizer)
 
     def _calibrate(self, predictions: Sequence[Floats]) -> Floats:
