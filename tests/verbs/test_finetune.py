@@ -73,8 +73,8 @@ def test_what_was_left_out_is_said(
     flags = {"task__name": "squad", "task__max_length": 64, "task__squad__max_query": 16, "train__steps": 1}
     done = lambert("finetune", data=path, init=pretrained, out=tmp_path / "run", **flags)
     assert done.code == 0, done.err
-    assert "1 question was left out, because their answer is not in the paragraph" in done.out
-    assert "1 offsets corrected" in done.out
+    assert "1 question was left out, because the answer is not in the paragraph" in done.out
+    assert "1 offset corrected" in done.out
     lost = "data[0].paragraphs[0].qas[0]: the answer 'nowhere to be found' is not in its paragraph"
     assert f"left out: {path}: {lost}" in done.out
     assert f"left out: {path}: {lost}" in (tmp_path / "run" / "log.txt").read_text()

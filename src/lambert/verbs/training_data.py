@@ -28,7 +28,7 @@ def describe_counts(path: Path, data: Any, task: TaskConfig) -> str:
         "cut": f"longer than {task.max_length} tokens were cut",
         "questions_cut": f"questions longer than {task.squad.max_query} tokens were cut (task.squad.max_query)",
         "answers_absent": "questions whose answer is not in the paragraph are scored all the same",
-        "answers_not_found": "questions were left out, because their answer is not in the paragraph",
+        "answers_not_found": "questions were left out, because the answer is not in the paragraph",
     }
     counts = (
         _format_count(count, words.get(name, name.replace("_", " ")))
