@@ -190,7 +190,7 @@ def test_wrong_offsets_are_put_right_and_counted(
     flags = {"task__name": "squad", "task__max_length": 64, "task__squad__max_query": 16, "train__steps": 1}
     done = lambert("finetune", data=path, init=pretrained, out=tmp_path / "run", **flags)
     assert done.code == 0, done.err
-    assert "1 offsets corrected" in done.out
+    assert "1 offset corrected" in done.out
 
 
 @pytest.mark.parametrize(

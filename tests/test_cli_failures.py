@@ -111,10 +111,10 @@ def test_a_line_of_a_recipe_that_is_wrong(line: str, message: str, recipe: Path,
     one_line(lambert("pretrain", recipe), 2, message)
 
 
-@pytest.mark.parametrize("verb", ["serve", "embed"])
+@pytest.mark.parametrize("verb", ["serve", "embed", "train"])
 def test_a_verb_that_does_not_exist_yet_has_a_way_out(verb: str, lambert: Lambert) -> None:
     if verb not in all_verbs():
-        one_line(lambert(verb, "--model=m"), 2, f"There is no verb {verb} yet.", cli.NOT_YET[verb])
+        one_line(lambert(verb, "--model=m"), 2, f"There is no verb {verb}.", cli.NOT_YET[verb])
 
 
 def test_a_file_in_the_place_of_a_recipe(tmp_path: Path, lambert: Lambert) -> None:

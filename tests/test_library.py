@@ -18,7 +18,7 @@ import torch
 
 import lambert
 from lambert import library
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.core.settings import read, text
 from lambert.runs.run import Run
 
@@ -256,6 +256,10 @@ def test_rows_instead_of_files(pretrained: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"data differs from .*run-data\.jsonl"):
         lambert.finetune(**settings | {"data": rows[:3]}, train__steps=2)
     assert lambert.evaluate(model=tmp_path / "run", data=rows).scores["examples"] == 4
+    for wrong in ({"task__columns__label": "kind"}, {"init": tmp_path / "none"}, {"task__name": "nothing"}):
+        with pytest.raises(LambertError):
+            lambert.finetune(**settings | {"out": tmp_path / "refused"} | wrong, train__steps=2)
+        assert [*tmp_path.glob("refused*")] == []
     with pytest.raises(UsageError, match="a value that JSON does not have"):
         lambert.finetune(init=pretrained, out=tmp_path / "other", data=[{"text": "a", "label": {"x"}}])
     with pytest.raises(UsageError, match="exists: name another folder"):

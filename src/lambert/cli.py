@@ -34,6 +34,7 @@ from lambert.core.settings import (
     check_numbers,
     drop_unset,
     flatten,
+    list_dotted_names,
     read,
     unknown_name,
     with_names,
@@ -44,7 +45,7 @@ from lambert.core.urls import public_word
 from lambert.core.version import __version__
 from lambert.engine.process import check_limits, import_quickly
 from lambert.runs.expect import TABLE, expectation
-from lambert.verb import LESS_MEMORY, Verb, all_verbs, find, load, settings_of
+from lambert.verb import LESS_MEMORY, Verb, all_verbs, find, list_training, load, settings_of
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
 Runs = Annotated[
@@ -54,6 +55,7 @@ RunRecipe = Annotated[Path, Parameter(help="TOML file: the recipe of a run of pr
 Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
 
 NOT_YET = {
+    "train": "`lambert pretrain` learns from raw text, `lambert finetune` from labelled rows.",
     "embed": "In Python, lambert.load(FOLDER).encode(texts) gives a vector for each text (docs/library.md).",
 }
 """Verbs that users may expect but that do not exist, with what to do instead."""
@@ -246,6 +248,8 @@ class _Line:
                 for verb in all_verbs():
                     if verb.endswith(f" {name}"):
                         return UsageError(f"Unknown option: {flag}. It is a verb: lambert {verb} --help")
+                if "set" in known and (setting := _setting_of_a_run(name)):
+                    return UsageError(f"Unknown option: {flag}. It is a setting of the recipe: --set {setting}=VALUE")
                 ours = our_setting(flag.lstrip("-").replace("-", "_"), known)
                 hint = f"Unknown option: {flag}. Did you mean --{ours.replace('_', '-')}?" if ours else ""
                 return UsageError(hint) if hint else error
@@ -276,7 +280,13 @@ def _refuse_name(name: str) -> None:
     if listed := [verb for verb in all_verbs() if verb.startswith(f"{name} ")]:
         raise UsageError(f"{name} is the first word of {', '.join(listed)}: give both words.")
     if name in NOT_YET:
-        raise UsageError(f"There is no verb {name} yet. {NOT_YET[name]}")
+        raise UsageError(f"There is no verb {name}. {NOT_YET[name]}")
+
+
+def _setting_of_a_run(name: str) -> str:
+    """Returns the setting of a verb that trains with this name, "" if there is none."""
+    setting = name.replace("-", "_")
+    return next((setting for kind in list_training().values() if setting in list_dotted_names(kind)), "")
 
 
 def _format_default(value: Any) -> str | None:

@@ -9,6 +9,7 @@ what a terminal would.
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +20,15 @@ from cyclopts.exceptions import CycloptsError
 from lambert import cli
 from lambert.core import settings as tables
 from lambert.core.contents import sha256
-from lambert.core.errors import SavedAndStopped, UsageError, printable_line
+from lambert.core.errors import DataError, SavedAndStopped, UsageError, printable_line
 from lambert.core.files import write_atomic
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.progress import aside, in_notebook
 from lambert.runs.result import Say, silent
 from lambert.text.memory import is_path, is_rows, write_data
 from lambert.verb import Verb, all_verbs, list_training, name_of, settings_of
+
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:[.-][a-z0-9]+)*)")
 
 
 @contextmanager
@@ -38,6 +41,17 @@ def report_stops() -> Iterator[None]:
     except SavedAndStopped as stop:
         aside(str(stop))
         raise
+    except (UsageError, DataError) as error:
+        error.args = (_with_keywords(str(error)),)
+        raise
+
+
+def _with_keywords(message: str) -> str:
+    """Returns a message in which settings have the names of keywords, `columns__label` for --columns.label, unless it
+    quotes a command."""
+    if "lambert " in message:
+        return message
+    return _FLAG.sub(lambda flag: flag[1].replace(".", "__").replace("-", "_"), message)
 
 
 def lines(console: bool | None = None) -> Say:
@@ -108,6 +122,23 @@ def _with_files(verb: Verb, recipe: object, given: Mapping[str, Any]) -> dict[st
     return found
 
 
+@contextmanager
+def remove_unused_rows(verb: str, recipe: object, given: Mapping[str, Any]) -> Iterator[None]:
+    """A context of a call of a verb that writes rows: if the call is refused before its run begins, the files that it
+    wrote are removed."""
+    out = _out(all_verbs()[verb], recipe, given)
+    names = [name for name in all_verbs()[verb].rows if is_rows(given.get(name))] if out else []
+    paths = [out.with_name(f"{out.name}-{name}{ending}") for name in names for ending in (".jsonl", ".arrow") if out]
+    new = [path for path in paths if not path.exists()]
+    try:
+        yield
+    except (UsageError, DataError):
+        if out and not (out / "config.toml").exists():
+            for path in new:
+                path.unlink(missing_ok=True)
+        raise
+
+
 def _out(verb: Verb, recipe: object, given: Mapping[str, Any]) -> Path | None:
     """Returns the run folder that the keywords name, or the recipe."""
     out = given.get("out", getattr(recipe, "out", None))
@@ -125,5 +156,5 @@ def _write_rows(rows: Any, name: str, out: Path | None) -> Path:
     path = out.with_name(f"{out.name}-{name}{suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)
     if out.is_dir() and path.is_file() and hashlib.sha256(content).hexdigest() != sha256(path):
-        raise UsageError(f"{name} differs from {path}, with which the run in {out} began: choose another out.")
+        raise UsageError(f"{name} differs from {path}, with which the run in {out} began: choose another --out.")
     return write_atomic(path, content)

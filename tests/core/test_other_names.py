@@ -29,6 +29,8 @@ def test_every_name_leads_to_one_that_exists() -> None:
         ("finetune", "train_file", "data"),
         ("pretrain", "train_file", "corpus"),
         ("finetune", "batch_size", "train.batch_size"),
+        ("finetune", "columns.label", "task.columns.label"),
+        ("evaluate", "out", "predictions"),
         ("finetune", "optm.lr", ""),
         ("finetune", "nonsense", ""),
         ("finetune", "name", ""),  # of two tables

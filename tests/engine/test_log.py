@@ -199,7 +199,7 @@ def test_plain_lines_show_loss_rate_and_speed(tmp_path: Path, capsys: pytest.Cap
     assert "held out after 4 updates: mlm 3.25, nsp_accuracy 0.5" in text
     lines = [line for line in text.splitlines() if line.startswith("train: ")]
     assert "loss" not in lines[0], "nothing has been measured"
-    assert ["at 8: loss" in line for line in lines if "/10 (90%)" in line] == [True]
+    assert ["updates, loss" in line for line in lines if "/10 (90%)" in line] == [True]
     assert ["left" in line for line in lines if "/10 (90%)" in line] == [False], "too few updates for an estimate"
 
 

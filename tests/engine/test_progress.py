@@ -86,6 +86,23 @@ def test_a_terminal_shows_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPat
     assert text.rstrip().endswith("\x1b[?25h")
 
 
+def test_a_narrow_terminal_shows_the_whole_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    with progress(1000, "a-long-name-of-a-run", unit="updates") as bar:
+        bar.advance(500, "loss 1.5000, lr 1.00e-03, 2,000 tokens/s")
+    text = screen.getvalue()
+    assert " 500/1000" in text
+    assert "loss 1.5000" in text
+    assert "tokens/s" not in text
+
+
 def test_a_new_task_has_its_own_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])

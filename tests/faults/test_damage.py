@@ -189,7 +189,7 @@ def test_another_corpus_under_the_same_path(arena: Arena) -> None:
     called = arena.pretrain(arena.here, "run", steps=8)
     assert called.code == 2
     assert f"{arena.here / 'run'} holds a run on other data: the corpus (" in called.err
-    assert "data.json records what the run began with. Restore that data, or choose another out." in called.err
+    assert "data.json records what the run began with. Restore that data, or choose another --out." in called.err
 
 
 def test_the_same_corpus_prepared_again_elsewhere_goes_on(arena: Arena) -> None:

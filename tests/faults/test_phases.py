@@ -227,7 +227,7 @@ def test_fine_tuning_evaluating_and_predicting(
     left(
         unwritten, 75,
         "Stopped by SIGTERM before the first prediction; nothing was written. To be able to continue, name the files "
-        "to read (input).",
+        "to read (--input).",
     )  # fmt: skip
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(answers.name)]
 

@@ -1,5 +1,6 @@
 """Files of predictions, which are complete or absent."""
 
+import errno
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,8 +10,8 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from lambert.core.errors import UsageError
-from lambert.inference.answer_file import answer_file
+from lambert.core.errors import MachineError, UsageError
+from lambert.inference.answer_file import Unfinished, answer_file
 
 ROWS = [{"id": n, "vector": [float(n), 0.1, -2.5]} for n in range(9000)]
 
@@ -74,3 +75,18 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "labels.npy", [{"label": "a"}])
     with pytest.raises(UsageError, match=r"\.jsonl.*\.npy.*\.parquet"):
         write(tmp_path / "labels.xls", [])
+
+
+def test_a_full_disk_names_the_file_when_it_is_noticed_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.jsonl"
+
+    def close() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with (
+        pytest.raises(MachineError, match=r"out\.jsonl cannot be written: No space left"),
+        Unfinished(out, {}, ()) as rows,
+    ):
+        rows._stack.callback(close)

@@ -82,6 +82,7 @@ def test_transformers_computes_the_same_from_each_head(
 def test_a_card_loads_the_model_with_its_heads(heads: dict[str, int], name: str, pretrained: Path) -> None:
     shape = weights.load(pretrained / "model")[0].config
     text = card(Model(shape, heads), FinetuneConfig(data=Path("d"), out=Path("o"), init=Path("i")), {})
+    assert "label" not in heads or "with a classification head (label)" in text
     own, code = (block.split("```")[0] for block in text.split("```python\n")[1:])
     compile(own, "card", "exec")
     compile(code, "card", "exec")

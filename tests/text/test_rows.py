@@ -108,6 +108,7 @@ def test_encodings_and_ends_of_lines(encoding: str, end: str, tmp_path: Path) ->
         ("x.csv", b"\xd0\xcf\x11\xe0", "if it is a spreadsheet, save it as CSV in UTF-8"),
         ("x.csv", b"<html><body>", "is an HTML page, not a file of rows"),
         ("x.csv", b"PAR1", "is a Parquet file"),
+        ("x.csv", b"\x7fELF\x02\x01\x01\0\0\n\xf0\xe1\0\n", "has NUL bytes and is not UTF-8: it is no text file"),
         ("x.csv", b"text,text\na,b\n", ":1: two columns have the name 'text'"),
         (
             "x.csv",

@@ -131,10 +131,10 @@ def test_a_file_is_refused_in_one_line(case: str, pretrained: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("task", "name", "content", "dev", "said"),
     [
-        ("classify", "x.tsv", f"{TABLE}\tx\n", "text\tlabel\na\tx\n", "x.tsv  3 examples, 1 empty texts"),
+        ("classify", "x.tsv", f"{TABLE}\tx\n", "text\tlabel\na\tx\n", "x.tsv has an empty text."),
         ("classify", "x.tsv", TABLE, "text\tlabel\na\tx\n", "note: no row of dev.tsv has the label 'y'."),
-        ("tag", "x.conll", "a I-PER\nb O\nc B-LOC\nd I-PER\n", None, "1 examples, 1 spans that break IOB1"),
-        ("squad", "x.json", squad(("q", "what " * 80)), None, "1 questions longer than 16 tokens were cut"),
+        ("tag", "x.conll", "a I-PER\nb O\nc B-LOC\nd I-PER\n", None, "1 example, 1 span that breaks IOB1"),
+        ("squad", "x.json", squad(("q", "what " * 80)), None, "1 question longer than 16 tokens was cut"),
     ],
 )
 def test_what_is_read_for_the_greater_part_is_counted(

@@ -74,6 +74,7 @@ def test_short_is_a_check_without_a_comparison(
     assert cli.settings(commands[2]).seeds == (1,)
     said = capsys.readouterr().out
     assert "Every step ran" in said
+    assert "on purpose" in said
     assert "F1" not in said
     rates = [schedule(one.optim, one.train.steps) for one in (recipe, pretrain)]
     assert [rates[0](n) for n in range(280)] == [rates[1](n) for n in range(280)]  # so the curves begin alike

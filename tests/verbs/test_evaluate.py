@@ -47,6 +47,12 @@ def test_the_json_has_the_notes_about_rows(tuned: Callable[[str], Path], tmp_pat
     assert any("1 of 2 rows left out" in note for note in json.loads(done.out)["notes"])
 
 
+def test_the_training_file_is_recognised(tuned: Callable[[str], Path], labelled: Labelled, lambert: Lambert) -> None:
+    done = lambert("evaluate", model=tuned("classify"), data=labelled("classify", "train"))
+    assert f"note: the model was trained on rows of {labelled('classify', 'train')}" in done.out, done.err
+    assert "trained on" not in lambert("evaluate", model=tuned("classify"), data=labelled("classify", "dev")).out
+
+
 @pytest.mark.parametrize("flag", ["columns", "task.columns"])
 def test_a_file_may_have_other_columns(
     flag: str, tuned: Callable[[str], Path], labelled: Labelled, tmp_path: Path, lambert: Lambert
@@ -134,7 +140,9 @@ def test_the_scored_examples_are_those_of_the_run(
         assert {**one, **numbers} == other
     path.write_text("mine\n")
     one_line(lambert("evaluate", model=tuned("classify"), data=data, examples=path), 2, "did not write it")
-    one_line(lambert("evaluate", model=tuned("classify"), data=data, examples=tmp_path), 2, "is a folder", "(examples)")
+    one_line(
+        lambert("evaluate", model=tuned("classify"), data=data, examples=tmp_path), 2, "is a folder", "(--examples)"
+    )
 
 
 def test_a_hugging_face_folder_with_a_head(

@@ -230,3 +230,12 @@ def test_settings_that_cannot_be(tuned: Tuned, tmp_path: Path, lambert: Lambert)
         assert called.code in (2, 3)
         assert said in called.err, called.err
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_the_end_names_the_file_and_empty_texts(tuned: Tuned, tmp_path: Path, lambert: Lambert) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('text\n"a bird"\n" "\n"the sea"\n')
+    done = lambert("predict", model=tuned("classify"), input=path, out=tmp_path / "answers.csv")
+    assert (done.code, done.out) == (0, "")
+    assert f"note: 1 row has an empty text, which is predicted like any other; it is {path}:3." in done.err
+    assert done.err.endswith(f"predictions  {tmp_path / 'answers.csv'}, 3 rows\n")

@@ -188,7 +188,7 @@ def test_a_changed_setting_is_named_and_a_free_one_accepted(
         ("train__steps", 9, "train.steps 8 -> 9"),
     ]:
         before = everything(run)
-        last_line(lambert("pretrain", out=run, **{**same, setting: value}), 2, str(run), said, "another out")
+        last_line(lambert("pretrain", out=run, **{**same, setting: value}), 2, str(run), said, "another --out")
         assert everything(run) == before
     free = {
         "log__every": 1,
@@ -440,5 +440,5 @@ def test_raw_text_is_prepared_with_the_tokenizer_of_the_model(
     other = tmp_path / "other.txt"
     other.write_text("Another text.\n", encoding="utf-8")
     refused = lambert("pretrain", **{**flags, "text": other})
-    last_line(refused, 2, "other inputs", "choose another corpus, or move it away")
+    last_line(refused, 2, "other inputs", "choose another --corpus, or move it away")
     last_line(lambert("pretrain", corpus=tmp_path / "c", out=tmp_path / "d", text=texts, model__layers=1), 2, "init")

@@ -38,6 +38,10 @@ def test_one_run(tmp_path: Path) -> None:
     ):
         assert expected in text
     assert "ceiling" not in text
+    assert "report of 2" in text
+    assert "Trust ratio" not in text
+    (run / "log.txt").write_text("2026-01-02T03:04:05+0000 began\n")
+    assert "begun 2026-01-02 03:04" in page(run)
 
 
 def test_stands_alone_and_is_well_formed(tmp_path: Path) -> None:

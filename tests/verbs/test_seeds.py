@@ -74,4 +74,6 @@ def test_the_numbers_summarise_seeds() -> None:
     expected = {"mean": 0.7, "deviation": 0.2, "mean_se": 0.2 / math.sqrt(3), "examples_se": 0.05 / math.sqrt(3)}
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert summarise_seeds(scores[:1]) == {"f1": {"mean": 0.5, "values": [0.5], "examples_se": 0.03}}
+    assert "examples_se" not in summarise_seeds([*scores, {"f1": 1.0}])["f1"]
+    assert "temperature" not in summarise_seeds([{"temperature": 1.5}, {}])
     assert summarise_seeds([{}, {}]) == {}

@@ -16,6 +16,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
             "task.max_length packing.sequence_length",
         "model model_name model_name_or_path pretrained_model_name_or_path base_model encoder checkpoint": "init model",
         "output_dir output out_dir save_dir": "out",
+        "out": "predictions",
         "train_file train_data train_dataset train dataset dataset_name": "data corpus",
         "test_file test_data test_dataset eval_file eval_data": "data",
         "validation_file validation_data eval_dataset validation valid val dev_data dev_file": "dev",
@@ -74,6 +75,8 @@ def our_setting(name: str, known: Collection[str]) -> str:
     """Returns which of the `known` dotted names an unknown name means: by the names of other libraries, or because only
     one table has a setting of that name; "" if none is found, or the table of the name does not exist."""
     table, _, leaf = name.rpartition(".")
+    if table and len(within := [ours for ours in known if ours.endswith(f".{name}")]) == 1:
+        return within[0]
     if table and not any(ours.startswith(f"{table}.") for ours in known):
         return ""  # the table is misspelt
     leaf = leaf.replace("-", "_").lower()

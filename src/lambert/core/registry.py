@@ -11,7 +11,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -91,8 +91,15 @@ def import_extra(module: str, sentence: str, extra: str) -> Any:
 
 def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:
     """Returns ' Did you mean ...?' if a similar name is known, else the list of known names."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(sorted(known))}."
+    if close := find_closest(name, known):
+        return f" Did you mean {close!r}?"
+    return f" Known: {', '.join(sorted(known))}."
+
+
+def find_closest(name: str, known: Iterable[str]) -> str:
+    """Returns the known name that is most similar, of equally similar ones the first, or "" if none is similar."""
+    close = difflib.get_close_matches(name, names := list(known), n=len(names) or 1)
+    return max(close, key=lambda one: (difflib.SequenceMatcher(None, one, name).ratio(), -names.index(one)), default="")
 
 
 def _is_standard(module: str) -> bool:

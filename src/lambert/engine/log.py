@@ -149,8 +149,7 @@ class RunLog:
                 self._write(row | ({"plateau": 1} if finding else {}))
             self.note(finding)
             self._interval.clear()
-        measured = "" if step.due(self._every) else f"at {step.index - step.index % self._every:,}: "
-        self._bar.advance(1, self._details and f"{measured}{self._details}")
+        self._bar.advance(1, self._details)
 
     def add_pause(self, seconds: float) -> None:
         """Adds the time that a save delayed training."""

@@ -15,6 +15,8 @@ PLAIN_SECONDS = 10.0
 """Interval between two plain lines."""
 TASK_SHARE = 0.1
 """Share of the time that a task has taken, after which `update` prints its next plain line: long tasks print few."""
+_WIDE = 100
+"""Columns of a terminal from which the bar is long."""
 COUNTS = ("examples", "words", "questions", "queries", "texts", "update")
 """Endings of the names of scores that are counts."""
 
@@ -50,6 +52,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         self.details, self._measured = "", measured
         self._interval, self._paced = seconds, False
         self._bar: Bar | None = None
+        self._bar_width = 0
 
     def __enter__(self) -> Self:
         self._began = self._spoke = time.monotonic()
@@ -134,17 +137,20 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
     def _live(self) -> "Bar":
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.table import Column
 
+        console, whole = Console(stderr=True), Column(no_wrap=True)
+        self._bar_width = 28 if console.width >= _WIDE else 8
         columns = [
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None if self.total is None else 28),
-            MofNCompleteColumn(),
+            BarColumn(bar_width=None if self.total is None else self._bar_width),
+            MofNCompleteColumn(table_column=whole),
             TextColumn("{task.fields[unit]}", markup=False),
-            TimeElapsedColumn(),
+            TimeElapsedColumn(table_column=whole),
             TextColumn("{task.fields[left]}", markup=False),
             TextColumn("{task.fields[details]}", markup=False),
         ]
-        bar = Progress(*columns, console=Console(stderr=True), refresh_per_second=4)
+        bar = Progress(*columns, console=console, refresh_per_second=4)
         total = None if self.total is None else int(self.total)
         bar.add_task(
             printable_line(self.description), total=total, completed=int(self.done), unit=self.unit, left="", details=""
@@ -157,8 +163,21 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
             shown = "" if left is None else f"{duration(left)} left"
             self._bar.update(
                 self._bar.task_ids[0], description=printable_line(self.description), completed=int(self.done),
-                total=None if self.total is None else int(self.total), left=shown, details=printable_line(self.details),
+                total=None if self.total is None else int(self.total), left=shown,
+                details=self._fit_details(printable_line(self.details), shown),
             )  # fmt: skip
+
+    def _fit_details(self, details: str, left: str) -> str:
+        """Returns the first of the comma-separated details that fit into the terminal beside the rest."""
+        assert self._bar is not None
+        if self.total is None:
+            return details
+        used = len(self.description) + self._bar_width + 2 * len(f"{self.total:.0f}") + 1 + len(self.unit) + len(left)
+        room = self._bar.console.width - used - len("0:00:00") - 6
+        kept = details.split(", ")
+        while len(kept) > 1 and len(", ".join(kept)) > room:
+            kept.pop()
+        return ", ".join(kept)
 
 
 def in_notebook() -> bool:

@@ -120,7 +120,7 @@ class Unfinished:
             differing = [_difference(name, state["of"].get(name, ""), self._of.get(name, "")) for name in other]
             raise UsageError(
                 f"{self.folder} has predictions that were begun with {' and '.join(differing)}. {remedy} To keep it, "
-                "name another file (out)."
+                "name another file (--out)."
             )
         self.position = Position(**state["position"])
         self.rows, self.errors, self.first = state["rows"], state["errors"], state["first"]
@@ -142,7 +142,7 @@ class Unfinished:
                     "of": self._of, "answers": self._answers.flush(), "rows": self.rows, "errors": self.errors,
                     "first": self.first, "position": asdict(position),
                 }  # fmt: skip
-            write_atomic(self.folder / _STATE, json.dumps(state) + "\n")
+                write_atomic(self.folder / _STATE, json.dumps(state) + "\n")
             self._written = time.monotonic()
 
     def finish(self) -> None:
@@ -156,9 +156,10 @@ class Unfinished:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.folder.is_dir() and not (self.folder / _STATE).is_file():  # nothing to continue from
-            delete_folder(self.folder)
-        self._stack.close()
+        with _write_errors(self.path):  # closing writes, too
+            if self.folder.is_dir() and not (self.folder / _STATE).is_file():  # nothing to continue from
+                delete_folder(self.folder)
+            self._stack.close()
 
 
 def model_identity(folder: Path) -> str:

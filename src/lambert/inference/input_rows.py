@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lambert.core.errors import DataError, UsageError
-from lambert.core.registry import nearest
+from lambert.core.registry import find_closest
 from lambert.core.unsupported import CONLL, refuse_archive
 from lambert.tasks import Row, Task
 from lambert.tasks.reading.table import list_columns
@@ -182,10 +182,11 @@ class InputFiles:
         listed = f"Columns found: {', '.join(name[:60] for name in names[:20])}."
         if lacking := next((name for name in required if name not in names), None):
             how = "" if self._config.name == "squad" else " (--columns.text and the like name them)"
-            near = nearest(lacking, [*names])
+            near = f" Did you mean {close!r}?" if (close := find_closest(lacking, names)) else ""
             raise DataError(f"{path} has no column {lacking!r}, which the model reads{how}.{near} {listed}")
         if (lacking := next((name for name in self._keep if name not in names), None)) is not None:
-            raise DataError(f"{path} has no column {lacking!r} to keep.{nearest(lacking, [*names])} {listed}")
+            near = f" Did you mean {close!r}?" if (close := find_closest(lacking, names)) else ""
+            raise DataError(f"{path} has no column {lacking!r} to keep.{near} {listed}")
         if self._columns and not required and not {*self._columns[1]} & {*names}:
             raise DataError(f"{path} has none of the columns {' and '.join(self._columns[1])}. {listed}")
 

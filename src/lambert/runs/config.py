@@ -231,7 +231,7 @@ def check_together(config: RunConfig) -> None:
     """Raises UsageError if settings of different tables contradict each other, also if `init` is in `out`."""
     options, out = config.train, config.out
     if config.init is not None and config.init.resolve() in (out.resolve(), (out / "model").resolve()):
-        raise UsageError(f"{out} is the run given in init. Choose another out.")
+        raise UsageError(f"{out} is the run given in init. Choose another --out.")
     if options.deterministic and config.exchange.sync_every > 1:
         raise UsageError(
             "train.deterministic = true needs exchange.sync_every = 1: the result of local steps depends on the "

@@ -83,16 +83,16 @@ def _check_folder(config: RunConfig, data: Mapping[str, object]) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise UsageError(f"{out} is a file. Choose another out.")
+        raise UsageError(f"{out} is a file. Choose another --out.")
     if not path.is_file():
         if not all(found.name == "lock.json" or is_temporary(found) for found in out.iterdir()):
-            raise UsageError(f"{out} exists and is not a run folder (it has no {CONFIG}). Choose another out.")
+            raise UsageError(f"{out} exists and is not a run folder (it has no {CONFIG}). Choose another --out.")
     elif any((out / name).exists() for name in BEGUN):
         if changed := changes(config, path):
             listed = "; ".join(f"{name} {before} -> {now}" for name, before, now in changed[:5])
             more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
             raise UsageError(
-                f"{out} holds a run with other settings: {listed}{more}. Restore them, or choose another out."
+                f"{out} holds a run with other settings: {listed}{more}. Restore them, or choose another --out."
             )
         _check_data(out, data)
 
@@ -123,7 +123,7 @@ def _check_data(out: Path, data: Mapping[str, object]) -> None:
         listed = ", ".join(f"{n} ({str(before[n])[:12]} -> {str(data[n])[:12]})" for n in changed[:5])
         raise UsageError(
             f"{out} holds a run on other data: {listed}. {path} records what the run began with. Restore that data, "
-            "or choose another out."
+            "or choose another --out."
         )
 
 

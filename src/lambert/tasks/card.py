@@ -20,6 +20,12 @@ PIPELINES = {
     "embed": "sentence-similarity", "mask": "fill-mask",
 }  # fmt: skip
 """The names of tasks on the Hugging Face Hub."""
+_HEADS = {
+    "label": "a classification head", "multilabel": "a classification head", "value": "a regression head",
+    "choice": "a multiple-choice head", "tag": "a tagging head", "span": "a question-answering head",
+    "mlm": "a masked-LM head",
+}  # fmt: skip
+"""What the head of a model with one is called."""
 _LICENSE = re.compile(r"^license: *[\"']?([A-Za-z0-9][\w.+-]{0,60})[\"']? *$", re.MULTILINE)
 _SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)")
 """The folder of a model in the cache of huggingface_hub."""
@@ -61,7 +67,8 @@ def format_heading(model: Model, name: str, base: Origin | None, task: TaskConfi
     shape = model.config
     size = sum(parameter.numel() for parameter in model.parameters())
     names = plain(", ".join(model.objectives))
-    heads = f"with the heads {names}" if names else "without a head"
+    heads = f"with {_HEADS[names]} ({names})" if names in _HEADS else f"with the heads {names}"
+    heads = heads if names else "without a head"
     return (
         f"{_front(model, base, task)}# {plain(name)}\n\n"
         f"A {family_of(shape).title} encoder of {shape.layers} layers, width {shape.hidden}, {shape.heads} heads, "

@@ -74,6 +74,14 @@ def explain_unmarked(beginning: bytes) -> str:
     return f"looks like {name} without a byte-order mark: convert it to UTF-8 (iconv -f {name} -t UTF-8)"
 
 
+def explain_no_text(beginning: bytes) -> str:
+    """Returns the end of a sentence that says that data with this beginning is not text, which is so if it is not UTF-8
+    and has NUL bytes, or ""."""
+    if b"\0" not in beginning or _is_utf8(beginning):
+        return ""
+    return "has NUL bytes and is not UTF-8: it is no text file. Name the file with the text"
+
+
 def other_form(beginning: bytes) -> str:
     """Returns what `plain` converts in data with this beginning: an encoding, "CR" for line ends, or ""."""
     if encoding := find_marked(beginning):
@@ -102,7 +110,10 @@ def plain_beginning(beginning: bytes) -> bytes:
 
 
 def explain_invalid(data: bytes, begin: int) -> str:
-    """Returns the end of a message: the byte at `begin` is not UTF-8, and which encoding is likely."""
+    """Returns the end of a message: the byte at `begin` is not UTF-8, and which encoding is likely, or that the data
+    are no text."""
+    if found := explain_no_text(data):
+        return found
     high = sum(byte >= 0x80 for byte in data)
     letters = high + sum(chr(byte).isalpha() for byte in data if byte < 0x80)
     script = high > 4 and 2 * high > letters

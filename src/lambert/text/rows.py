@@ -17,7 +17,7 @@ from lambert.core.errors import DataError
 from lambert.core.files import not_read, open_regular
 from lambert.core.unsupported import explain_markup, refuse_archive
 from lambert.text.arrow import ArrowFile, ParquetFile, is_dataset, list_dataset_files, list_splits
-from lambert.text.encodings import UTF8, explain_invalid, explain_unmarked, plain
+from lambert.text.encodings import UTF8, explain_invalid, explain_no_text, explain_unmarked, plain
 from lambert.text.json_rows import explain_columns, explain_error, explain_wrapper, has_lines, read_json_rows
 from lambert.text.read_row import ReadRow, Row
 from lambert.text.streams import (
@@ -181,7 +181,7 @@ class RowFile:
             self._stream = _text(stream)
             beginning = self._stream.read(BLOCK)
             self._stream.seek(0)
-            checks = (explain_repacked, explain_parquet, explain_binary, explain_unmarked)
+            checks = (explain_repacked, explain_parquet, explain_binary, explain_unmarked, explain_no_text)
             found = next(filter(None, (check(beginning) for check in checks)), "")
             if explain_markup(beginning):
                 found = "is an HTML page, not a file of rows: download the file itself"

@@ -16,7 +16,7 @@ from lambert.tasks import Outputs, named, score_predictions
 from lambert.tasks.scores.examples import examples_of, is_examples, write
 from lambert.tasks.task import is_predictions
 from lambert.verbs.settings.evaluate import EvaluateConfig
-from lambert.verbs.training_data import describe_counts
+from lambert.verbs.training_data import describe_counts, note_training_file
 
 _LOWERING = ("cut", "questions_cut", "answers_absent")
 """Counts of a labelled file that are shown to the user, because they lower the scores."""
@@ -29,7 +29,7 @@ def run(config: EvaluateConfig, say: Say = silent) -> Result:
     """
     for name, path in (("predictions", config.predictions), ("examples", config.examples)):
         if path is not None and path.is_dir():
-            raise UsageError(f"{path} is a folder: name the {name} file itself ({name}).")
+            raise UsageError(f"{path} is a folder: name the {name} file itself (--{name}).")
     with graceful_stop(" before the end; nothing was written", START_AGAIN):
         scores, notes = _score(config, say)
     found: dict[str, Any] = {**scores, "notes": notes} if notes else scores
@@ -54,7 +54,7 @@ def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[st
                     raise UsageError(f"The task {task.config.name!r} has no method `examples`: leave examples out.")
             data = model.read(config.data)
         compare_ranks(world, config.model, config.data)
-        notes = model.notes(config.data, data)
+        notes = (*model.notes(config.data, data), *note_training_file(model.folder, config.data))
         if world.is_first and not config.json:
             if data.unknown.count or any(data.counts.get(name) for name in _LOWERING):
                 say(describe_counts(config.data, data, task.config))

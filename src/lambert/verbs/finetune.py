@@ -49,7 +49,13 @@ from lambert.tasks.vectors import sentence_transformers
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs.settings.finetune import FinetuneConfig
-from lambert.verbs.training_data import check_examples, check_label_order, describe_counts, note_shared_rows
+from lambert.verbs.training_data import (
+    check_examples,
+    check_label_order,
+    describe_counts,
+    drop_repeated,
+    note_shared_rows,
+)
 
 _OF_VECTORS = (
     "pooling", "normalize", "prompt", "prompt_b", "prompts", "default_prompt", "include_prompt", "truncate_dim",
@@ -191,6 +197,7 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     task, data = cache.learn(config.task, train_path)
     check_metrics(task, given.task.metrics)
     parts: list[str] = []
+    whole_path = train_path
     dev_path = None if isinstance(held_out, float) else held_out
     if isinstance(held_out, float):
         kept = config.cache or config.out.with_name(f"{config.out.name}-rows")
@@ -205,6 +212,9 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     notes = [*_list_chosen(given, config), *parts]
     config = replace(config, optim=config.optim.at_batch(config.train.batch_size))
     dev = cache.read(task, dev_path) if dev_path else None
+    halves: list[tuple[Path | None, Any]] = [(train_path, data), (dev_path, dev)] if parts else []
+    for path, rows in halves:
+        rows.notes = drop_repeated(rows.notes, path, parts, whole_path)
     check_label_order(config, dev, task.config.labels)
     notes += note_shared_rows(data, dev, train_path, dev_path)
     notes += unknown_notes([(train_path, data), (dev_path, dev)])
@@ -337,7 +347,7 @@ def _run_seeds(config: FinetuneConfig, say: Say) -> Result:
     Raises UsageError if `out` is itself a run folder.
     """
     if (config.out / CONFIG).exists():
-        raise UsageError(f"{config.out} holds a run of one seed. Choose another out for several seeds.")
+        raise UsageError(f"{config.out} holds a run of one seed. Choose another --out for several seeds.")
     first, found = process_info().rank == 0, []
     config = replace(config, cache=config.cache or config.out / FOLDER)
     for seed in config.seeds:
@@ -358,7 +368,7 @@ def _run_seeds(config: FinetuneConfig, say: Say) -> Result:
 def summarise_seeds(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
     """Returns for each score its `mean` over the seeds and its `values`; with two seeds or more `deviation` (divided by
     n - 1) and `mean_se`, the standard error of the mean, deviation / sqrt(n); and, if the score has a standard error
-    over the examples, `examples_se`: the root mean square of NAME_se."""
+    over the examples in every run, `examples_se`: the root mean square of NAME_se."""
     names = [name for name in scores[0] if not name.endswith("_se") or name.removesuffix("_se") not in scores[0]]
     return {name: _summarise_score(name, scores) for name in names if all(name in one for one in scores)}
 
@@ -369,7 +379,9 @@ def _summarise_score(name: str, scores: Sequence[Mapping[str, float]]) -> dict[s
     if len(values) > 1:
         found |= {"deviation": stdev(values), "mean_se": stdev(values) / math.sqrt(len(values))}
     errors = [one[f"{name}_se"] for one in scores if f"{name}_se" in one]
-    return {**found, "examples_se": math.sqrt(fmean(error**2 for error in errors))} if errors else found
+    if len(errors) < len(values):
+        return found
+    return {**found, "examples_se": math.sqrt(fmean(error**2 for error in errors))}
 
 
 def _format_seeds(scores: Mapping[str, Mapping[str, Any]], config: FinetuneConfig) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.step import Step
-from lambert.library import call_settings, find_training_verb, lines, report_stops
+from lambert.library import call_settings, find_training_verb, lines, remove_unused_rows, report_stops
 from lambert.runs.result import Result
 from lambert.text.memory import data_path, is_rows
 from lambert.verbs import compare as comparison
@@ -46,7 +46,7 @@ def finetune(recipe: str | Path | FinetuneConfig | None = None, /, **settings: A
     of dicts, or a dict of columns. They are written beside the run folder `out`, as OUT-data.jsonl or OUT-data.arrow,
     so that the run can be repeated from its config.toml. Signals are handled as in `pretrain`.
     """
-    with report_stops():
+    with report_stops(), remove_unused_rows("finetune", recipe, settings):
         config = call_settings("finetune", recipe, settings)
         return finetuning.run(config, lines(config.log.console))
 
@@ -100,7 +100,8 @@ def updates(
     Raises UsageError at the call if a setting is wrong.
     """
     verb = find_training_verb(recipe, settings, "updates")
-    config = call_settings(verb, recipe, settings)
+    with remove_unused_rows(verb, recipe, settings):
+        config = call_settings(verb, recipe, settings)
     return _updates(config)
 
 

@@ -58,9 +58,9 @@ def _describe_interruption(config: PredictConfig) -> tuple[str, str]:
     if _continues(config):
         return "; the predictions so far are kept", CONTINUE
     if config.input:
-        return "; the predictions so far are complete lines", "To be able to continue, name a file (out)."
+        return "; the predictions so far are complete lines", "To be able to continue, name a file (--out)."
     if config.out is not None:
-        return f"; {config.out} was not written", "To be able to continue, name the files to read (input)."
+        return f"; {config.out} was not written", "To be able to continue, name the files to read (--input)."
     return "; the predictions so far are complete lines", "To continue: the same command, with the remaining lines."
 
 
@@ -108,6 +108,10 @@ class Tally:
     """The first error."""
     unknown: Unknown = field(default_factory=Unknown)
     """The unknown words of the rows that this process has read."""
+    empty: int = 0
+    """Number of rows with an empty text that this process has read."""
+    first_empty: str = ""
+    """The place of the first of them."""
 
     def add(self, errors: Sequence[DataError], rows: int) -> None:
         """Counts the rows of a chunk, and its errors in the order of the rows."""
@@ -169,9 +173,21 @@ def _lead(
         _say_notes(files, say)
         bar.show("writing the file")
         sink.finish()
-    if say is not silent and (line := tally.unknown.note("the input")):
+    for line in _list_remarks(tally, config) if say is not silent else ():
         aside(line)
     return tally.error()
+
+
+def _list_remarks(tally: Tally, config: PredictConfig) -> Iterator[str]:
+    """Yields what is said at the end, on stderr: about unknown words and empty texts, and where the predictions are."""
+    if line := tally.unknown.note("the input"):
+        yield line
+    if tally.empty:
+        have = "row has an empty text" if tally.empty == 1 else "rows have an empty text"
+        which = "it is" if tally.empty == 1 else "the first is"
+        yield f"note: {tally.empty:,} {have}, which is predicted like any other; {which} {tally.first_empty}."
+    if config.out is not None and not tally.errors:  # the error says what is in the file
+        yield f"predictions  {config.out}, {tally.rows:,} row{'s' * (tally.rows != 1)}"
 
 
 def _say_notes(files: InputFiles | None, say: Say) -> None:
@@ -250,6 +266,11 @@ def _answers(
             world.broadcast_text(json.dumps(readable_rows, default=plain))
         source, finish = request
         tally.unknown += source.unknown
+        key, _ = task.config.columns.row_keys()
+        empty = [
+            places[number] for number in good if isinstance(text := rows[number].get(key), str) and not text.strip()
+        ]
+        tally.empty, tally.first_empty = tally.empty + len(empty), tally.first_empty or "".join(empty[:1])
         answers = iter(finish(outputs_of(source)))
     keep = _parse_keep(config.keep)
     for number, row in enumerate(chunk):

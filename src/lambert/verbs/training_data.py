@@ -1,30 +1,63 @@
 """Checks the labelled data of a run of `finetune` before training, and yields lines for the user."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import DataError, LambertError, UsageError
+from lambert.core.files import parse_json, read_file
+from lambert.core.settings import read
 from lambert.model.config import EncoderConfig
 from lambert.model.labels import format_labels
+from lambert.runs.folder import CONFIG, DATA
 from lambert.tasks import TaskConfig
+from lambert.tasks.reading.files import digest
 from lambert.tasks.reading.segments import count_shared
 from lambert.tasks.sentences.sentences import Sentences
 from lambert.verbs.settings.finetune import FinetuneConfig
+
+_PLURAL = re.compile(r"\b(answer|choice|example|group|offset|question|row|span|text|window)s\b")
+_NUMBERED = re.compile(r"[\d,]+|\b(rows?|has|have)\b")
+"""What differs between two notes that differ in the numbers of rows."""
 
 
 def describe_counts(path: Path, data: Any, task: TaskConfig) -> str:
     """Returns a line with the numbers of examples that were read, cut and left out."""
     words = {
         "cut": f"longer than {task.max_length} tokens were cut",
-        "empty": "empty texts",
         "questions_cut": f"questions longer than {task.squad.max_query} tokens were cut (task.squad.max_query)",
         "answers_absent": "questions whose answer is not in the paragraph are scored all the same",
-        "answers_not_found": "questions were left out, because their answer is not in the paragraph",
+        "answers_not_found": "questions were left out, because the answer is not in the paragraph",
     }
-    counts = (f"{count:,} {words.get(name, name.replace('_', ' '))}" for name, count in data.counts.items() if count)
+    counts = (
+        _format_count(count, words.get(name, name.replace("_", " ")))
+        for name, count in data.counts.items()
+        if count and name != "empty"  # of which a note says more
+    )
     unknown = data.unknown
     share = f", {unknown.count / unknown.words:.2%} of the words are [UNK]" if unknown.count else ""
     return f"{path}  {', '.join(counts)}{share}"
+
+
+def _format_count(number: int, what: str) -> str:
+    """Returns a number with what is counted, in the plural; of one thing in the singular."""
+    if number == 1:
+        what = _PLURAL.sub(r"\1", what, count=1)
+        for several, one in ((" were ", " was "), (" are ", " is "), (" break ", " breaks ")):
+            what = what.replace(several, one, 1)
+    return f"{number:,} {what}"
+
+
+def drop_repeated(notes: Sequence[str], part: Path | None, whole: Sequence[str], path: Path) -> list[str]:
+    """Returns the notes about a part of the rows of a file without those that the notes about the whole file have, with
+    other numbers."""
+    said = {_find_subject(note, path) for note in whole}
+    return [note for note in notes if _find_subject(note, part) not in said]
+
+
+def _find_subject(note: str, path: Path | None) -> str:
+    return _NUMBERED.sub("", note.partition(", such as ")[0].replace(str(path), ""))
 
 
 def note_shared_rows(train: Any, dev: Any, train_path: Path, dev_path: Path | None) -> list[str]:
@@ -36,6 +69,22 @@ def note_shared_rows(train: Any, dev: Any, train_path: Path, dev_path: Path | No
         f"note: {count:,} of {total:,} dev examples ({dev_path}) are also in {train_path}, with equal texts: their "
         "scores do not show how the model does on new text."
     ]
+
+
+def note_training_file(folder: Path, path: Path) -> list[str]:
+    """Returns a note if the model in `folder` was trained on the labelled file `path`, or on a share of its rows, by
+    the record of its run."""
+    run = folder.parent
+    try:
+        known, recipe = parse_json(read_file(run / DATA)), read(run / CONFIG)
+        trained = known.get("the labelled data") == digest(path)
+        shared = isinstance(recipe.get("dev"), float) and Path(recipe.get("data", "")).samefile(path)
+    except (OSError, ValueError, TypeError, AttributeError, LambertError):
+        return []  # there is no run beside the model, or its record cannot be read
+    if not trained and not shared:
+        return []
+    rows = "rows" if trained else "most rows"
+    return [f"note: the model was trained on {rows} of {path}: the scores do not show how it does on new text."]
 
 
 def check_label_order(config: FinetuneConfig, dev: Any, labels: tuple[str, ...]) -> None:

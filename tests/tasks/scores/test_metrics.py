@@ -64,3 +64,11 @@ def test_softmax(rows: list[list[float]]) -> None:
     from scipy.special import softmax
 
     assert metrics.softmax(np.array(rows)) == pytest.approx(softmax(np.array(rows), axis=-1), rel=1e-12)
+
+
+def test_a_share_of_all_rows_is_not_certain() -> None:
+    """Agresti and Coull: 17 of 19 rows for 15 of 15."""
+    assert metrics.binomial_error(1.0, 15) == pytest.approx(np.sqrt(17 / 19 * 2 / 19 / 19))
+    assert metrics.binomial_error(0.0, 15) == pytest.approx(metrics.binomial_error(1.0, 15))
+    assert metrics.binomial_error(1.0, 0) == 0.0
+    assert metrics.with_errors({"f1": 1.0}, {"f1": 0.0, "loss": 0.5}) == {"f1": 1.0, "loss_se": 0.5}

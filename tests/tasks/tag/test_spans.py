@@ -315,5 +315,5 @@ def test_thousands_of_labels_take_no_table_of_sentences_and_labels() -> None:
     scores = Reader("IOB2", tags, suffix=False).scores(truth_N, truth_N, np.arange(size + 1))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert (scores["span_f1"], scores["span_f1_999"], scores["span_f1_se"]) == (1.0, 1.0, 0.0)
+    assert (scores["span_f1"], scores["span_f1_999"], "span_f1_se" in scores) == (1.0, 1.0, False)
     assert peak < 20e6, peak

@@ -234,9 +234,9 @@ def test_another_configuration_or_input_is_refused(texts: Path, config: Make, st
     cfg = config(texts)
     prepare(cfg)
     before = content(cfg.out)
-    with pytest.raises(UsageError, match=r"was prepared with lowercase = True, not False: choose another out"):
+    with pytest.raises(UsageError, match=r"was prepared with lowercase = True, not False: choose another --out"):
         prepare(config(texts, lowercase=False))
-    with pytest.raises(UsageError, match=r"was prepared with seed = 42, not 43: choose another out"):
+    with pytest.raises(UsageError, match=r"was prepared with seed = 42, not 43: choose another --out"):
         prepare(config(texts, seed=43))
     (texts / "99.txt").write_text(story(99))
     with pytest.raises(UsageError, match=r"inputs: .*99.txt is new"):
@@ -303,7 +303,7 @@ def test_a_file_system_without_a_disk_is_named(texts: Path, config: Make) -> Non
 
 
 def test_the_input_folder_is_not_the_output(texts: Path, config: Make) -> None:
-    with pytest.raises(UsageError, match="--out is the input folder: choose another out"):
+    with pytest.raises(UsageError, match="--out is the input folder: choose another --out"):
         prepare(config(texts, name=texts.name))
 
 

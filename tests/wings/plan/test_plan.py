@@ -219,3 +219,17 @@ def test_recipes_that_are_none_of_plans(lambert: Lambert) -> None:
     one_line(lambert("plan", "nothing.toml"), 2, "No such recipe")
     one_line(lambert("plan"), 2, "plan requires a RECIPE")
     one_line(lambert("plan", ROOT / "README.md"), 2, "README.md is not a recipe (a TOML file). See recipes/.")
+
+
+def test_a_recipe_without_paths_is_planned(lambert: Lambert, tmp_path: Path) -> None:
+    recipe = tmp_path / "mini.toml"
+    recipe.write_text("[model]\nlayers = 2\n[train]\nsteps = 10\nbatch_size = 4\n")
+    result = found(lambert, recipe, "--device=T4")
+    assert result["assumed"][0].startswith("the recipe names no corpus (--set corpus=PATH): a vocabulary of 30,522")
+    one_line(lambert("plan", recipe, "--device=T4", "--corpus=c"), 2, "--set corpus=VALUE")
+    one_line(lambert("plan", recipe, "--device=T4", "--cluster=slurm"), 2, "add --set corpus=PATH out=PATH.")
+    one_line(lambert("plan", recipe, "--device=cpu"), 2, "device = 'cpu' is unknown. auto is this machine; others are")
+    recipe.write_text("[task]\nname = 'squad'\n[train]\nsteps = 10\nbatch_size = 4\n")
+    one_line(lambert("plan", recipe, "--device=T4"), 2, "neither a model nor init: add --size")
+    (assumed,) = found(lambert, recipe, "--device=T4", "--size=tiny")["assumed"]
+    assert assumed.startswith("the recipe names no data (--set data=PATH) and the recipe names no init")

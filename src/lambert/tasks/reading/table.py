@@ -3,6 +3,7 @@
 import math
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def read_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> I
                     found = True
                     yield place, each
     if not found:
-        raise DataError(f"{path} holds no rows.")
+        raise DataError(f"{path} holds no rows: fill it, or name another file.")
 
 
 def answer_rows(row: Row, place: str) -> Iterator[Row]:
@@ -83,12 +84,16 @@ def read_beginning(path: Path) -> tuple[list[str], Row]:
     return [str(name) for name in (row.values() if kind(path) in TABLES else row)], row
 
 
-def read_labelled_rows(path: Path, columns: Columns, notes: list[str]) -> Iterator[tuple[str, Row]]:
+def read_labelled_rows(
+    path: Path, columns: Columns, notes: list[str], *, all_labelled: bool = False
+) -> Iterator[tuple[str, Row]]:
     """Yields what `read_rows` yields, and adds a note about labels that are changed when they are read. Raises
-    DataError with all columns that the file lacks."""
+    DataError with all columns that the file lacks and, if rows must be `all_labelled`, for rows without a label."""
     checked = False
     changed, first, rejected, empty = 0, "", 0, 0
-    for place, row in read_rows(path, columns, notes):
+    rows = read_rows(path, columns, notes)
+    texts = [name for text in (columns.text, columns.text_b) for name in columns_of(text)]
+    for place, row in rows:
         if not checked:
             given = {setting: getattr(columns, setting) for setting in ("text", "text_b", "label", "group")}
             wanted = [(setting, name) for setting, value in given.items() for name in columns_of(value)]
@@ -103,10 +108,12 @@ def read_labelled_rows(path: Path, columns: Columns, notes: list[str]) -> Iterat
                     "task.columns.text_b = 'text_b'."
                 )
             checked = True
+        if all_labelled and _is_empty(value_of(row, columns.label)):
+            raise _report_unlabelled(path, columns.label, place, rows)
         if columns.label and (odd := _find_changed(value_of(row, columns.label))):
             changed, first = changed + 1, first or f"{quote(odd)} in {place}"
         rejected += row.get("answer") in _REJECTED
-        empty += value_of(row, columns.text) == ""
+        empty += any(isinstance(text := value_of(row, name), str) and not text.strip() for name in texts)
         yield place, row
     if rejected and "answer" not in list_columns(columns):
         notes.append(
@@ -123,6 +130,25 @@ def read_labelled_rows(path: Path, columns: Columns, notes: list[str]) -> Iterat
             f"characters at their ends, or decomposed characters (NFD), such as {first}. They are read without them, "
             "in composed form (NFC)."
         )
+
+
+def _is_empty(label: Any) -> bool:
+    if isinstance(label, str):
+        return not plain_label(label)
+    return label is None or (isinstance(label, float) and not math.isfinite(label))
+
+
+def _report_unlabelled(path: Path, name: str, place: str, rest: Iterator[tuple[str, Row]]) -> DataError:
+    """Returns the error for a row without a label, with the number of such rows; `rest` are the rows after it."""
+    count = 1
+    with suppress(DataError):  # for another row; this one is the first
+        for _, row in rest:
+            count += _is_empty(value_of(row, name))
+    have = "row has" if count == 1 else "rows have"
+    return DataError(
+        f"{place}: the label (column {name!r}) is empty. {count:,} {have} no label in {path}: fill in or delete "
+        f"{'it' if count == 1 else 'them'}."
+    )
 
 
 def _find_changed(value: Any) -> str:
@@ -224,14 +250,13 @@ def label_cell(row: Row, name: str, place: str) -> str:
             f"{place}: the label (column {name!r}) is a list, {quote(value)}. For several labels for one "
             "text, set --task.name multilabel; otherwise give each row one label."
         )
-    if not isinstance(value, str | int | float | None):
+    if _is_empty(value):
+        raise DataError(f"{place}: the label (column {name!r}) is empty. Fill it in, or delete the row.")
+    if not isinstance(value, str | int | float):
         raise DataError(
             f"{place}: the label (column {name!r}) is {quote(value)}. A label must be text, a number, true or false."
         )
-    label = str(value).lower() if isinstance(value, bool) else plain_label(str(value))
-    if value is None or (isinstance(value, float) and not math.isfinite(value)) or not label:
-        raise DataError(f"{place}: the label (column {name!r}) is empty.")
-    return label
+    return str(value).lower() if isinstance(value, bool) else plain_label(str(value))
 
 
 def value_cell(row: Row, name: str, place: str) -> float:

@@ -69,6 +69,11 @@ def temperature(chances_NL: npt.NDArray[Any], truth_N: npt.NDArray[Any]) -> floa
     return float(np.exp(-(low + high) / 2.0))
 
 
+def is_at_bound(found: float) -> bool:
+    """Returns whether `temperature` found no minimum within its range, as for data without errors."""
+    return not COLDEST * 1.001 < found < HOTTEST / 1.001
+
+
 def _logits(chances_NL: npt.NDArray[Any]) -> Floats:
     """Returns logits of these probabilities."""
     return np.asarray(np.log(np.maximum(chances_NL, np.finfo(np.float64).tiny)), dtype=np.float64)

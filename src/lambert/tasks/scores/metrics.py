@@ -70,7 +70,13 @@ def ranks(x_N: Floats) -> Floats:
 
 
 def binomial_error(share: float, rows: int) -> float:
-    """Returns the standard error of a share of `rows` independent rows."""
+    """Returns the standard error of a share of `rows` independent rows.
+
+    Of a share of 0 or 1, whose own variance is 0, it is that of the share with two more rows of each kind (Agresti and
+    Coull, The American Statistician 52, 1998).
+    """
+    if rows and share in (0.0, 1.0):
+        share, rows = (share * rows + 2.0) / (rows + 4), rows + 4
     return math.sqrt(share * (1.0 - share) / rows) if rows else 0.0
 
 
@@ -89,8 +95,9 @@ def bootstrap_errors(scores: Callable[[Ints], Mapping[str, float]], rows: int) -
 
 
 def with_errors(found: Mapping[str, float], errors: Mapping[str, float]) -> dict[str, float]:
-    """Returns scores, and after them their standard errors as NAME_se."""
-    return {**found, **{f"{name}_se": error for name, error in errors.items()}}
+    """Returns scores, and after them their standard errors as NAME_se. An error of 0 is left out: all rows have the
+    same value, so they do not say how uncertain the score is."""
+    return {**found, **{f"{name}_se": error for name, error in errors.items() if error}}
 
 
 def softmax(logits_NL: npt.NDArray[Any]) -> Floats:

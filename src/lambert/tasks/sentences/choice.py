@@ -133,13 +133,12 @@ class Choice(SentenceTask):
         chances_N = np.array([chances_C[label] for chances_C, label in zip(predictions, truth, strict=True)])
         losses_N = -np.log(np.maximum(chances_N, np.finfo(np.float64).tiny))
         accuracy = float(right_N.mean())
-        return {
-            "accuracy": accuracy,
-            "loss": float(losses_N.mean()),
-            "accuracy_se": metrics.binomial_error(accuracy, len(right_N)),
-            "loss_se": metrics.mean_error(losses_N),
-            "examples": float(len(right_N)),
+        errors = {
+            "accuracy": metrics.binomial_error(accuracy, len(right_N)),
+            "loss": metrics.mean_error(losses_N),
         }
+        found = {"accuracy": accuracy, "loss": float(losses_N.mean())}
+        return metrics.with_errors(found, errors) | {"examples": float(len(right_N))}
 
     def examples(self, data: Sentences, predictions: Sequence[Floats]) -> ScoredExamples:
         """Returns rows with truth and prediction (numbers of choices), correct, and loss (nats)."""

@@ -39,8 +39,8 @@ _NEVER_SEARCHED = 1.0  # for temperature = "best" without dev data
 class Classify(SentenceTask):
     """One label for each sentence or pair. Scores: accuracy, f1 (of the second of two labels), f1_macro, matthews, loss
     (mean cross-entropy in nats), ece (expected calibration error), temperature (the divisor of the logits that would
-    minimise the loss on these data); with groups (`Columns.group`) exact_match, the share of groups that are all
-    right."""
+    minimise the loss on these data; left out at a bound of its range); with groups (`Columns.group`) exact_match, the
+    share of groups that are all right."""
 
     head = "label"
     ranks = True
@@ -58,7 +58,7 @@ class Classify(SentenceTask):
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
         if not config.labels:
             name = config.columns.label
-            rows = read_labelled_rows(path, config.columns, [])  # `read` has the notes
+            rows = read_labelled_rows(path, config.columns, [], all_labelled=True)  # `read` has the notes
             found = learn_labels((place, label_cell(row, name, place)) for place, row in rows)
             if len(found) < 2:
                 raise DataError(
@@ -73,7 +73,7 @@ class Classify(SentenceTask):
         texts, texts_b, labels, groups = [], [], [], []
         columns, places = self.config.columns, dict[str, str]()
         notes: list[str] = []
-        for place, row in read_labelled_rows(path, columns, notes):
+        for place, row in read_labelled_rows(path, columns, notes, all_labelled=True):
             label = label_cell(row, columns.label, place)
             places.setdefault(label, place)
             text, text_b = self._read_texts(row, place)
@@ -123,7 +123,8 @@ class Classify(SentenceTask):
         losses_N = -np.log(np.maximum(chances_NL[rows_N, truth_N], np.finfo(np.float64).tiny))
         found = {"accuracy": right, **scores(rows_N), "loss": float(losses_N.mean())}
         found["ece"] = calibration.reliability(chances_NL.max(1), predicted_N == truth_N).error
-        found["temperature"] = calibration.temperature(np.stack(predictions), truth_N)
+        heat = calibration.temperature(np.stack(predictions), truth_N)
+        found |= {} if calibration.is_at_bound(heat) else {"temperature": heat}
         errors = {"accuracy": metrics.binomial_error(right, len(rows_N)), "loss": metrics.mean_error(losses_N)}
         errors |= metrics.bootstrap_errors(scores, len(rows_N))
         if data.groups_N is not None:
@@ -140,8 +141,8 @@ class Classify(SentenceTask):
         if self.config.temperature != "best":
             return self
         found = calibration.temperature(np.stack(predictions), data.truth.astype(np.int64))
-        inside = calibration.COLDEST * 1.001 < found < calibration.HOTTEST / 1.001
-        return type(self)(replace(self.config, temperature=found if inside else 1.0), self.tokenizer)
+        used = 1.0 if calibration.is_at_bound(found) else found
+        return type(self)(replace(self.config, temperature=used), self.tokenizer)
 
     def _calibrate(self, predictions: Sequence[Floats]) -> Floats:
         """Returns the probabilities [N, L] at the temperature of the task."""

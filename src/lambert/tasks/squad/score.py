@@ -21,7 +21,7 @@ import numpy as np
 
 from lambert.tasks.scores.examples import Examples, shorten
 from lambert.tasks.scores.formulas import Formula
-from lambert.tasks.scores.metrics import Floats, binomial_error, mean_error
+from lambert.tasks.scores.metrics import Floats, binomial_error, mean_error, with_errors
 
 if TYPE_CHECKING:
     from lambert.tasks.squad.text import Question
@@ -119,10 +119,8 @@ def _means(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
     exact_N, f1_N = np.array(pairs).T
     exact, share = float(exact_N.mean()), float(f1_N.mean())
     return {
-        "exact_match": 100.0 * exact,
-        "exact_match_se": 100.0 * binomial_error(exact, len(pairs)),
-        "f1": 100.0 * share,
-        "f1_se": 100.0 * mean_error(f1_N),
+        **with_errors({"exact_match": 100.0 * exact}, {"exact_match": 100.0 * binomial_error(exact, len(pairs))}),
+        **with_errors({"f1": 100.0 * share}, {"f1": 100.0 * mean_error(f1_N)}),
         "questions": float(len(pairs)),
     }
 

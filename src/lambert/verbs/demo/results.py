@@ -108,8 +108,8 @@ class Results:
         command = started if started.name == "lambert" and not shutil.which("lambert") else "lambert"
         if self.gain is None:
             console.print(
-                "Every step ran, and pre-training began on the expected curve. "
-                "Its updates are too few for a score to mean anything. "
+                "Every step ran, and pre-training began on the expected curve; a short demo has fewer updates than "
+                "its recipe on purpose. They are too few for a score to mean anything. "
                 f"For a result, in 90 seconds on two cores: {command} demo",
                 markup=False,
             )

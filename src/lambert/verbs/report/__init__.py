@@ -18,7 +18,7 @@ from lambert.verbs.report import errors, ranks, sweep
 from lambert.verbs.report.cells import side_by_side, table
 from lambert.verbs.report.curves import COLOURS, draw
 from lambert.verbs.report.folders import Run, read, with_one_ceiling
-from lambert.verbs.report.sections import advice, charts, differences, endings, final_numbers, mismatches
+from lambert.verbs.report.sections import TRUST, advice, charts, differences, endings, final_numbers, mismatches
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,14 @@ def render(
     runs = with_one_ceiling(runs)
     starts = [sum(run.updates for run in runs[:number]) if chain else 0 for number in range(len(runs))]
     pages, damaged = errors.pages(runs)
+    drawn = charts(runs, starts)
     title = next((str(run.summary["title"]) for run in runs if run.summary.get("title")), None)
     return template.render(
         title=title
         or " · ".join([*(page.name for page in corpora), *(page.name for page in sweeps), *(run.name for run in runs)]),
         written=time.strftime("%Y-%m-%d %H:%M"),
+        began=[run.log[0][0][:16].replace("T", " ") if run.log else "" for run in runs],
+        trust=any(chart.title.startswith(TRUST) for chart in drawn),
         names=[run.name for run in runs],
         colours=COLOURS,
         corpora=corpora,
@@ -99,10 +102,7 @@ def render(
         + [notice for run in runs for notice in run.notices + advice(run) + ranks.advice(run)]
         + damaged,
         summaries=[block for run in runs for block in _blocks(run)],
-        charts=[
-            {"title": chart.title, "values": endings(chart, len(runs)), "svg": draw(chart)}
-            for chart in charts(runs, starts)
-        ],
+        charts=[{"title": chart.title, "values": endings(chart, len(runs)), "svg": draw(chart)} for chart in drawn],
         chained=chain and len(runs) > 1,
         final=final_numbers(runs),
         differences=differences([run.config for run in runs]) if len(runs) > 1 else [],

@@ -15,6 +15,7 @@ from lambert.verbs.report.ranks import exchange_shares
 UNLEARNT = ("warning: the held-out masked-LM loss is ", "the masked-LM loss has been near the unigram entropy")
 """Beginnings of the lines of log.txt about a run that learnt no more than the frequencies of the vocabulary's pieces;
 see `runs.log`."""
+TRUST = "Trust ratio of LAMB"
 WAIT_IS_HIGH = 0.1
 """Share of the time spent waiting for data from which the page gives advice."""
 
@@ -94,7 +95,7 @@ def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:
     out += [
         Chart("Learning rate", lines("lr"), ".3g", noisy=False),
         Chart("Gradient norm, before clipping", lines("grad_norm"), ".3g"),
-        *(Chart(f"Trust ratio of LAMB, {group}", trust(group), ".3g") for group in ("embeddings", "blocks", "heads")),
+        *(Chart(f"{TRUST}, {group}", trust(group), ".3g") for group in ("embeddings", "blocks", "heads")),
         Chart("Real tokens per second", lines("tokens_per_second"), ",.0f", from_zero=True),
         Chart("Time spent waiting for data", lines("wait_share"), ".1%", from_zero=True),
         Chart("Share of an update spent waiting for gradients", [w for w in waits if w.points], ".1%", from_zero=True),

@@ -182,7 +182,7 @@ class Study:
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path} cannot be read, and the storage of the sweep is empty: {error!r}. Restore one of them from a "
-                "copy, or choose another out."
+                "copy, or choose another --out."
             ) from error
         say(f"the storage of the sweep was lost: {len(before['trials'])} trials are restored from {path}")
 
@@ -203,6 +203,6 @@ class Study:
             more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
             raise UsageError(
                 f"The study {name!r} has trials of a sweep with other settings: {listed}{more}. Restore them, or "
-                "choose another out or another name (sweep.study)."
+                "choose another --out or another name (sweep.study)."
             )
         self._study.set_user_attr("settings", now)

@@ -19,6 +19,8 @@ from lambert.verbs.verify.intervals import prediction_interval
 from lambert.verbs.verify.measured import VARIES, Measured
 
 _LENGTH = {"train.steps", "train.epochs"}
+_PEAK = "share of the device's peak"
+_AS_FAR = ", so the curve is compared as far as the run goes, and the final scores are not"
 _AUTOMATIC = {
     "optim.lr", "task.max_length", "task.labels", "task.embed.pooling", "task.embed.prompt", "task.embed.prompt_b",
     "task.embed.prompts", "task.embed.default_prompt", "task.embed.truncate_dim",
@@ -93,7 +95,7 @@ class Verified:
                 low, high = self.utilisation
                 expected = f"{low:.1%} to {high:.1%}"
                 answer = "as expected" if low <= share <= high else "slower" if share < low else "faster"
-            yield f"{'share of the ceiling':28s}{expected:>20s}{share:>10.1%}  {answer}".rstrip()
+            yield f"{_PEAK:28s}{expected:>20s}{share:>10.1%}  {answer}".rstrip()
         if self.here.tokens_per_second is not None:
             yield f"{'tokens/s':28s}{'':20s}{self.here.tokens_per_second:>10,.0f}"
         if self.here.memory_mb is not None:
@@ -158,7 +160,7 @@ def compare_run(
     differences = [
         *(f"{setting} is not the recipe's" for setting in given.overrides),
         *(
-            f"{name} is {run}, and the recipe has {own}"
+            f"{name} is {run}, and the recipe has {own}{_AS_FAR * (name in _LENGTH)}"
             for name, run, own in changed
             if not (expect.data and run != UNSET and Path in kinds_of(type(config), name))  # compared by hashes
         ),

@@ -56,7 +56,7 @@ class DeduplicateConfig:
 class PrepareConfig:
     """The settings that turn raw text into a prepared corpus."""
 
-    OUT = "out"
+    OUT = "--out"
     """Name of the setting `out` in errors."""
     WRITES = True
     """Whether the settings are of a verb that writes a corpus."""
@@ -307,7 +307,7 @@ def _check_out(config: PrepareConfig) -> None:
     shown = public(config.url)
     if config.url.partition("://")[0].lower() in ("http", "https", "datasets"):
         raise UsageError(
-            f"{shown}: such a server cannot be written to: choose another out, such as s3://bucket/corpus."
+            f"{shown}: such a server cannot be written to: choose another --out, such as s3://bucket/corpus."
         )
     if config.work is None:
         raise UsageError(
@@ -317,7 +317,7 @@ def _check_out(config: PrepareConfig) -> None:
         raise UsageError(f"work = {public(address(config.work))} is remote: name a local folder.")
     for entry in config.input:
         if f"{config.url}/".startswith(f"{str(entry).rstrip('/')}/"):
-            raise UsageError(f"{shown}: --out is in the input folder: choose another out.")
+            raise UsageError(f"{shown}: --out is in the input folder: choose another --out.")
 
 
 def _check_values(config: PrepareConfig) -> None:

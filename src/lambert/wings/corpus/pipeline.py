@@ -67,7 +67,7 @@ def prepare(
     """
     config, urls = _with_local_inputs(config, progress)
     if config.folder.is_dir() and any(Path(entry).resolve() == config.folder.resolve() for entry in config.input):
-        raise UsageError(f"{config.folder}: --{config.OUT} is the input folder: choose another {config.OUT}.")
+        raise UsageError(f"{config.folder}: {config.OUT} is the input folder: choose another {config.OUT}.")
     keeps = bool(config.stages or config.url)
     if keeps and any(Path(entry).resolve() == config.work_folder.resolve() for entry in config.input):
         raise UsageError(f"{config.work_folder}: --work is the input folder: choose another work.")

@@ -10,6 +10,7 @@ import numpy as np
 from lambert import cli
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import nearest
+from lambert.core.settings import find_missing, flatten, read
 from lambert.core.shards import Split, read_manifest
 from lambert.data.source import CorpusSource
 from lambert.distributed import agreement
@@ -21,7 +22,7 @@ from lambert.tasks.reading.cache import FeatureCache
 from lambert.tasks.reading.files import find_splits
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
-from lambert.verb import name_of
+from lambert.verb import list_training, name_of
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.training import verb_of
@@ -34,6 +35,8 @@ _PAIRS = {64: 0.96, 128: 0.90, 512: 0.73}
 _FULL, _SQUAD = 0.98, 0.45
 """The same with segments of one document at 128 tokens (benchmarks/whole_runs), and of SQuAD's windows at 384
 (docs/bench.md)."""
+_UNNAMED = Path("(not named)")
+"""Stands for the folder of the paths that the recipe lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,28 @@ def read_run(plan: PlanConfig) -> Planned:
     verb = verb_of(plan.recipe)
     if not verb:
         raise UsageError(f"{plan.recipe} is not a recipe of pretrain or finetune, the verbs that plan predicts.")
-    config = cli.settings([verb, str(plan.recipe), *parse_overrides(plan.set)])
+    config = cli.settings([verb, str(plan.recipe), *parse_overrides(plan.set), *_list_stand_ins(verb, plan)])
     if isinstance(config, PretrainConfig):
         return _read_pretraining(config, plan)
     return _read_fine_tuning(config, plan)
+
+
+def _list_stand_ins(verb: str, plan: PlanConfig) -> list[str]:
+    """Returns flags for the paths that the run requires and the recipe lacks, whose files are then missing. Raises
+    UsageError if a script is to start the run."""
+    given = {*flatten(read(plan.recipe)), *(one.partition("=")[0].strip().replace("-", "_") for one in plan.set)}
+    lacking = [flag[2:] for flag in find_missing(list_training()[verb], given)]
+    if lacking and plan.cluster:
+        advice = " ".join(f"{name}=PATH" for name in lacking)
+        raise UsageError(
+            f"cluster = {plan.cluster!r}: the run needs {' and '.join(lacking)}, which {plan.recipe} lacks: add --set "
+            f"{advice}."
+        )
+    return [f"--{name}={_UNNAMED / name}" for name in lacking]
+
+
+def _describe_missing(name: str, path: Path) -> str:
+    return f"the recipe names no {name} (--set {name}=PATH)" if path.parent == _UNNAMED else f"{path} does not exist"
 
 
 def parse_overrides(given: Sequence[str]) -> list[str]:
@@ -89,8 +110,10 @@ def _read_pretraining(config: PretrainConfig, plan: PlanConfig) -> Planned:
     if source is None:
         full = _FULL if config.packing.mode == "full" else float(np.interp(longest, [*_PAIRS], [*_PAIRS.values()]))
         lengths = _spread(plan.fill or full, longest)
-        assumed.append(f"{config.corpus} does not exist: a vocabulary of {shape.vocabulary:,} pieces, and sequences "
-                       f"that are {plan.fill or full:.0%} full")  # fmt: skip
+        assumed.append(
+            f"{_describe_missing('corpus', config.corpus)}: a vocabulary of {shape.vocabulary:,} pieces, and sequences "
+            f"that are {plan.fill or full:.0%} full"
+        )
     else:
         lengths = _sample(source)
     predictions = float(config.masking.predictions(np.array(lengths)).mean())
@@ -111,12 +134,19 @@ def _read_fine_tuning(config: FinetuneConfig, plan: PlanConfig) -> Planned:
     else:
         shape = _find_shape(config.init, plan)
         if config.task.name not in TASKS:
-            raise UsageError(f"task.name = {config.task.name!r} needs its data: {config.data} does not exist.")
+            raise UsageError(
+                f"task.name = {config.task.name!r} needs its data: {_describe_missing('data', config.data)}."
+            )
         head = task_class(config.task).head
         longest = config.task.resolve_length(shape.positions).max_length
         lengths = _spread(plan.fill or _SQUAD, longest)
         what = f"two labels, and sequences of {longest} tokens that are {plan.fill or _SQUAD:.0%} full"
-        assumed.append(f"{config.data} or {config.init} does not exist: {what}")
+        missing = [
+            _describe_missing(name, path)
+            for name, path in (("data", config.data), ("init", config.init))
+            if not path.exists()
+        ]
+        assumed.append(f"{' and '.join(missing) or f'{config.init} is no model folder'}: {what}")
     size = source.size(0) if source is not None else plan.sequences
     if train.steps is None and train.epochs is None and size is not None:
         train = train.resolve(size)
@@ -150,7 +180,8 @@ def _find_shape(init: Path | None, plan: PlanConfig) -> EncoderConfig:
     if folder is not None:
         return layout.encoder_config(layout.read_config(folder), folder)
     if not plan.size:
-        what = f"The encoder {init} does not exist" if init is not None else "The recipe has neither a model nor init"
+        unnamed = init is None or init.parent == _UNNAMED
+        what = "The recipe has neither a model nor init" if unnamed else f"The encoder {init} does not exist"
         raise UsageError(f"{what}: add --size, such as --size base.")
     if plan.size not in SIZES:
         raise UsageError(f"size = {plan.size!r} is unknown.{nearest(plan.size, SIZES)}")

@@ -15,6 +15,8 @@ from lambert.wings.plan.costs.devices import DEVICES, LINKS
 from lambert.wings.plan.costs.stragglers import JITTER
 
 AUTO = "auto"
+_THIS_MACHINE = ("cpu", "gpu", "cuda", "mps", "local")
+"""Names by which a user may mean `AUTO`."""
 _IMAGE = re.compile(r"[a-zA-Z0-9][\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
 _CLAIM = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _KINDS = {
@@ -197,5 +199,9 @@ def _as_known(name: str) -> str:
 
 def _nearest_devices(name: str) -> str:
     """Returns ' Did you mean ...?' with the devices whose names begin with `name`, or else as `nearest`."""
+    if name.casefold() in _THIS_MACHINE:
+        return (
+            f" {AUTO} is this machine; others are {', '.join(sorted(DEVICES))}, or a file of your own (docs/plan.md)."
+        )
     begun = [known for known in DEVICES if known.casefold().startswith(name.casefold())] if name else []
     return f" Did you mean {' or '.join(map(repr, begun))}?" if begun else nearest(name, [AUTO, *DEVICES])

@@ -37,7 +37,7 @@ class PredictBody(Body):
         Input | Annotated[list[Input], Field(min_length=1)],
         Field(
             description="An input or a list.",
-            examples=["This film is a delight.", [{"question": "Who left?", "context": "Ann left, Bob stayed."}]],
+            examples=["The train leaves at nine.", [{"question": "Who left?", "context": "Ann left, Bob stayed."}]],
         ),
     ]
     model: Name = None

@@ -25,7 +25,7 @@ EXAMPLES: dict[str, Any] = {
     },
     "mask": "The capital of France is [MASK].",
     "tag": "Marie Curie was born in Warsaw.",
-    "": "This film is a delight from beginning to end.",
+    "": "The train to the coast leaves at nine.",
 }
 """An input for each task; "" for those that read a text."""
 

@@ -164,7 +164,9 @@ def test_a_copy_that_fails_is_absent_and_continues(
 def test_what_is_there_is_not_overwritten(place: Place, rows: Path, lambert: Callable[..., Any]) -> None:
     place.files.pipe(f"{place.path}/vocab.txt", b"mine")
     settings = {"input": rows, "out": place.url, "work": rows.parent / "work", "vocabulary": 120}
-    one_line(lambert("prepare", **settings), 2, f"{place.url} exists and is not a prepared corpus: choose another out")
+    one_line(
+        lambert("prepare", **settings), 2, f"{place.url} exists and is not a prepared corpus: choose another --out"
+    )
     place.files.pipe(f"{place.path}/{MANIFEST}", b'{"format_version": 1}')
     one_line(lambert("prepare", **settings), 3, f"{place.url}/manifest.json is damaged, or of another version")
     assert place.written == []
@@ -195,7 +197,7 @@ def test_a_bucket_that_cannot_be_written_is_found_before_the_work(
     with monkeypatch.context() as patch:
         patch.setattr(type(files), "_call_s3", refuse)
         called = lambert("prepare", out=f"s3://{name}/corpus", **settings)
-    last_line(called, 4, f"s3://{name}/corpus/", "cannot be written: Access Denied. Choose another out.")
+    last_line(called, 4, f"s3://{name}/corpus/", "cannot be written: Access Denied. Choose another --out.")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     type(files).clear_instance_cache()

@@ -32,6 +32,12 @@ def test_it_says_what_was_kept(rows: Path, tmp_path: Path, capsys: pytest.Captur
     assert f"{manifest['splits']['train']['tokens']:,} tokens" in shown
     run(config, said.append)
     assert f"already prepared: {config.out}" in said
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/other.bin").write_bytes(b"?")
+    rows.rename(tmp_path / "texts/rows.txt")
+    run(PrepareConfig((tmp_path / "texts",), tmp_path / "b", vocabulary=9000, documents="blank-line"), said.append)
+    assert any(line.startswith("files ") and "1 of another kind (" in line and "other.bin)" in line for line in said)
+    assert [line for line in said if re.match(r"note: the vocabulary has [\d,]+ pieces, not 9,000: ", line)]
     assert capsys.readouterr().out == ""
 
 
@@ -110,7 +116,7 @@ def test_accents_that_are_kept_are_said(tmp_path: Path) -> None:
     assert not any("\u1100" <= character <= "\u11ff" for piece in pieces for character in piece)
     said.clear()
     run(dataclasses.replace(config, out=tmp_path / "stripped", strip_accents=True), said.append)
-    assert not [line for line in said if line.startswith("note: ")]
+    assert not [line for line in said if line.startswith("note: accents")]
     with pytest.raises(UsageError, match="strip_accents = None, not True"):
         run(dataclasses.replace(config, strip_accents=True))
 

@@ -37,7 +37,7 @@ def find_published(url: str, check: Callable[[dict[str, Any]], None]) -> dict[st
     objects = store.objects()
     if MANIFEST not in objects:
         if objects and MARK not in objects:
-            raise UsageError(f"{public(url)} exists and is not a prepared corpus: choose another out, or delete it.")
+            raise UsageError(f"{public(url)} exists and is not a prepared corpus: choose another --out, or delete it.")
         return None
     manifest = _parse_manifest(store.read(MANIFEST), url)
     check(manifest)
@@ -99,7 +99,7 @@ def fetch_corpus(url: str, out: Path, progress: Progress) -> dict[str, Any]:
     manifest = _parse_manifest(_read_manifest(url), url)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not (out / MANIFEST).is_file() or read_manifest(out) != manifest:
-            raise UsageError(f"{out} exists and is not the corpus at {public(url)}: choose another out.")
+            raise UsageError(f"{out} exists and is not the corpus at {public(url)}: choose another --out.")
         check_corpus(out, whole=True)
         return manifest
     keep = out.with_name(out.name + ".fetch")
@@ -157,7 +157,7 @@ def _parse_manifest(data: bytes, url: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         manifest = None
     if not has_hash(manifest) or manifest.get("format_version") != FORMAT_VERSION:
-        raise DataError(f"{public(url)}/{MANIFEST} is damaged, or of another version of Lambert: choose another out.")
+        raise DataError(f"{public(url)}/{MANIFEST} is damaged, or of another version of Lambert: choose another --out.")
     return dict(manifest)
 
 

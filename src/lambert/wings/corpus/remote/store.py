@@ -134,4 +134,4 @@ def _write_errors(url: str) -> Iterator[None]:
             yield
         except (FileNotFoundError, PermissionError) as error:
             said = shorten_message(str(error), url).rstrip(".")
-            raise MachineError(f"{public(url)} cannot be written: {said}. Choose another out.") from error
+            raise MachineError(f"{public(url)} cannot be written: {said}. Choose another --out.") from error

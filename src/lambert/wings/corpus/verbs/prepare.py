@@ -33,7 +33,7 @@ _ENDS = 5
 class _CorpusOfRun(PrepareConfig):
     """The settings by which `pretrain` prepares its text. Its setting `corpus` is `out`."""
 
-    OUT = "corpus"
+    OUT = "--corpus"
 
 
 def run(config: PrepareConfig, say: Say = silent) -> Result:
@@ -131,7 +131,7 @@ def summarize(manifest: dict[str, Any]) -> list[str]:
     passed = manifest["files_passed_over"]["count"]
     lines = [
         f"{'files':<{_LABEL}} {len(manifest['inputs']):,} ({size / 1e6:,.1f} MB)"
-        + (f", {passed:,} of another kind" if passed else ""),
+        + (f", {passed:,} of another kind{_name_first(manifest['files_passed_over'])}" if passed else ""),
         f"{'documents':<{_LABEL}} {documents['kept']:,} kept of {documents['read']:,}{repeated}; dropped: {dropped}",
     ]
     if over := ", ".join(f"{count:,} {reason}" for reason, count in documents.get("passed_over", {}).items()):
@@ -155,6 +155,11 @@ def summarize(manifest: dict[str, Any]) -> list[str]:
     return lines + list_notes(manifest) + list_warnings(manifest)
 
 
+def _name_first(passed: dict[str, Any]) -> str:
+    first = [*passed.get("first", ())]
+    return f" ({first[0]}{', ...' if passed['count'] > 1 else ''})" if first else ""
+
+
 def _describe_normalization(manifest: dict[str, Any]) -> str:
     """Returns what the normalization and the vocabulary lose of the text, for the line of the vocabulary."""
     own = manifest.get("normalizer")
@@ -170,13 +175,20 @@ def _describe_normalization(manifest: dict[str, Any]) -> str:
 
 def list_notes(manifest: dict[str, Any]) -> list[str]:
     """Returns lines about settings that were chosen from the text."""
+    found, asked = [], manifest["settings"].get("vocabulary", 0)
+    if manifest["tokenizer"] == "train" and manifest["vocabulary"] < asked:
+        found.append(
+            f"note: the vocabulary has {manifest['vocabulary']:,} pieces, not {asked:,}: the text has no others that "
+            "occur often enough (min_frequency)"
+        )
     own = manifest.get("normalizer") or {"lowercase": False, "strip_accents": False}
     unset = manifest["tokenizer"] == "train" and manifest["settings"].get("strip_accents") is None
     if not unset or own["strip_accents"] or not own["lowercase"]:
-        return []
+        return found
     return [
+        *found,
         "note: accents are kept, because stripping them changes more than 0.5% of the letters of this text: it would "
-        "decompose Hangul and remove marks of kana, vowels and tones. --strip-accents does it nevertheless"
+        "decompose Hangul and remove marks of kana, vowels and tones. --strip-accents does it nevertheless",
     ]
 
 

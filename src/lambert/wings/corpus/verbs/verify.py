@@ -26,7 +26,7 @@ def run(config: VerifyCorpusConfig, say: Say = silent) -> Result:
     for name, split in manifest["splits"].items():
         say(
             f"{name:<{_LABEL}} {split['documents']:,} documents, {split['sentences']:,} sentences, {split['tokens']:,} "
-            f"tokens in {len(split['shards']):,} files, as in the manifest"
+            f"tokens in {len(split['shards']):,} file{'s' * (len(split['shards']) != 1)}, as in the manifest"
         )
     count = same = len(manifest["inputs"])
     for group, what in (("changed", "changed since"), ("gone", "gone"), ("remote", "remote, and were not compared")):
@@ -34,7 +34,7 @@ def run(config: VerifyCorpusConfig, say: Say = silent) -> Result:
             same -= len(names)
             say(f"{'inputs':<{_LABEL}} {len(names):,} of {count:,} {what}: {names[0]}{' ...' if names[1:] else ''}")
     if same:
-        say(f"{'inputs':<{_LABEL}} {same:,} files, unchanged")
+        say(f"{'inputs':<{_LABEL}} {same:,} file{'s' * (same != 1)}, unchanged")
     say(f"{'verified':<{_LABEL}} {config.corpus}")
     return Result(config.corpus)
 

@@ -38,7 +38,7 @@ const EXAMPLES = {
     { texts: ["How do I learn to swim?", "What is the best way of learning to swim?"] },
   ],
   text: [
-    { texts: ["This film is a delight from beginning to end."] },
+    { texts: ["The train to the coast leaves at nine."] },
     { texts: ["The parcel arrived three weeks late, and the box was damaged."] },
     { texts: ["I am so nervous about the exam tomorrow that I cannot sleep."] },
   ],
