@@ -111,7 +111,7 @@ def test_runs_of_finetune(tuned: Callable[[str], Path], tmp_path: Path, lambert:
     assert found["comparisons"][0]["scores"]["f1"]["difference"] == 0.0
     assert found["task"] == "tag"
     other = written(tmp_path / "classify.jsonl", [True])
-    one_line(lambert("compare", tuned("tag"), other), 3, "task 'tag'", "of 'classify'")
+    one_line(lambert("compare", tuned("tag"), other), 3, "'tag'", "'classify'")
 
 
 @pytest.mark.parametrize("task", ["classify", "pair", "regress", "squad", "tag"])
