@@ -62,7 +62,8 @@ def test_learns_by_heart(words: Tokenizer, tmp_path: Path, case: Case) -> None:
     data = task.read(path)
     scores = task.score(data, task.predictions(data, outputs_of(data)))
     kept = {name for name in scores if not name.endswith(("_se", "_threshold", "questions"))} - {"examples", "words"}
-    assert kept == set(task.score_names())
+    assert set(task.score_names()) - kept <= {"temperature"}  # of all right, it is at its bound
+    assert kept <= set(task.score_names())
     best = 100.0 if task.config.name == "squad" else 1.0
     assert scores[MAIN[task.config.name]] == pytest.approx(best, rel=0.02)
     if case is conll:

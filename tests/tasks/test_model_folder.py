@@ -79,6 +79,7 @@ def test_scores_are_those_of_a_cross_encoder(
         np.testing.assert_allclose(CrossEncoder(str(tmp_path / "imported")).predict([*PAIRS]), wanted, atol=2e-6)
 
 
+@pytest.mark.filterwarnings("ignore:note. 1 row of .* has an empty text")
 @pytest.mark.parametrize("family", ["Bert", "DistilBert"])
 def test_rows_with_and_without_a_second_text(family: str, make: Make, tmp_path: Path, lambert: Any) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer

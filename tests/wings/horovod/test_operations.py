@@ -365,7 +365,7 @@ def test_a_process_alone_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"HOROVOD_RANK": "0"}, "a rank without a size"),
+        ({"HOROVOD_RANK": "0"}, "HOROVOD_SIZE is not"),
         ({"HOROVOD_RANK": "2", "HOROVOD_SIZE": "2"}, "rank 2 is not below size 2"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one' is not an integer"),
         ({"RANK": "1", "WORLD_SIZE": "2"}, "set MASTER_ADDR and MASTER_PORT"),

@@ -55,7 +55,7 @@ def test_a_whole_corpus_is_verified(corpus: Path) -> None:
     lines: list[str] = []
     assert run(VerifyCorpusConfig(corpus), lines.append).folder == corpus
     assert lines[0].startswith("train ")
-    assert lines[-2] == "inputs   1 files, unchanged"
+    assert lines[-2] == "inputs   1 file, unchanged"
 
 
 def test_inputs_that_changed_or_are_gone_are_named(corpus: Path, whole: Path) -> None:
