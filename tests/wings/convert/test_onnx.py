@@ -51,6 +51,7 @@ def test_the_code_of_the_folder_gives_the_vectors_of_lambert(tmp_path: Path, mon
     assert (tmp_path / "out" / "1_Pooling" / "config.json").is_file()
 
 
+@pytest.mark.slow
 def test_int8_does_not_depend_on_the_batch(tmp_path: Path) -> None:
     lines = exported(saved("bert", "label", tmp_path / "model"), tmp_path / "out", precision="int8")
     assert any("do not depend on the batch" in line for line in lines)

@@ -37,6 +37,7 @@ def test_equal_outputs(kind: str, head: str, tmp_path: Path) -> None:
     assert weights > 0.9 * (model / "model.safetensors").stat().st_size - 20_000  # float32, not float16
 
 
+@pytest.mark.slow
 def test_int8_has_fixed_scales(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("The train is late.\n\nYes.\nNo, the museum is closed.\n")
     model = saved("bert", "label", tmp_path / "model")

@@ -27,6 +27,7 @@ def test_equal_outputs(kind: str, head: str, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "model.pt2").is_file()
 
 
+@pytest.mark.slow
 def test_elsewhere(tmp_path: Path) -> None:
     model = saved("modernbert", "vector", tmp_path / "model")
     [*program.export_torch(ExportConfig(model, tmp_path / "out", "torch"))]

@@ -75,7 +75,7 @@ class InOrder:
 
 @pytest.mark.parametrize(
     ("workers", "tasks"),
-    [(1, 4), (2, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 1), (2, 9)))],
+    [(1, 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 1), (2, 3), (2, 9)))],
 )
 def test_datatroves_local_executor_gives_the_bytes_of_one_process(inputs: Path, workers: int, tasks: int) -> None:
     prepare(config(inputs, "one"))

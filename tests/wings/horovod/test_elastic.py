@@ -199,6 +199,7 @@ def test_a_rank_that_fails_is_replaced_by_one_that_takes_over_the_state(
     assert found == [{"sizes": [2] * 8, "weight": 8.0, "first": first} for first in (True, False)]
 
 
+@pytest.mark.slow
 def test_a_job_grows_when_hosts_appear(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = f"if [ -e {tmp_path}/started ]; then echo localhost:2; else echo localhost:1; fi"
     options = ["-np", "1", "--min-np", "1", "--max-np", "2", "--host-discovery-script", script]

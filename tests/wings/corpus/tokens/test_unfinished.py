@@ -66,10 +66,17 @@ def test_what_was_saved_is_not_encoded_again(inputs: Path, monkeypatch: pytest.M
     assert len(texts) == manifest["documents"]["read"] - saved
 
 
-@pytest.mark.parametrize(
-    "name", ["state.json", "seen.bin", "files.bin", "learnt", "causes.json", "corpus/tokenizer.json"]
-)
 @pytest.mark.parametrize("damage", ["cut", "gone", "changed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "state.json",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("seen.bin", "files.bin", "learnt", "causes.json", "corpus/tokenizer.json")
+        ),
+    ],
+)
 def test_a_damaged_state_is_not_used(inputs: Path, name: str, damage: str) -> None:
     prepare(config(inputs, "whole"))
     chosen = config(inputs, "out")
