@@ -9,7 +9,8 @@ runs         inference     measure
 distributed  tasks         planning
 engine  data  model  optim
 text
-core  native  ops  verb
+ops
+core  native  verb
 """
 
 import ast
@@ -26,12 +27,12 @@ SIBLINGS = {"data", "model", "optim", "engine"}
 BELOW = {
     "core": set(),
     "native": set(),
-    "ops": set(),
+    "ops": {"native"},
     "verb": set(),
     "text": {"core"},
     **{key: {"core"} for key in SIBLINGS},
-    "model": {"core", "native"},
-    "engine": {"core", "native"},
+    "model": {"core", "native", "ops"},
+    "engine": {"core", "native", "ops"},
     "distributed": {"core", "engine"},
     "tasks": {"core", "text", "data", "model"},
     "planning": {"core", "model"},

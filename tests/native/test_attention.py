@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from lambert.model.attention import reference
-from lambert.native import library, ops
-from lambert.native.ops import NOTHING, Drop
+from lambert.native import library
+from lambert.ops.drop import NOTHING, Drop
+from lambert.ops.native import OPS
 
 pytestmark = [
     pytest.mark.skipif(library() is None, reason="the compiled kernels are not used on this machine"),
@@ -36,9 +37,9 @@ def test_attention_and_its_gradients(H: int, E: int, window: int) -> None:
     expected_THE.backward(grad_THE.double())
     assert wide_T3HE.grad is not None
 
-    out_THE, sums_TH = ops.attention(qkv_T3HE, bounds_S1, NOTHING, window)
+    out_THE, saved = OPS.attention(qkv_T3HE, bounds_S1, 0, NOTHING, window)
     torch.testing.assert_close(out_THE.double(), expected_THE, atol=0.02, rtol=0.02)
-    found_T3HE = ops.attention_backward(qkv_T3HE, bounds_S1, out_THE, sums_TH, grad_THE, NOTHING, window)
+    found_T3HE = OPS.attention_backward(qkv_T3HE, bounds_S1, 0, out_THE, saved, grad_THE, NOTHING, window)
     error = (found_T3HE.double() - wide_T3HE.grad).norm() / wide_T3HE.grad.norm()
     assert error < 0.01
 
@@ -49,7 +50,7 @@ def kept(drop: Drop, bounds_S1: Tensor, H: int, window: int = 0) -> Tensor:
     qkv_T3HE = torch.zeros(int(bounds_S1[-1]), 3, H, longest, dtype=torch.bfloat16)
     for start, end in pairwise(bounds_S1.tolist()):
         qkv_T3HE[start:end, 2] = torch.eye(longest, dtype=torch.bfloat16)[: end - start, None]
-    return ops.attention(qkv_T3HE, bounds_S1, drop, window)[0] != 0
+    return OPS.attention(qkv_T3HE, bounds_S1, 0, drop, window)[0] != 0
 
 
 @pytest.mark.parametrize("window", [0, 20])
@@ -77,9 +78,9 @@ def test_dropout_of_probabilities(window: int) -> None:
     expected_THE.backward(grad_THE.double())
     assert wide_T3HE.grad is not None
 
-    out_THE, sums_TH = ops.attention(qkv_T3HE, bounds_S1, drop, window)
+    out_THE, saved = OPS.attention(qkv_T3HE, bounds_S1, 0, drop, window)
     torch.testing.assert_close(out_THE.double(), expected_THE, atol=0.03, rtol=0.03)
-    found_T3HE = ops.attention_backward(qkv_T3HE, bounds_S1, out_THE, sums_TH, grad_THE, drop, window)
+    found_T3HE = OPS.attention_backward(qkv_T3HE, bounds_S1, 0, out_THE, saved, grad_THE, drop, window)
     assert (found_T3HE.double() - wide_T3HE.grad).norm() < 0.01 * wide_T3HE.grad.norm()
 
 
@@ -89,11 +90,11 @@ def test_results_do_not_depend_on_threads_or_on_other_sequences() -> None:
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            out_THE, sums_TH = ops.attention(qkv_T3HE, bounds_S1, drop)
-            found.append((out_THE, ops.attention_backward(qkv_T3HE, bounds_S1, out_THE, sums_TH, grad_THE, drop)))
+            out_THE, saved = OPS.attention(qkv_T3HE, bounds_S1, 0, drop)
+            found.append((out_THE, OPS.attention_backward(qkv_T3HE, bounds_S1, 0, out_THE, saved, grad_THE, drop)))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for result in found[1:] for a, b in zip(result, found[0], strict=True))
-    alone_THE, _ = ops.attention(qkv_T3HE[:3].contiguous(), torch.tensor([0, 1, 3], dtype=torch.int32), NOTHING)
-    whole_THE, _ = ops.attention(qkv_T3HE, bounds_S1, NOTHING)
+    alone_THE, _ = OPS.attention(qkv_T3HE[:3].contiguous(), torch.tensor([0, 1, 3], dtype=torch.int32), 2, NOTHING)
+    whole_THE, _ = OPS.attention(qkv_T3HE, bounds_S1, 0, NOTHING)
     assert torch.equal(alone_THE, whole_THE[:3])

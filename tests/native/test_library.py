@@ -14,7 +14,7 @@ from lambert.core.world import World
 from lambert.engine.compiler import Compilation
 from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.heads import Model
-from lambert.native import ops
+from lambert.ops import native as ops
 from lambert.runs.log import model_notes
 from lambert.verbs import doctor
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lambert.native import library, ops
+from lambert.native import library
+from lambert.ops.native import OPS, PackedBytes, PackedWeight
 
 pytestmark = [
     pytest.mark.skipif(library() is None, reason="the compiled kernels are not used on this machine"),
@@ -31,15 +32,15 @@ def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize(("T", "D", "F"), SHAPES)
 def test_product_and_its_gradients(T: int, D: int, F: int) -> None:
     x_TD, (weight_FD, bias_F) = drawn(T, D), weight_of(F, D)
-    packed = ops.PackedWeight([weight_FD], [bias_F])
+    packed = PackedWeight([weight_FD], [bias_F])
     rounded_FD = weight_FD.bfloat16().double()
-    close(ops.linear(x_TD, packed), x_TD.double() @ rounded_FD.T + bias_F, 2**-8)
+    close(OPS.linear(x_TD, packed), x_TD.double() @ rounded_FD.T + bias_F, 2**-8)
 
     grad_TF, other_TD = drawn(T, F), drawn(T, D)
-    close(ops.linear_input(grad_TF, packed), grad_TF.double() @ rounded_FD, 2**-7)
-    close(ops.linear_input(grad_TF, packed, other_TD), grad_TF.double() @ rounded_FD + other_TD, 2**-7)
+    close(OPS.linear_input(grad_TF, packed), grad_TF.double() @ rounded_FD, 2**-7)
+    close(OPS.linear_input(grad_TF, packed, other_TD), grad_TF.double() @ rounded_FD + other_TD, 2**-7)
 
-    found, into_FD = ops.WeightGradient(grad_TF, x_TD), torch.full((F, D), torch.nan)
+    found, into_FD = OPS.weight_gradient(grad_TF, x_TD), torch.full((F, D), torch.nan)
     found.write(into_FD, 0, add=False)
     close(into_FD, grad_TF.double().T @ x_TD.double(), 1e-4)
     found.write(into_FD, 0, add=True)
@@ -50,8 +51,8 @@ def test_product_and_its_gradients(T: int, D: int, F: int) -> None:
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_in_the_products(approximate: str) -> None:
     x_TD, (weight_FD, bias_F) = drawn(50, 64), weight_of(128, 64)
-    packed = ops.PackedWeight([weight_FD], [bias_F])
-    before_TF, active_TF = ops.linear_gelu(x_TD, packed, approximate)
+    packed = PackedWeight([weight_FD], [bias_F])
+    before_TF, active_TF = OPS.linear_gelu(x_TD, packed, approximate)
     close(active_TF, torch.nn.functional.gelu(before_TF.double(), approximate=approximate), 2**-8)
 
     down_FD, _ = weight_of(64, 128)
@@ -60,34 +61,34 @@ def test_gelu_in_the_products(approximate: str) -> None:
     torch.nn.functional.gelu(wide_TD, approximate=approximate).backward(
         grad_TF.double() @ down_FD.bfloat16().double(), inputs=[wide_TD]
     )
-    found_TD = ops.linear_gelu_input(grad_TF, ops.PackedWeight([down_FD], [None]), before_TF, approximate)
+    found_TD = OPS.linear_gelu_input(grad_TF, PackedWeight([down_FD], [None]), before_TF, approximate)
     assert wide_TD.grad is not None
     close(found_TD, wide_TD.grad, 2**-7)
 
 
 def test_layers_that_read_the_same_states_are_one_product() -> None:
     x_TD, weights = drawn(33, 64), [weight_of(64, 64), weight_of(128, 64), weight_of(30, 64)]
-    packed = ops.PackedWeight([weight for weight, _ in weights], [bias for _, bias in weights])
-    apart = [ops.linear(x_TD, ops.PackedWeight([weight], [bias])) for weight, bias in weights]
-    assert torch.equal(ops.linear(x_TD, packed), torch.cat(apart, dim=1))
+    packed = PackedWeight([weight for weight, _ in weights], [bias for _, bias in weights])
+    apart = [OPS.linear(x_TD, PackedWeight([weight], [bias])) for weight, bias in weights]
+    assert torch.equal(OPS.linear(x_TD, packed), torch.cat(apart, dim=1))
     grad_TF = drawn(33, 222)
-    found, into_FD = ops.WeightGradient(grad_TF, x_TD), torch.empty(128, 64)
+    found, into_FD = OPS.weight_gradient(grad_TF, x_TD), torch.empty(128, 64)
     found.write(into_FD, 64, add=False)
     close(into_FD, grad_TF[:, 64:192].double().T @ x_TD.double(), 1e-4)
 
 
 def test_a_row_does_not_depend_on_the_other_rows_or_on_the_number_of_threads() -> None:
     x_TD, (weight_FD, bias_F) = drawn(700, 128), weight_of(512, 128)
-    packed = ops.PackedWeight([weight_FD], [bias_F])
+    packed = PackedWeight([weight_FD], [bias_F])
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = ops.linear(x_TD, packed)
+        alone = OPS.linear(x_TD, packed)
         torch.set_num_threads(3)
-        assert torch.equal(ops.linear(x_TD, packed), alone)
+        assert torch.equal(OPS.linear(x_TD, packed), alone)
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(ops.linear(x_TD[123:131].contiguous(), packed), alone[123:131])
+    assert torch.equal(OPS.linear(x_TD[123:131].contiguous(), packed), alone[123:131])
 
 
 @pytest.mark.parametrize(("T", "D", "F"), [(1, 64, 64), (7, 12, 30), (33, 48, 80), (130, 320, 200)])
@@ -100,23 +101,23 @@ def test_bytes(T: int, D: int, F: int) -> None:
     whole_TD, whole_FD = (x_TD.float() * (1 / step_T1)).round().double(), (weight_FD / scale_F1).round().double()
     expected = (whole_TD @ whole_FD.T) * step_T1.double() * scale_F1.T.double() + bias_F.double()
 
-    weight = ops.PackedBytes([weight_FD], [bias_F])
-    close(ops.linear_bytes(x_TD, weight), expected, 0.01)
-    torch.testing.assert_close(ops.linear_bytes(x_TD, weight)[-1], bias_F.bfloat16())
+    weight = PackedBytes([weight_FD], [bias_F])
+    close(OPS.linear(x_TD, weight), expected, 0.01)
+    torch.testing.assert_close(OPS.linear(x_TD, weight)[-1], bias_F.bfloat16())
     for form in ("none", "tanh"):
-        close(ops.linear_bytes(x_TD, weight, form), torch.nn.functional.gelu(expected, approximate=form), 0.01)
+        close(OPS.linear(x_TD, weight, form), torch.nn.functional.gelu(expected, approximate=form), 0.01)
 
 
 def test_rounded_weights() -> None:
     """The rounding is torch's, also where several weights are stacked; a weight of zeros has a scale too."""
     parts = [weight_of(F, 36) for F in (64, 128, 30)]
     parts[1][0][5] = 0
-    together = ops.PackedBytes([weight for weight, _ in parts], [bias for _, bias in parts])
+    together = PackedBytes([weight for weight, _ in parts], [bias for _, bias in parts])
     weight_FD = torch.cat([weight for weight, _ in parts])
     scale_F = (weight_FD.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
     whole_FD = (weight_FD / scale_F[:, None]).round()
     assert torch.equal(together.scale_F, scale_F)
     assert torch.equal(together.shift_F, (128 * whole_FD.sum(1)).int())
-    alone = ops.PackedBytes([weight_FD], [torch.cat([bias for _, bias in parts])])
+    alone = PackedBytes([weight_FD], [torch.cat([bias for _, bias in parts])])
     x_TD = drawn(7, 36)
-    assert torch.equal(ops.linear_bytes(x_TD, together), ops.linear_bytes(x_TD, alone))
+    assert torch.equal(OPS.linear(x_TD, together), OPS.linear(x_TD, alone))

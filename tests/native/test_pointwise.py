@@ -14,7 +14,9 @@ from torch.nn import functional
 
 from lambert import native
 from lambert.core.randomness import words
-from lambert.native import ops
+from lambert.model.packed import norm_of
+from lambert.ops.drop import NOTHING
+from lambert.ops.native import OPS
 
 KEY = 0x0123456789ABCDEF
 EPS = 1e-12
@@ -253,16 +255,16 @@ def test_indices_from_outside_are_checked() -> None:
         pytest.skip("the compiled kernels are not used on this machine")
     tables, norm = [torch.zeros(5, 32), torch.zeros(3, 32), torch.zeros(2, 32)], torch.nn.LayerNorm(32)
     inside = torch.zeros(4, dtype=torch.int64)
-    ops.embed_norm([inside, inside, inside], tables, norm, ops.NOTHING)
+    OPS.embed_norm([inside, inside, inside], tables, norm_of(norm), NOTHING)
     for wrong in (torch.tensor([0, 1, 5, 0]), torch.tensor([0, -1, 0, 0]), inside.int(), inside[:3]):
         with pytest.raises(IndexError):
-            ops.embed_norm(
-                [wrong, inside, inside] if len(wrong) == 4 else [inside, wrong, inside], tables, norm, ops.NOTHING
+            OPS.embed_norm(
+                [wrong, inside, inside] if len(wrong) == 4 else [inside, wrong, inside], tables, norm_of(norm), NOTHING
             )
     with pytest.raises(IndexError, match="index 7 is out of range for 6 rows"):
-        ops.cross_entropy(torch.zeros(1, 6).bfloat16(), torch.tensor([7]))
+        OPS.cross_entropy(torch.zeros(1, 6).bfloat16(), torch.tensor([7]))
     for bounds in ([0, 3], [1, 4], [0, 4, 2, 4], []):
         with pytest.raises(IndexError, match="bounds of"):
-            ops.attention(torch.zeros(4, 3, 1, 16).bfloat16(), torch.tensor(bounds, dtype=torch.int32), ops.NOTHING)
+            OPS.attention(torch.zeros(4, 3, 1, 16).bfloat16(), torch.tensor(bounds, dtype=torch.int32), 4, NOTHING)
     with pytest.raises(IndexError, match="int32"):
-        ops.attention(torch.zeros(4, 3, 1, 16).bfloat16(), torch.tensor([0, 4]), ops.NOTHING)
+        OPS.attention(torch.zeros(4, 3, 1, 16).bfloat16(), torch.tensor([0, 4]), 4, NOTHING)

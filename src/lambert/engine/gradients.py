@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from lambert.core.compute import GradientSink
 from lambert.core.errors import UsageError
-from lambert.native import library, ops
+from lambert.native import library
+from lambert.ops.native import OPS
 
 _ALIGNMENT = 128
 """Elements. Every gradient starts at a multiple of it, where vectorised kernels take their fast path and where a block
@@ -154,7 +155,7 @@ class Gradients(GradientSink):
         if parameter.grad is None:
             parameter.grad = place.zero_()
         if grad_TD.dtype == torch.bfloat16 and place.dtype == torch.float32 and library() is not None:
-            ops.add_rows(grad_TD, ids_T, parameter.grad)
+            OPS.add_rows(grad_TD, ids_T, parameter.grad)
         else:
             parameter.grad.index_add_(0, ids_T, grad_TD.to(place.dtype))
         return None

@@ -15,8 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from lambert.model.dropout import dropout as drop_out
 from lambert.model.dropout import keep_mask, survival
-from lambert.native import library, ops
-from lambert.native.ops import Drop
+from lambert.native import library
+from lambert.ops.drop import Drop
+from lambert.ops.native import OPS
 
 _VECTOR = 32
 """Elements that torch's bfloat16 softmax computes at once. A row with a remainder takes up to three times as long."""
@@ -154,17 +155,17 @@ class _Native(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, qkv_T3HE: Tensor, bounds_S1: Tensor, drop: Drop, window: int) -> Tensor:
-        mixed_THE, sums_TH = ops.attention(qkv_T3HE, bounds_S1, drop, window)
-        ctx.save_for_backward(qkv_T3HE, bounds_S1, mixed_THE, sums_TH)
+        mixed_THE, saved = OPS.attention(qkv_T3HE, bounds_S1, 0, drop, window)
+        ctx.save_for_backward(qkv_T3HE, bounds_S1, mixed_THE, *saved)
         ctx.drop, ctx.window = drop, window
         return mixed_THE
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_THE: Tensor) -> tuple[Tensor, None, None, None]:
-        qkv_T3HE, bounds_S1, mixed_THE, sums_TH = ctx.saved_tensors
-        grad_T3HE = ops.attention_backward(
-            qkv_T3HE, bounds_S1, mixed_THE, sums_TH, grad_THE.contiguous(), ctx.drop, ctx.window
+        qkv_T3HE, bounds_S1, mixed_THE, *saved = ctx.saved_tensors
+        grad_T3HE = OPS.attention_backward(
+            qkv_T3HE, bounds_S1, 0, mixed_THE, saved, grad_THE.contiguous(), ctx.drop, ctx.window
         )
         return grad_T3HE, None, None, None
 

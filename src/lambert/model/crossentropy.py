@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lambert.native import library, ops
+from lambert.native import library
+from lambert.ops.native import OPS
 
 _CHUNK = 2**18  # logits per chunk, 1 MB in float32: a chunk stays in the processor's cache between the passes
 
@@ -64,11 +65,12 @@ class _Native(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
-        losses_N, saved = ops.cross_entropy(logits_NV, labels_N)
+        losses_N, saved = OPS.cross_entropy(logits_NV, labels_N)
         ctx.save_for_backward(logits_NV, labels_N, *saved)
         return losses_N.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ops.cross_entropy_backward_(*ctx.saved_tensors, scale=grad.item()), None
+        logits_NV, labels_N, *saved = ctx.saved_tensors
+        return OPS.cross_entropy_backward_(logits_NV, labels_N, saved, grad.item()), None

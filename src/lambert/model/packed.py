@@ -16,7 +16,10 @@ from torch.autograd.function import once_differentiable
 
 from lambert.core.compute import Compute, GradientSink
 from lambert.model.config import EncoderConfig
-from lambert.native import library, ops
+from lambert.native import library
+from lambert.ops import native
+from lambert.ops.native import OPS
+from lambert.ops.reference import Norm
 
 Copy = TypeVar("Copy")
 
@@ -28,7 +31,7 @@ def usable(states_TD: Tensor, weights: Sequence[Tensor]) -> bool:
         library() is not None
         and states_TD.shape[-1] % 2 == 0
         and sum(map(len, weights)) % 2 == 0
-        and all(len(weight) % ops.PANEL == 0 for weight in weights[:-1])
+        and all(len(weight) % native.PANEL == 0 for weight in weights[:-1])
         and all(weight.dtype == torch.float32 for weight in weights)
     )
 
@@ -45,28 +48,33 @@ def uneven_size(config: EncoderConfig, head: int, inner: int) -> str:
     return ""
 
 
-_PRODUCTS: Mapping[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
-    "bfloat16": (partial(ops.PackedWeight, gradient=False), ops.linear),
-    "int8": (ops.PackedBytes, ops.linear_bytes),
+_PACKED: Mapping[str, Callable[..., Any]] = {
+    "bfloat16": partial(native.PackedWeight, gradient=False),
+    "int8": native.PackedBytes,
 }
-"""Kind of products for inference -> (function that packs weights, function that multiplies with them)."""
+"""Kind of products for inference -> what packs weights for them."""
 
 
 def has_products(kind: str, layers: Sequence[nn.Linear]) -> bool:
     """Returns whether the kernels have products of this kind for the number of inputs of these layers."""
-    return kind != "int8" or all(ops.has_bytes(layer.in_features) for layer in layers)
+    return kind != "int8" or all(native.has_bytes(layer.in_features) for layer in layers)
+
+
+def norm_of(module: nn.Module) -> Norm:
+    """Returns the parameters of a layer norm, or of an RMS norm."""
+    assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
+    return Norm(module.weight, getattr(module, "bias", None), module.eps or 0.0, isinstance(module, nn.LayerNorm))
 
 
 class InferenceLinear:
     """Linear layers that read the same states, for inference: one product of the kind "bfloat16" or "int8"."""
 
     def __init__(self, kind: str, *layers: nn.Linear) -> None:
-        pack, self._product = _PRODUCTS[kind]
-        self._weight = pack([layer.weight for layer in layers], [layer.bias for layer in layers])
+        self._weight = _PACKED[kind]([layer.weight for layer in layers], [layer.bias for layer in layers])
 
     def __call__(self, x_TD: Tensor, gelu: str = "") -> Tensor:
         """Returns x W' + b, or its gelu in the form `gelu`, [T, F], for states in bfloat16."""
-        return self._product(x_TD, self._weight, gelu)
+        return OPS.linear(x_TD, self._weight, gelu)
 
 
 def convert(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute, make: Callable[[], Copy]) -> Copy:
@@ -81,9 +89,9 @@ def convert(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Comput
     return copy
 
 
-def pack(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> ops.PackedWeight:
+def pack(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> native.PackedWeight:
     """Returns these weights and biases packed for the kernels."""
-    return convert(weights, biases, compute, lambda: ops.PackedWeight(weights, biases))
+    return convert(weights, biases, compute, lambda: native.PackedWeight(weights, biases))
 
 
 def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> Tensor:
@@ -99,14 +107,14 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(states_TD)
         ctx.weight, ctx.sink = pack(parts[:count], parts[count:], compute), compute.gradients
         ctx.parts, ctx.count = parts, count
-        return ops.linear(states_TD, ctx.weight)
+        return OPS.linear(states_TD, ctx.weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor | None, ...]:
         (states_TD,) = ctx.saved_tensors
         grad_TF, gradients = grad_TF.contiguous(), Gradients(ctx.sink)
-        grad_TD = ops.linear_input(grad_TF, ctx.weight) if ctx.needs_input_grad[0] else None
+        grad_TD = OPS.linear_input(grad_TF, ctx.weight) if ctx.needs_input_grad[0] else None
         gradients.linear(grad_TF, states_TD, ctx.parts[: ctx.count], ctx.parts[ctx.count :])
         return grad_TD, None, None, *(gradients.returned.get(part) for part in ctx.parts)
 
@@ -123,7 +131,7 @@ class Gradients:
         a bias for each weight, or none."""
         if not any(part.requires_grad for part in (*weights, *biases)):
             return
-        found, offset = ops.WeightGradient(grad_TF, x_TD), 0
+        found, offset = OPS.weight_gradient(grad_TF, x_TD), 0
         for weight, bias in zip_longest(weights, biases):
             if weight.requires_grad:
                 into_FD, add = self._place(weight)

@@ -56,14 +56,17 @@ class Ops:
 
     # Linear layers
 
-    def pack(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], dtype: torch.dtype) -> Weight:
+    def pack(
+        self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], dtype: torch.dtype = torch.float32
+    ) -> Weight:
         """Returns the weights of layers that read the same states, ready for the products below."""
         kept = [bias.detach().to(dtype) for bias in biases if bias is not None]
         return Weight(torch.cat([weight.detach().to(dtype) for weight in weights]), torch.cat(kept) if kept else None)
 
-    def linear(self, x_TD: Tensor, weight: Weight) -> Tensor:
-        """Returns x W' + b, [T, F]."""
-        return functional.linear(x_TD, weight.weight_FD, weight.bias_F)
+    def linear(self, x_TD: Tensor, weight: Weight, gelu: str = "") -> Tensor:
+        """Returns x W' + b, or its gelu in the form `gelu`, [T, F]."""
+        y_TF = functional.linear(x_TD, weight.weight_FD, weight.bias_F)
+        return functional.gelu(y_TF, approximate=gelu) if gelu else y_TF
 
     def linear_gelu(self, x_TD: Tensor, weight: Weight, approximate: str) -> tuple[Tensor, Tensor]:
         """Returns x W' + b and its gelu, each [T, F]. `approximate` as in torch's gelu."""

@@ -9,8 +9,10 @@ from lambert.model.bert.block import BertBlock
 from lambert.model.bert.encoder import BertEncoder
 from lambert.model.encoder import Encoder
 from lambert.model.family import Product
-from lambert.model.packed import InferenceLinear, has_products
-from lambert.native import library, ops
+from lambert.model.packed import InferenceLinear, has_products, norm_of
+from lambert.native import library
+from lambert.ops.drop import NOTHING
+from lambert.ops.native import OPS
 
 
 class CpuBlock(nn.Module):
@@ -34,7 +36,7 @@ class CpuBlock(nn.Module):
     def forward(self, states_TD: Tensor, bounds_S1: Tensor, groups: list[tuple[Rows, int, int]]) -> Tensor:
         qkv_T3HE = self.qkv(states_TD).view(len(states_TD), 3, self.heads, -1)
         if self.native:
-            mixed_THE, _ = ops.attention(qkv_T3HE, bounds_S1, ops.NOTHING)
+            mixed_THE, _ = OPS.attention(qkv_T3HE, bounds_S1, 0, NOTHING)
         else:
             mixed_THE = mixtures(qkv_T3HE.flatten(1, 2), groups)
         mixed_TD = mixed_THE.flatten(1)
@@ -57,10 +59,10 @@ class NativeBlock(nn.Module):
     def forward(self, states_TD: Tensor, bounds_S1: Tensor, groups: list[tuple[Rows, int, int]]) -> Tensor:
         qkv, out, up, down = self.layers
         qkv_T3HE = qkv(states_TD).view(len(states_TD), 3, self.heads, -1)
-        mixed_THE, _ = ops.attention(qkv_T3HE, bounds_S1, ops.NOTHING)
-        middle_TD, _ = ops.add_norm(out(mixed_THE.flatten(1)), states_TD, self.norms[0], ops.NOTHING)
+        mixed_THE, _ = OPS.attention(qkv_T3HE, bounds_S1, 0, NOTHING)
+        middle_TD, _ = OPS.add_norm(out(mixed_THE.flatten(1)), states_TD, norm_of(self.norms[0]), NOTHING)
         active_TF = up(middle_TD, self.approximate)
-        return ops.add_norm(down(active_TF), middle_TD, self.norms[1], ops.NOTHING)[0]
+        return OPS.add_norm(down(active_TF), middle_TD, norm_of(self.norms[1]), NOTHING)[0]
 
 
 class CpuEncoder(nn.Module):

@@ -14,10 +14,11 @@ from lambert.core.batch import Batch
 from lambert.core.compute import Compute
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import fast
-from lambert.model.packed import Gradients, pack, uneven_size
+from lambert.model.packed import Gradients, norm_of, pack, uneven_size
 from lambert.model.packed import usable as packed_usable
-from lambert.native import ops
-from lambert.native.ops import Drop
+from lambert.ops.drop import Drop
+from lambert.ops.native import OPS
+from lambert.ops.reference import Norm
 
 if TYPE_CHECKING:
     from lambert.model.bert.block import BertBlock
@@ -52,7 +53,7 @@ class _Embedding(torch.autograd.Function):
     def forward(ctx: Any, encoder: "BertEncoder", batch: Batch, *parameters: Tensor) -> Tensor:
         indices = encoder.indices(batch)
         drop = Drop.of(encoder.config.dropout, encoder.training)
-        out_TD, saved = ops.embed_norm(indices, parameters[:3], encoder.norm, drop)
+        out_TD, saved = OPS.embed_norm(indices, parameters[:3], norm_of(encoder.norm), drop)
         ctx.save_for_backward(*indices, *saved)
         ctx.parameters, ctx.drop, ctx.sink = parameters, drop, batch.compute.gradients
         return out_TD
@@ -62,7 +63,7 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
         saved, (*tables, weight, bias) = ctx.saved_tensors, ctx.parameters
         grads = Gradients(ctx.sink)
-        grad_TD, *sums = ops.embed_norm_backward(grad_TD.contiguous(), saved[3:], weight, ctx.drop)
+        grad_TD, *sums = OPS.embed_norm_backward(grad_TD.contiguous(), saved[3:], Norm(weight, bias, 0.0), ctx.drop)
         for parameter, sum_D in zip((weight, bias), sums, strict=True):
             grads.add(parameter, sum_D)
         for table, ids_T in zip(tables, saved, strict=False):
@@ -93,14 +94,14 @@ class _Block(torch.autograd.Function):
         qkv, out, up, down = (pack(*_parts(group), compute) for group in layers)
         drops = [Drop.of(p, training) for p in (block.attention_dropout, block.dropout, block.dropout)]
 
-        qkv_T3HE = ops.linear(x_TD, qkv).view(len(x_TD), 3, block.heads, -1)
-        mixed_THE, sums_TH = ops.attention(qkv_T3HE, batch.bounds_S1, drops[0])
-        mixed_TD = ops.linear(mixed_THE.flatten(1), out)
-        middle_TD, first = ops.add_norm(mixed_TD, x_TD, block.attention_norm, drops[1])
-        inner_TF, active_TF = ops.linear_gelu(middle_TD, up, block.approximate)
-        last_TD, second = ops.add_norm(ops.linear(active_TF, down), middle_TD, block.norm, drops[2])
+        qkv_T3HE = OPS.linear(x_TD, qkv).view(len(x_TD), 3, block.heads, -1)
+        mixed_THE, sums = OPS.attention(qkv_T3HE, batch.bounds_S1, batch.longest, drops[0])
+        mixed_TD = OPS.linear(mixed_THE.flatten(1), out)
+        middle_TD, first = OPS.add_norm(mixed_TD, x_TD, norm_of(block.attention_norm), drops[1])
+        inner_TF, active_TF = OPS.linear_gelu(middle_TD, up, block.approximate)
+        last_TD, second = OPS.add_norm(OPS.linear(active_TF, down), middle_TD, norm_of(block.norm), drops[2])
 
-        ctx.save_for_backward(x_TD, qkv_T3HE, mixed_THE, sums_TH, middle_TD, inner_TF, active_TF, *first, *second)
+        ctx.save_for_backward(x_TD, qkv_T3HE, mixed_THE, *sums, middle_TD, inner_TF, active_TF, *first, *second)
         ctx.block, ctx.batch, ctx.drops, ctx.packed = block, batch, drops, (qkv, out, up, down)
         return last_TD
 
@@ -112,20 +113,21 @@ class _Block(torch.autograd.Function):
         grads = Gradients(ctx.batch.compute.gradients)
 
         grad_TD, dropped_TD = _norm_backward(grad_TD.contiguous(), block.norm, saved[3:], drops[2], grads)
-        inner_grad_TF = ops.linear_gelu_input(dropped_TD, down, inner_TF, block.approximate)
+        inner_grad_TF = OPS.linear_gelu_input(dropped_TD, down, inner_TF, block.approximate)
         grads.linear(dropped_TD, active_TF, *_parts([block.down]))
         grads.linear(inner_grad_TF, middle_TD, *_parts([block.up]))
-        grad_TD = ops.linear_input(inner_grad_TF, up, grad_TD)
+        grad_TD = OPS.linear_input(inner_grad_TF, up, grad_TD)
         grad_TD, dropped_TD = _norm_backward(grad_TD, block.attention_norm, saved[:3], drops[1], grads)
-        mixed_grad_TD = ops.linear_input(dropped_TD, out)
+        mixed_grad_TD = OPS.linear_input(dropped_TD, out)
         grads.linear(dropped_TD, mixed_THE.flatten(1), *_parts([block.attention_out]))
-        grad_T3HE = ops.attention_backward(
-            qkv_T3HE, ctx.batch.bounds_S1, mixed_THE, sums_TH, mixed_grad_TD.view_as(mixed_THE), drops[0]
-        )
+        grad_T3HE = OPS.attention_backward(
+            qkv_T3HE, ctx.batch.bounds_S1, ctx.batch.longest, mixed_THE, [sums_TH],
+            mixed_grad_TD.view_as(mixed_THE), drops[0],
+        )  # fmt: skip
         qkv_grad_TF = grad_T3HE.flatten(1)
         grads.linear(qkv_grad_TF, x_TD, *_parts([block.query, block.key, block.value]))
         if ctx.needs_input_grad[0]:
-            grad_TD = ops.linear_input(qkv_grad_TF, qkv, grad_TD)
+            grad_TD = OPS.linear_input(qkv_grad_TF, qkv, grad_TD)
         return grad_TD, None, None, *(grads.returned.get(parameter) for parameter in _parameters(block))
 
 
@@ -137,7 +139,7 @@ def _norm_backward(
     grad_TD: Tensor, norm: nn.LayerNorm, saved: list[Tensor], drop: Drop, grads: Gradients
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of both terms of the normalised sum: of the residual, and of what dropout dropped."""
-    residual_TD, dropped_TD, weight_D, bias_D = ops.add_norm_backward(grad_TD, saved, norm.weight, drop)
+    residual_TD, dropped_TD, weight_D, bias_D = OPS.add_norm_backward(grad_TD, saved, norm_of(norm), drop)
     grads.add(norm.weight, weight_D)
     grads.add(norm.bias, bias_D)
     return residual_TD, dropped_TD

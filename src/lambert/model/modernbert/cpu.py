@@ -11,8 +11,9 @@ from lambert.model.modernbert.block import ModernBertBlock
 from lambert.model.modernbert.encoder import ModernBertEncoder
 from lambert.model.modernbert.native import Turns, block_forward, fits, layers, turns_of
 from lambert.model.modernbert.rotary import rotate
-from lambert.model.packed import InferenceLinear, has_products
-from lambert.native.ops import NOTHING, add_norm
+from lambert.model.packed import InferenceLinear, has_products, norm_of
+from lambert.ops.drop import NOTHING
+from lambert.ops.native import OPS
 
 
 class CpuBlock(nn.Module):
@@ -77,7 +78,7 @@ class NativeEncoder(nn.Module):
         for block in self._blocks:
             x_TD, y_TD = block(x_TD, y_TD, batch, turns[block.theta])
         assert y_TD is not None
-        states_TD, _ = add_norm(y_TD, x_TD, self._final[0], NOTHING)
+        states_TD, _ = OPS.add_norm(y_TD, x_TD, norm_of(self._final[0]), NOTHING)
         return states_TD.to(embedded_TD.dtype)
 
 

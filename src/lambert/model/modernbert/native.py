@@ -18,10 +18,10 @@ from lambert.core.batch import Batch
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import fast
 from lambert.model.modernbert.rotary import angles
-from lambert.model.packed import Gradients, pack, uneven_size
+from lambert.model.packed import Gradients, norm_of, pack, uneven_size
 from lambert.model.packed import usable as packed_usable
-from lambert.native import ops
-from lambert.native.ops import NOTHING, Drop
+from lambert.ops.drop import NOTHING, Drop
+from lambert.ops.native import OPS
 
 if TYPE_CHECKING:
     from lambert.model.modernbert.block import ModernBertBlock
@@ -111,15 +111,15 @@ def block_forward(
     normed_TD = x_TD
     if block.attention_norm is not None:
         assert y_TD is not None
-        normed_TD, first = ops.add_norm(y_TD, x_TD, block.attention_norm, NOTHING)
+        normed_TD, first = OPS.add_norm(y_TD, x_TD, norm_of(block.attention_norm), NOTHING)
         x_TD = first[0]
     qkv_T3HE = into(normed_TD).view(len(x_TD), 3, block.heads, -1)
-    ops.rotate_(qkv_T3HE, batch.positions_T, turns)
-    mixed_THE, sums_TH = ops.attention(qkv_T3HE, batch.bounds_S1, drop, _window(block, batch))
-    middle_TD, second = ops.add_norm(out(mixed_THE.flatten(1)), x_TD, block.norm, NOTHING)
+    OPS.rotate_(qkv_T3HE, batch.positions_T, turns)
+    mixed_THE, sums = OPS.attention(qkv_T3HE, batch.bounds_S1, batch.longest, drop, _window(block, batch))
+    middle_TD, second = OPS.add_norm(out(mixed_THE.flatten(1)), x_TD, norm_of(block.norm), NOTHING)
     both_TF = up(middle_TD)
-    inner_TF = ops.gate(both_TF, block.approximate)
-    saved = [normed_TD, qkv_T3HE, mixed_THE, sums_TH, middle_TD, both_TF, inner_TF, *second, *first]
+    inner_TF = OPS.gated(both_TF, block.approximate, NOTHING)
+    saved = [normed_TD, qkv_T3HE, mixed_THE, *sums, middle_TD, both_TF, inner_TF, *second, *first]
     return second[0], down(inner_TF), saved
 
 
@@ -137,7 +137,7 @@ class _Block(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         weights = [pack([layer.weight], [], batch.compute) for layer in layers(block)]
         drop = Drop.of(block.attention_dropout, block.training)
-        products = [partial(ops.linear, weight=weight) for weight in weights]
+        products = [partial(OPS.linear, weight=weight) for weight in weights]
         x_TD, added_TD, saved = block_forward(block, products, x_TD, y_TD, batch, turns, drop)
         ctx.save_for_backward(*saved)
         ctx.block, ctx.batch, ctx.drop, ctx.packed, ctx.turns = block, batch, drop, weights, turns
@@ -152,25 +152,25 @@ class _Block(torch.autograd.Function):
         grad_y_TD = grad_y_TD.contiguous()
 
         grads.linear(grad_y_TD, inner_TF, [block.down.weight], [])
-        both_grad_TF = ops.gate_backward(both_TF, ops.linear_input(grad_y_TD, down), block.approximate)
+        both_grad_TF = OPS.gated_backward(both_TF, OPS.linear_input(grad_y_TD, down), block.approximate, NOTHING)
         grads.linear(both_grad_TF, middle_TD, [block.up.weight], [])
         grad_TD = _norm_backward(
-            ops.linear_input(both_grad_TF, up), saved[:3], block.norm, grad_x_TD.contiguous(), grads
+            OPS.linear_input(both_grad_TF, up), saved[:3], block.norm, grad_x_TD.contiguous(), grads
         )
         grads.linear(grad_TD, mixed_THE.flatten(1), [block.attention_out.weight], [])
-        mixed_grad_TD = ops.linear_input(grad_TD, out)
-        grad_T3HE = ops.attention_backward(
-            qkv_T3HE, batch.bounds_S1, mixed_THE, sums_TH, mixed_grad_TD.view_as(mixed_THE), ctx.drop,
+        mixed_grad_TD = OPS.linear_input(grad_TD, out)
+        grad_T3HE = OPS.attention_backward(
+            qkv_T3HE, batch.bounds_S1, batch.longest, mixed_THE, [sums_TH], mixed_grad_TD.view_as(mixed_THE), ctx.drop,
             _window(block, batch),
         )  # fmt: skip
-        qkv_grad_TF = ops.rotate_(grad_T3HE, batch.positions_T, ctx.turns, back=True).flatten(1)
+        qkv_grad_TF = OPS.rotate_(grad_T3HE, batch.positions_T, ctx.turns, back=True).flatten(1)
         grads.linear(qkv_grad_TF, normed_TD, [block.attention_in.weight], [])
         before_TD: Tensor | None = None
         if block.attention_norm is not None:
-            normed_grad_TD = ops.linear_input(qkv_grad_TF, into)
+            normed_grad_TD = OPS.linear_input(qkv_grad_TF, into)
             grad_TD = before_TD = _norm_backward(normed_grad_TD, saved[3:], block.attention_norm, grad_TD, grads)
         elif ctx.needs_input_grad[0]:
-            grad_TD = ops.linear_input(qkv_grad_TF, into, grad_TD)
+            grad_TD = OPS.linear_input(qkv_grad_TF, into, grad_TD)
         return grad_TD, before_TD, None, None, None, *(grads.returned.get(part) for part in _parameters(block))
 
 
@@ -181,7 +181,7 @@ class _Norm(torch.autograd.Function):
     def forward(
         ctx: Any, y_TD: Tensor, x_TD: Tensor, norm: nn.LayerNorm, batch: Batch, *parameters: Tensor
     ) -> Tensor:  # fmt: skip
-        out_TD, saved = ops.add_norm(y_TD, x_TD, norm, NOTHING)
+        out_TD, saved = OPS.add_norm(y_TD, x_TD, norm_of(norm), NOTHING)
         ctx.save_for_backward(*saved)
         ctx.norm, ctx.sink, ctx.parameters = norm, batch.compute.gradients, parameters
         return out_TD
@@ -198,7 +198,7 @@ def _norm_backward(
     grad_TD: Tensor, saved: list[Tensor], norm: nn.LayerNorm, other_TD: Tensor | None, grads: Gradients
 ) -> Tensor:
     """Returns the gradient of the norm's input, plus `other_TD`."""
-    sum_TD, _, weight_D, bias_D = ops.add_norm_backward(grad_TD, saved, norm.weight, NOTHING, other_TD)
+    sum_TD, _, weight_D, bias_D = OPS.add_norm_backward(grad_TD, saved, norm_of(norm), NOTHING, other_TD)
     grads.add(norm.weight, weight_D)
     if norm.bias is not None:
         grads.add(norm.bias, bias_D)

@@ -1,0 +1,316 @@
+"""The operations by the compiled kernels. They need `library()`; all tensors are contiguous and on the CPU. The kernels
+check nothing, so indices that come from outside are checked here.
+
+States are bfloat16, sums float32. What the kernels do not have is torch's (`ops/reference.py`).
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambert.native import library
+from lambert.ops.drop import Drop
+from lambert.ops.reference import Norm, Ops, Saved
+
+PANEL = 64
+"""Columns of a panel of a packed operand."""
+_TILE = 16
+"""Packed operands have a multiple of this many pairs of bfloat16 along the inner dimension."""
+FORMS = {"none": 0, "tanh": 1}
+"""Forms of gelu, by torch's argument `approximate`."""
+
+
+class PackedWeight:
+    """The weights [F, D] of layers that read the same states, concatenated along F and packed for the kernels; with
+    `gradient` also for the gradient of the states."""
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], *, gradient: bool = True) -> None:
+        self.F, self.D = sum(len(weight) for weight in weights), weights[0].shape[1]
+        self.forward = torch.empty(_panels(self.F) * PANEL * _pairs(self.D), dtype=torch.int32)
+        backward = _panels(self.D) * PANEL * _pairs(self.F) if gradient else 0
+        self.backward = torch.empty(backward, dtype=torch.int32)
+        packed = self.forward, self.backward if gradient else None
+        for offset, weight in _stack(weights):
+            _call("pack_weight", weight, len(weight), self.D, offset, self.F, *packed, _threads())
+        kept = [bias.detach() for bias in biases if bias is not None]
+        self.bias_F = torch.cat(kept) if len(kept) > 1 else kept[0] if kept else None
+
+
+def _stack(weights: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Yields the weights, each with the number of rows before it, which is a multiple of PANEL."""
+    offset = 0
+    for weight in weights:
+        assert offset % PANEL == 0, [len(weight) for weight in weights]
+        yield offset, weight.detach().float().contiguous()
+        offset += len(weight)
+
+
+def has_bytes(inputs: int) -> bool:
+    """Returns whether there are products of bytes for layers with this many inputs."""
+    return inputs % 4 == 0 and inputs <= 8192
+
+
+class PackedBytes:
+    """The weights [F, D] of layers that read the same states, concatenated along F, rounded to int8 and packed.
+
+    Each row of a weight has a scale of its own (Yao et al., "ZeroQuant", 2022, section 4.1). D is a multiple of 4, at
+    most 8192 (`has_bytes`).
+    """
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+        self.F, self.D = sum(len(weight) for weight in weights), weights[0].shape[1]
+        assert has_bytes(self.D), self.D
+        self.scale_F, self.shift_F = torch.empty(self.F), torch.empty(self.F, dtype=torch.int32)
+        self.forward = torch.empty(_panels(self.F) * PANEL * _pairs(self.D // 2), dtype=torch.int32)
+        for offset, weight in _stack(weights):
+            packed = self.forward, self.scale_F, self.shift_F
+            _call("pack_bytes", weight, len(weight), self.D, offset, *packed, _threads())
+        kept = [bias.detach().float() for bias in biases if bias is not None]
+        self.bias_F = torch.cat(kept) if kept else torch.zeros(self.F)
+
+
+class WeightGradient:
+    """The gradients of the weights and biases of a layer: dy' x and the sums of dy over rows."""
+
+    def __init__(self, grad_TF: Tensor, x_TD: Tensor) -> None:
+        (self._T, self._F), self._D = grad_TF.shape, x_TD.shape[1]
+        count = _pairs(self._T)
+        self._left = torch.empty(_panels(self._F) * PANEL * count, dtype=torch.int32)
+        self._right = torch.empty(_panels(self._D) * PANEL * count, dtype=torch.int32)
+        self.bias_F = torch.empty(self._F)
+        _call(
+            "pack_gradient", grad_TF, x_TD, self._T, self._F, self._D, self._left, self._right, self.bias_F, _threads()
+        )
+
+    def write(self, into_FD: Tensor, offset: int, *, add: bool) -> None:
+        """Writes the rows from `offset` of the gradient of the weight to a float32 tensor, or adds them."""
+        _call(
+            "linear_weight",
+            self._left,
+            self._right,
+            into_FD,
+            add,
+            self._T,
+            offset,
+            len(into_FD),
+            self._D,
+            _threads(),
+        )
+
+
+class NativeOps(Ops):
+    """The operations that have compiled kernels, on bfloat16 states. Norms have float32 parameters and a mean."""
+
+    name = "native"
+
+    def pack(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> PackedWeight:  # type: ignore[override]
+        return PackedWeight(weights, biases)
+
+    def linear(self, x_TD: Tensor, weight: Any, gelu: str = "") -> Tensor:
+        if isinstance(weight, PackedBytes):
+            return _multiply_bytes(x_TD, weight, gelu)
+        y_TF = x_TD.new_empty(len(x_TD), weight.F)
+        outputs = (None, y_TF) if gelu else (y_TF, None)
+        _multiply(x_TD, weight, outputs, gelu or "none")
+        return y_TF
+
+    def linear_gelu(self, x_TD: Tensor, weight: Any, approximate: str) -> tuple[Tensor, Tensor]:
+        y_TF, activated_TF = x_TD.new_empty(2, len(x_TD), weight.F)
+        _multiply(x_TD, weight, (y_TF, activated_TF), approximate)
+        return y_TF, activated_TF
+
+    def linear_input(self, grad_TF: Tensor, weight: Any, other_TD: Tensor | None = None) -> Tensor:
+        grad_TD = grad_TF.new_empty(len(grad_TF), weight.D)
+        sizes = len(grad_TF), weight.F, weight.D
+        _call("linear_input", grad_TF, weight.backward, other_TD, None, grad_TD, 0, *sizes, _threads())
+        return grad_TD
+
+    def linear_gelu_input(self, grad_TF: Tensor, weight: Any, before_TD: Tensor, approximate: str) -> Tensor:
+        grad_TD, form = torch.empty_like(before_TD), FORMS[approximate]
+        sizes = len(grad_TF), weight.F, weight.D
+        _call("linear_input", grad_TF, weight.backward, None, before_TD, grad_TD, form, *sizes, _threads())
+        return grad_TD
+
+    def weight_gradient(self, grad_TF: Tensor, x_TD: Tensor) -> WeightGradient:  # type: ignore[override]
+        return WeightGradient(grad_TF, x_TD)
+
+    def attention(
+        self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        T, _, H, E = qkv_T3HE.shape
+        _check_bounds(bounds_S1, T)
+        out_THE, sums_TH = qkv_T3HE.new_empty(T, H, E), qkv_T3HE.new_empty(T, H, dtype=torch.float32)
+        sizes = window, len(bounds_S1) - 1, H, E
+        _call("attention", qkv_T3HE, bounds_S1, out_THE, sums_TH, *_drop(drop), *sizes, _threads())
+        return out_THE, (sums_TH,)
+
+    def attention_backward(
+        self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, out_THE: Tensor, saved: Sequence[Tensor],
+        grad_THE: Tensor, drop: Drop, window: int = 0,
+    ) -> Tensor:  # fmt: skip
+        _, _, H, E = qkv_T3HE.shape
+        grad_T3HE = torch.empty_like(qkv_T3HE)
+        tensors = qkv_T3HE, bounds_S1, out_THE, *saved, grad_THE, grad_T3HE
+        _call("attention_backward", *tensors, *_drop(drop), window, len(bounds_S1) - 1, H, E, _threads())
+        return grad_T3HE
+
+    def add_norm(self, y_TD: Tensor | None, x_TD: Tensor, norm: Norm, drop: Drop) -> tuple[Tensor, Saved]:
+        assert y_TD is not None
+        out_TD, saved = torch.empty_like(x_TD), _allocate_saved(*x_TD.shape)
+        settings = *_drop(drop), norm.weight_D, _bias(norm), norm.eps
+        _call("add_norm", y_TD, x_TD, *settings, *x_TD.shape, _threads(), out_TD, *saved)
+        return out_TD, saved
+
+    def add_norm_backward(
+        self, grad_TD: Tensor, saved: Sequence[Tensor], norm: Norm, drop: Drop, other_TD: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        grad_x_TD, sums_2D = torch.empty_like(grad_TD), torch.empty(2, grad_TD.shape[1])
+        grad_y_TD = torch.empty_like(grad_TD) if drop.threshold else grad_x_TD
+        given = grad_TD, *saved, norm.weight_D, other_TD
+        found = grad_x_TD, grad_y_TD, sums_2D[0], sums_2D[1]
+        _call("add_norm_backward", *given, *_drop(drop), *grad_TD.shape, _threads(), *found, 0)
+        return found
+
+    def embed_norm(
+        self, indices: Sequence[Tensor], tables: Sequence[Tensor], norm: Norm, drop: Drop,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> tuple[Tensor, Saved]:  # fmt: skip
+        T, D = len(indices[0]), tables[0].shape[1]
+        for index_T, table in zip(indices, tables, strict=True):
+            _check_index(index_T, T, len(table))
+        out_TD, saved = torch.empty(T, D, dtype=dtype), _allocate_saved(T, D)
+        settings = *_drop(drop), norm.weight_D, _bias(norm), norm.eps
+        _call("embed_norm", *indices, *tables, *settings, T, D, _threads(), out_TD, *saved)
+        return out_TD, saved
+
+    def embed_norm_backward(
+        self, grad_TD: Tensor, saved: Sequence[Tensor], norm: Norm, drop: Drop
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        grad_sum_TD, sums_2D = torch.empty_like(grad_TD), torch.empty(2, grad_TD.shape[1])
+        found = grad_sum_TD, sums_2D[0], sums_2D[1]
+        _call(
+            "embed_norm_backward", grad_TD, *saved, norm.weight_D, *_drop(drop), *grad_TD.shape, _threads(), *found, 0
+        )  # fmt: skip
+        return found
+
+    def rotate_(
+        self, qkv_T3HE: Tensor, positions_T: Tensor, turns: tuple[Tensor, Tensor], *, back: bool = False
+    ) -> Tensor:
+        T, _, H, E = qkv_T3HE.shape
+        _check_index(positions_T, T, len(turns[0]))
+        _call("rotate", qkv_T3HE, positions_T, *turns, back, T, H, E, _threads())
+        return qkv_T3HE
+
+    def gated(self, both_TF: Tensor, activation: str, drop: Drop) -> Tensor:
+        if drop.threshold or activation not in FORMS:
+            return super().gated(both_TF, activation, drop)
+        T, F = len(both_TF), both_TF.shape[1] // 2
+        out_TF = both_TF.new_empty(T, F)
+        _call("gated", both_TF, FORMS[activation], T, F, _threads(), out_TF)
+        return out_TF
+
+    def gated_backward(self, both_TF: Tensor, grad_TF: Tensor, activation: str, drop: Drop) -> Tensor:
+        if drop.threshold or activation not in FORMS:
+            return super().gated_backward(both_TF, grad_TF, activation, drop)
+        T, F = grad_TF.shape
+        found_TF = torch.empty_like(both_TF)
+        _call("gated_backward", both_TF, grad_TF, FORMS[activation], T, F, _threads(), found_TF)
+        return found_TF
+
+    def add_rows(self, rows_TD: Tensor, ids_T: Tensor, into_VD: Tensor) -> None:
+        _check_index(ids_T, len(rows_TD), len(into_VD))
+        _call("add_rows", rows_TD, ids_T, *rows_TD.shape, _threads(), into_VD)
+
+    def cross_entropy(self, logits_NV: Tensor, labels_N: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        _check_index(labels_N, *logits_NV.shape)
+        losses_N, tops_N, log_sums_N = (torch.empty(len(labels_N)) for _ in range(3))
+        _call("cross_entropy", logits_NV, labels_N, *logits_NV.shape, _threads(), losses_N, tops_N, log_sums_N)
+        return losses_N, (tops_N, log_sums_N)
+
+    def cross_entropy_backward_(
+        self, logits_NV: Tensor, labels_N: Tensor, saved: Sequence[Tensor], scale: Tensor | float
+    ) -> Tensor:
+        _call(
+            "cross_entropy_backward", logits_NV, labels_N, *saved, float(scale), *logits_NV.shape, _threads()
+        )  # fmt: skip
+        return logits_NV
+
+
+OPS = NativeOps()
+
+
+def _multiply(x_TD: Tensor, weight: PackedWeight, outputs: tuple[Tensor | None, Tensor | None], gelu: str) -> None:
+    sizes = len(x_TD), weight.D, weight.F
+    _call("linear", x_TD, weight.forward, weight.bias_F, *outputs, FORMS[gelu], *sizes, _threads())
+
+
+def _multiply_bytes(x_TD: Tensor, weight: PackedBytes, gelu: str) -> Tensor:
+    """Returns x W' + b, or its gelu, [T, F], for x rounded to 8 bits with a step for each row."""
+    bytes_TD, steps_T = torch.empty(x_TD.shape, dtype=torch.uint8), torch.empty(len(x_TD))
+    _call("quantize", x_TD, *x_TD.shape, bytes_TD, steps_T, _threads())
+    y_TF = x_TD.new_empty(len(x_TD), weight.F)
+    packed = weight.forward, weight.scale_F, weight.shift_F, weight.bias_F
+    form = FORMS[gelu] if gelu else -1
+    _call("linear_bytes", bytes_TD, steps_T, *packed, y_TF, form, len(x_TD), weight.D, weight.F, _threads())
+    return y_TF
+
+
+def _drop(drop: Drop) -> tuple[int, int]:
+    return int(drop.key), drop.threshold
+
+
+def _bias(norm: Norm) -> Tensor:
+    return norm.bias_D if norm.bias_D is not None else torch.zeros_like(norm.weight_D)
+
+
+def _check_index(index_T: Tensor, count: int, size: int) -> None:
+    """Raises IndexError unless these are `count` int64 numbers from 0 to `size` - 1."""
+    if index_T.shape != (count,) or index_T.dtype != torch.int64 or not index_T.is_contiguous():
+        raise IndexError(f"expected {count} contiguous int64 indices, not {index_T.dtype} {tuple(index_T.shape)}")
+    least, most = (int(value) for value in torch.aminmax(index_T)) if count else (0, 0)
+    if least < 0 or (count and most >= size):
+        raise IndexError(f"index {least if least < 0 else most} is out of range for {size:,} rows")
+
+
+def _check_bounds(bounds_S1: Tensor, T: int) -> None:
+    """Raises IndexError unless these are the int32 bounds of sequences that divide T tokens."""
+    if bounds_S1.dtype != torch.int32 or not bounds_S1.is_contiguous():
+        raise IndexError(f"expected contiguous int32 bounds of sequences, not {bounds_S1.dtype}")
+    bounds = bounds_S1.tolist()
+    if bounds[:1] != [0] or bounds[-1] != T or any(end < start for start, end in pairwise(bounds)):
+        raise IndexError(f"the bounds of the sequences do not divide the {T:,} tokens of the batch")
+
+
+def _allocate_saved(T: int, D: int) -> Saved:
+    return torch.empty(T, D, dtype=torch.bfloat16), torch.empty(T), torch.empty(T)
+
+
+def _panels(columns: int) -> int:
+    return -(-columns // PANEL)
+
+
+def _pairs(inner: int) -> int:
+    return -(-inner // (2 * _TILE)) * _TILE
+
+
+def _threads() -> int:
+    return torch.get_num_threads()
+
+
+@cache
+def _function(name: str) -> Any:
+    return getattr(library(), f"lambert_{name}")
+
+
+def _call(name: str, *arguments: Tensor | float | None) -> None:
+    function = _function(name)
+    plain = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
+    if torch._C._autograd._profiler_enabled():
+        with torch.profiler.record_function(f"lambert::{name}"):
+            function(*plain)
+    else:
+        function(*plain)

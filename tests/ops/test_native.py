@@ -1,0 +1,122 @@
+"""Each operation by the compiled kernels is that of torch in float64 up to a rounding to bfloat16, with equal dropout.
+
+The kernels' own tests, with threads and instructions, are in tests/native.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lambert.native import library
+from lambert.ops.drop import NOTHING, Drop
+from lambert.ops.native import OPS, PackedWeight
+from lambert.ops.reference import Norm, Ops, Weight
+
+pytestmark = pytest.mark.skipif(library() is None, reason="the compiled kernels are not used on this machine")
+ORACLE = Ops()
+DROP = Drop(key=0xFEDCBA9876543210, threshold=20000)
+drops = pytest.mark.parametrize("drop", [NOTHING, DROP], ids=["all", "dropped"])
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).bfloat16()
+
+
+def wide(values: object) -> object:
+    if isinstance(values, Tensor):
+        return values.double() if values.is_floating_point() else values
+    if isinstance(values, Norm):
+        return Norm(*(wide(one) for one in values))  # type: ignore[arg-type]
+    return tuple(map(wide, values)) if isinstance(values, tuple | list) else values
+
+
+def near(found: Tensor, expected: Tensor, share: float = 2**-6) -> None:
+    torch.testing.assert_close(found.double(), expected, rtol=share, atol=share * float(expected.abs().max()) + 1e-9)
+
+
+@drops
+@pytest.mark.parametrize("window", [0, 20])
+def test_attention(window: int, drop: Drop) -> None:
+    lengths, H, E = [1, 70, 33], 2, 32
+    bounds_S1 = torch.tensor([0, *lengths]).cumsum(0).int()
+    qkv_T3HE, grad_THE = drawn(sum(lengths), 3, H, E), drawn(sum(lengths), H, E)
+    found, results = [], []
+    for ops, values in ((OPS, (qkv_T3HE, grad_THE)), (ORACLE, wide((qkv_T3HE, grad_THE)))):
+        out_THE, saved = ops.attention(values[0], bounds_S1, 70, drop, window)  # type: ignore[index]
+        results.append(out_THE)
+        arguments = values[0], bounds_S1, 70, out_THE, saved, values[1], drop, window  # type: ignore[index]
+        found.append(ops.attention_backward(*arguments))
+    near(*results)
+    near(*found)
+
+
+@drops
+def test_norm_of_a_sum(drop: Drop) -> None:
+    y_TD, x_TD, grad_TD, other_TD = (drawn(5, 64, seed=seed) for seed in range(4))
+    norm = Norm(drawn(64).float(), drawn(64, seed=1).float(), 1e-5)
+    out_TD, saved = OPS.add_norm(y_TD, x_TD, norm, drop)
+    near(out_TD, ORACLE.add_norm(wide(y_TD), wide(x_TD), wide(norm), drop)[0])  # type: ignore[arg-type]
+    found = OPS.add_norm_backward(grad_TD, saved, norm, drop, other_TD)
+    expected = ORACLE.add_norm_backward(*wide((grad_TD, saved, norm)), drop, wide(other_TD))  # type: ignore[misc, arg-type]
+    for one, other in zip(found, expected, strict=True):
+        near(one, other)
+
+
+@drops
+def test_norm_of_embeddings(drop: Drop) -> None:
+    tables, indices = [drawn(9, 32, seed=seed).float() for seed in range(3)], [torch.tensor([8, 0, 3])] * 3
+    norm, grad_TD = Norm(drawn(32).float(), drawn(32, seed=1).float(), 1e-12), drawn(3, 32)
+    out_TD, saved = OPS.embed_norm(indices, tables, norm, drop)
+    near(out_TD, ORACLE.embed_norm(indices, wide(tables), wide(norm), drop, torch.float64)[0])  # type: ignore[arg-type]
+    expected = ORACLE.embed_norm_backward(*wide((grad_TD, saved, norm)), drop)  # type: ignore[misc]
+    for one, other in zip(OPS.embed_norm_backward(grad_TD, saved, norm, drop), expected, strict=True):
+        near(one, other)
+
+
+@drops
+@pytest.mark.parametrize("activation", ["none", "tanh", "silu"])
+def test_gated_units(activation: str, drop: Drop) -> None:
+    both_TF, grad_TF = drawn(5, 128), drawn(5, 64)
+    near(OPS.gated(both_TF, activation, drop), ORACLE.gated(both_TF.double(), activation, drop))
+    expected = ORACLE.gated_backward(both_TF.double(), grad_TF.double(), activation, drop)
+    near(OPS.gated_backward(both_TF, grad_TF, activation, drop), expected)
+
+
+@pytest.mark.parametrize("T", [1, 70])
+def test_linear_layers(T: int) -> None:
+    x_TD, grad_TF, weights, biases = drawn(T, 64), drawn(T, 96), [drawn(64, 64), drawn(32, 64)], [drawn(64), drawn(32)]
+    packed = OPS.pack([one.float() for one in weights], [one.float() for one in biases])
+    exact = Weight(torch.cat(weights).double(), torch.cat(biases).double())
+    near(OPS.linear(x_TD, packed), ORACLE.linear(x_TD.double(), exact))
+    near(OPS.linear(x_TD, packed, "tanh"), ORACLE.linear(x_TD.double(), exact, "tanh"))
+    for one, other in zip(
+        OPS.linear_gelu(x_TD, packed, "none"), ORACLE.linear_gelu(x_TD.double(), exact, "none"), strict=True
+    ):
+        near(one, other)
+    near(OPS.linear_input(grad_TF, packed, x_TD), ORACLE.linear_input(grad_TF.double(), exact, x_TD.double()))
+    before_TD = drawn(T, 64, seed=3)
+    expected = ORACLE.linear_gelu_input(grad_TF.double(), exact, before_TD.double(), "none")
+    near(OPS.linear_gelu_input(grad_TF, packed, before_TD, "none"), expected)
+    gradient, right = OPS.weight_gradient(grad_TF, x_TD), ORACLE.weight_gradient(grad_TF.double(), x_TD.double())
+    into_FD = torch.zeros(32, 64)
+    gradient.write(into_FD, 64, add=True)
+    near(into_FD, right.weight_FD[64:])
+    near(gradient.bias_F, right.bias_F)
+    assert isinstance(packed, PackedWeight)
+
+
+def test_rotation_tables_and_losses() -> None:
+    qkv_T3HE, positions_T = drawn(3, 3, 2, 32), torch.tensor([4, 0, 2])
+    angles_ME = torch.rand(5, 16)
+    turns = angles_ME.cos(), angles_ME.sin()
+    expected = ORACLE.rotate_(qkv_T3HE.double(), positions_T, wide(turns))  # type: ignore[arg-type]
+    near(OPS.rotate_(qkv_T3HE.clone(), positions_T, turns), expected)
+    into_VD, rows_TD = torch.zeros(4, 32), drawn(3, 32)
+    OPS.add_rows(rows_TD, torch.tensor([3, 0, 3]), into_VD)
+    near(into_VD[3], (rows_TD[0].double() + rows_TD[2].double()))
+    logits_NV, labels_N = drawn(3, 64), torch.tensor([5, 63, 0])
+    losses_N, saved = OPS.cross_entropy(logits_NV, labels_N)
+    right_N, right = ORACLE.cross_entropy(logits_NV.double(), labels_N)
+    near(losses_N, right_N)
+    expected = ORACLE.cross_entropy_backward_(logits_NV.double(), labels_N, right, 0.5)
+    near(OPS.cross_entropy_backward_(logits_NV, labels_N, saved, 0.5), expected)
