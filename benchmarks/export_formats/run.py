@@ -40,11 +40,11 @@ from lambert.inference.outputs import outputs
 from lambert.inference.text_model import TextModel
 from lambert.tasks import score_predictions
 from lambert.wings.convert import onnx, openvino, original, program
-from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.formats import compare_outputs, name_outputs
 from lambert.wings.convert.padded import input_names, output_names
-from lambert.wings.convert.sample import Arrays, Difference, Runtime, cut, padded
+from lambert.wings.convert.sample import Arrays, Difference, Runtime, cut, pad
+from lambert.wings.convert.settings import ExportConfig
 from lambert.wings.convert.verb import FORMATS
-from lambert.wings.convert.written import compared, named
 
 KINDS: tuple[str, ...] = (
     "lambert:float32",
@@ -75,7 +75,7 @@ class Padded:
         )
         (head,) = self.of.model.labels
         shape = (len(ids), 1) if head == "choice" else (len(ids),)
-        inputs = padded(ids, types, input_names(self.of.model), shape)
+        inputs = pad(ids, types, input_names(self.of.model), shape)
         found = self.run(inputs)
         mask = inputs["attention_mask"].reshape(len(ids), -1) > 0
         if head == "span":
@@ -135,7 +135,7 @@ def tokenized(source: original.Original, path: Path, limit: int) -> Iterator[Arr
     names, shape = input_names(source.model), (1, 1) if "choice" in source.model.labels else (1,)
     for text in texts:
         found = source.tokenizer.encode(text)
-        yield padded([cut(found.ids, source.longest)], [cut(found.type_ids, source.longest)], names, shape)
+        yield pad([cut(found.ids, source.longest)], [cut(found.type_ids, source.longest)], names, shape)
 
 
 def opened(name: str, source: original.Original, args: argparse.Namespace, folder: Path) -> Kind:
@@ -157,17 +157,17 @@ def opened(name: str, source: original.Original, args: argparse.Namespace, folde
     for line in FORMATS[form](config) or ():
         print(f"# {name}: {line}", flush=True)
     run: Runtime = {
-        "onnx": onnx.FORMAT.opened, "torch": program.TORCH.opened, "aoti": program.AOTI.opened,
-        "openvino": partial(openvino.opened, hint="bf16" if precision == "bfloat16" else "f32"),
+        "onnx": onnx.FORMAT.open, "torch": program.TORCH.open, "aoti": program.AOTI.open,
+        "openvino": partial(openvino.open_model, hint="bf16" if precision == "bfloat16" else "f32"),
     }[form](out)  # type: ignore[operator]  # fmt: skip
     names = output_names(source.model.labels)
 
     def by_name(inputs: Arrays) -> Arrays:
-        return named(run(inputs), names)
+        return name_outputs(run(inputs), names)
 
     scores = scores_of(lambert.load(args.model), Padded(by_name, source), data) if data else {}
     weights = {"onnx": "model.onnx*", "openvino": "openvino_model.*"}.get(form, "model.pt2")
-    return Kind(name, size(out, weights), run, compared(source, by_name), scores, [])
+    return Kind(name, size(out, weights), run, compare_outputs(source, by_name), scores, [])
 
 
 def scores_of(model: TextModel, runtime: Padded, data: Path) -> dict[str, float]:

@@ -113,7 +113,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     train = thin(args.train, args.limit, args.out / "train.json") if args.limit else args.train
     few = thin(args.train, args.tried, args.out / "few.json")
-    trial = environments.fastest(
+    trial = environments.find_fastest(
         lambda variables: theirs(args, few, 0, args.out / "trial", variables)["seconds"], environments.candidates()
     )
     print(json.dumps({"side": "transformers", **trial.as_json()}), flush=True)

@@ -102,7 +102,7 @@ def main() -> None:
         few.write_text("".join(json.dumps(line) + "\n" for line in plain[: args.tried]), encoding="utf-8")
         for peer in args.peers:
             tried = [{**threads, **added} for added in environments.candidates()]
-            trial = environments.fastest(partial(seconds_of, commands[peer], few, out), tried)
+            trial = environments.find_fastest(partial(seconds_of, commands[peer], few, out), tried)
             variables[peer] = trial.variables
             print(json.dumps({"side": peer, **trial.as_json()}), flush=True)
         for number in range(args.rounds):

@@ -155,7 +155,7 @@ def peers(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The environment of each peer, and the largest rate of each side."""
     chosen: dict[str, Variables] = dict.fromkeys(args.sides, UNCHANGED)
     for side in (side for side in args.sides if SIDES[side][0] != "lambert"):
-        trial = environments.fastest(partial(seconds_of_answer, args, side), environments.candidates(), rounds=1)
+        trial = environments.find_fastest(partial(seconds_of_answer, args, side), environments.candidates(), rounds=1)
         chosen[side] = trial.variables
         yield {"work": "environment", "side": side, **trial.as_json()}
     for number in range(args.rounds):

@@ -81,7 +81,7 @@ def part(path: Path, lines: int, out: Path) -> Path:
 
 def tried(side: str, seconds: Callable[[Variables], float]) -> Trial:
     """The fastest environment of a side."""
-    trial = environments.fastest(seconds, environments.candidates())
+    trial = environments.find_fastest(seconds, environments.candidates())
     print(json.dumps({"side": side, **trial.as_json()}), flush=True)
     return trial
 

@@ -36,7 +36,7 @@ class Process:
     """Processor time of all its threads, in user and kernel mode."""
 
 
-def ended(name: str, command: list[str], folder: Path, environment: Mapping[str, str]) -> Process:
+def run_process(name: str, command: list[str], folder: Path, environment: Mapping[str, str]) -> Process:
     """Runs the command in this environment to its end, with its output in files of `folder`. Raises MachineError with
     its last line if it fails; `name` is for this error."""
     used, output = folder / "used.json", folder / "output.txt"

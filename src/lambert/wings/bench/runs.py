@@ -5,7 +5,6 @@ last one; the time before that, in which it starts, reads, compiles and warms up
 """
 
 import json
-import platform
 import statistics
 import sys
 import tempfile
@@ -42,10 +41,10 @@ from lambert.verb import name_of
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.wings.bench import batches, environments
 from lambert.wings.bench.environments import Trial
-from lambert.wings.bench.processes import Process, ended
+from lambert.wings.bench.processes import Process, run_process
 from lambert.wings.bench.settings import BenchConfig
 from lambert.wings.bench.side_process import CEILINGS, SideProcess
-from lambert.wings.bench.work import OWN, needed
+from lambert.wings.bench.work import OWN, compare_rounds, describe_machine, import_peer
 
 TRIED = (2048, 4096, 8192)
 """Tokens of a peer's micro-batches, padding included, that are tried before the rounds."""
@@ -91,7 +90,7 @@ class Side:
     """Losses of the first and of the last update."""
 
 
-def measured(config: BenchConfig, world: World) -> dict[str, Any]:
+def measure(config: BenchConfig, world: World) -> dict[str, Any]:
     """Returns everything that is measured, as plain values. Raises UsageError if a setting is missing or unknown,
     DataError if the corpus is not one, MachineError if a side fails."""
     config = replace(config, device=str(world.device), threads=torch.get_num_threads())
@@ -99,14 +98,14 @@ def measured(config: BenchConfig, world: World) -> dict[str, Any]:
     commands = {name: lookup(PEERS, name, "peer", kind) for name in config.peers()}
     for name in commands:
         if name in PEERS:
-            needed("transformers", name, "lambert-bert[hf]")
+            import_peer("transformers", name, "lambert-bert[hf]")
         if name.endswith("-compiled"):
             need_compiler(f"peer = {name}", world.device)
     with tempfile.TemporaryDirectory(prefix="lambert-bench-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         data = write(config, folder)
         sides = {name: Side() for name in (OWN, *commands)}
-        chosen = {name: fastest(config, name, command, folder) for name, command in commands.items()}
+        chosen = {name: find_micro_tokens(config, name, command, folder) for name, command in commands.items()}
         trials = {name: _trial(config, name, command, chosen[name], folder) for name, command in commands.items()}
         trials[OWN] = Trial(process.variables())  # `lambert pretrain` gives them to itself
         with SideProcess(config, CEILINGS, environments.of(process.variables())) as measuring:
@@ -154,7 +153,7 @@ def write(config: BenchConfig, folder: Path) -> Sequences:
     return Sequences(encoder, lengths_US, operations)
 
 
-def fastest(config: BenchConfig, name: str, command: Command, folder: Path) -> int:
+def find_micro_tokens(config: BenchConfig, name: str, command: Command, folder: Path) -> int:
     """Returns the tokens of a peer's micro-batches: the setting, or the fastest of TRIED over a few updates."""
     update = config.length * config.sequences
     tried = [tokens for tokens in TRIED if tokens < 2 * update] or [TRIED[0]]
@@ -194,13 +193,13 @@ def _trial(config: BenchConfig, name: str, command: Command, tokens: int, folder
         _peer(part, name, command, tokens, trial, folder, variables)
         return trial.seconds[0]
 
-    return environments.fastest(seconds, environments.candidates(config.device))
+    return environments.find_fastest(seconds, environments.candidates(config.device))
 
 
 def _lambert(config: BenchConfig, side: Side, folder: Path, data: Sequences) -> None:
     with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as temporary:
         out = Path(temporary) / "run"
-        done = ended(OWN, own_command(config, data.encoder, out), folder, environments.of({}))
+        done = run_process(OWN, own_command(config, data.encoder, out), folder, environments.of({}))
         rows = [json.loads(line) for line in (out / METRICS).read_text(encoding="utf-8").splitlines()]
     rows = [row for row in rows if "loss" in row]
     if rows[-1]["tokens"] != data.lengths_US.sum():
@@ -220,7 +219,7 @@ def _peer(
     out = folder / "updates.jsonl"
     out.unlink(missing_ok=True)
     whole = command(config, folder, out, tokens, config.updates)
-    done = ended(name, whole, folder, environments.of(variables))
+    done = run_process(name, whole, folder, environments.of(variables))
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     _add(side, rows, done)
 
@@ -280,10 +279,7 @@ def _result(
             **trials[name].as_json(),
         }
         if name != OWN:
-            ratios = [theirs / ours for ours, theirs in zip(own.seconds, side.seconds, strict=True)]
-            found[name]["micro_tokens"] = chosen[name]
-            found[name]["ratio"] = round(statistics.median(ratios), 2)
-            found[name]["ratio_range"] = [round(min(ratios), 2), round(max(ratios), 2)]
+            found[name] |= {"micro_tokens": chosen[name], **compare_rounds(own.seconds, side.seconds)}
     return {
         "settings": as_dict(config),
         "unit": "tokens",
@@ -291,12 +287,6 @@ def _result(
         "sequences": updates * config.sequences,
         "fill": round(data.tokens / (updates * config.sequences * config.length), 4),
         "gflop": round(data.operations / 1e9, 3),
-        "threads": config.threads,
-        "torch": torch.__version__,
-        "machine": platform.processor() or platform.machine(),
-        "device": config.device,
-        "ceiling_gflops": round(rates.product / 1e9, 1),
-        "shaped_ceiling_gflops": round(rates.shaped / 1e9, 1),
-        "copy_gb_per_second": round(rates.copy / 1e9, 1),
+        **describe_machine(config, rates),
         "sides": found,
     }

@@ -1,15 +1,18 @@
 """Sides that do the same work in alternating rounds, and the figures computed from their times."""
 
 import importlib
+import platform
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+
 from lambert.core.errors import UsageError
 from lambert.core.registry import Kind, lookup
-from lambert.measure.ceilings import Shape
+from lambert.measure.ceilings import Rates, Shape
 from lambert.measure.training import Step
 from lambert.wings.bench.settings import BenchConfig
 
@@ -89,7 +92,7 @@ def sides(
     return {OWN: own, **chosen}
 
 
-def needed(package: str, peer: str, install: str) -> Any:
+def import_peer(package: str, peer: str, install: str) -> Any:
     """Imports and returns the package. Raises UsageError that says what to install."""
     try:
         return importlib.import_module(package)
@@ -109,7 +112,9 @@ class Turns(Protocol):
         ...
 
 
-def timed(sides: Mapping[str, Turns], rounds: int, between: Callable[[], None] = lambda: None) -> dict[str, Times]:
+def time_rounds(
+    sides: Mapping[str, Turns], rounds: int, between: Callable[[], None] = lambda: None
+) -> dict[str, Times]:
     """Builds every side, then runs `rounds` of each in alternation. `between` is called before these rounds and after
     each of them."""
     times = {name: side.build() for name, side in sides.items()}
@@ -122,10 +127,7 @@ def timed(sides: Mapping[str, Turns], rounds: int, between: Callable[[], None] =
 
 
 def figures(work: Work, times: Mapping[str, Times], best: float, shaped: float) -> dict[str, dict[str, Any]]:
-    """Returns the figures of each side. `best` and `shaped` are ceilings in operations per second, 0 if not measured.
-
-    A peer's ratio is its seconds divided by Lambert's seconds in the same round: median, minimum and maximum.
-    """
+    """Returns the figures of each side. `best` and `shaped` are ceilings in operations per second; 0: not measured."""
     found = {}
     for name, taken in times.items():
         seconds = taken.median
@@ -142,7 +144,27 @@ def figures(work: Work, times: Mapping[str, Times], best: float, shaped: float) 
             **{figure: round(value, 3) for figure, value in work.more(name, seconds).items()},
         }
         if name != OWN:
-            ratios = [theirs / ours for ours, theirs in zip(times[OWN].rounds, taken.rounds, strict=True)]
-            found[name]["ratio"] = round(statistics.median(ratios), 2)
-            found[name]["ratio_range"] = [round(min(ratios), 2), round(max(ratios), 2)]
+            found[name] |= compare_rounds(times[OWN].rounds, taken.rounds)
     return found
+
+
+def compare_rounds(own: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    """Returns the ratio of a peer's seconds to Lambert's in the same round: the median, and the range."""
+    ratios = [peer / ours for ours, peer in zip(own, theirs, strict=True)]
+    return {
+        "ratio": round(statistics.median(ratios), 2),
+        "ratio_range": [round(min(ratios), 2), round(max(ratios), 2)],
+    }
+
+
+def describe_machine(config: BenchConfig, rates: Rates) -> dict[str, Any]:
+    """Returns the device of a measurement, and its ceilings; None for those that were not measured."""
+    return {
+        "threads": config.threads,
+        "torch": torch.__version__,
+        "machine": platform.processor() or platform.machine(),
+        "device": config.device,
+        "ceiling_gflops": round(rates.product / 1e9, 1) if rates.product else None,
+        "shaped_ceiling_gflops": round(rates.shaped / 1e9, 1) if rates.shaped else None,
+        "copy_gb_per_second": round(rates.copy / 1e9, 1),
+    }

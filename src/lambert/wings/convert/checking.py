@@ -34,7 +34,7 @@ from lambert.tasks.vectors.sentence_transformers import MODULES, activation_of, 
 from lambert.text.rows import kind, read_lines
 from lambert.text.tokenizers import roles
 from lambert.wings.convert import source_library
-from lambert.wings.convert.config import Against
+from lambert.wings.convert.settings import Against
 
 MOST = 1000
 """Maximum number of rows of a file that are compared (ours): on a CPU, a BERT-Base computes them in about two
@@ -219,9 +219,9 @@ class _Comparing:
         self.task = name if name in _SENTENCES and (self.crosses or found.library == "transformers") else ""
         columns = model.task_config.columns
         pairs = name in ("squad", "choice") or self.crosses or bool(columns.text_b and not columns.text_b_optional)
-        self.rows = self._arranged(rows, pairs, texts)
+        self.rows = self._arrange_rows(rows, pairs, texts)
 
-    def _arranged(self, rows: list[CheckRow], pairs: bool, texts: Path) -> list[CheckRow]:
+    def _arrange_rows(self, rows: list[CheckRow], pairs: bool, texts: Path) -> list[CheckRow]:
         """Returns the rows that can be compared, for pairs as pairs, with one longer than every limit."""
         special = {roles.content(self.tokenizer, number) for number in roles.own(self.tokenizer)}
         plain = [row for row in rows if not any(name in text for name in special for text in row.texts)]
@@ -252,7 +252,7 @@ class _Comparing:
 
     def run(self) -> None:
         """Computes with both and compares."""
-        facts, arrays = self._computed("float32")
+        facts, arrays = self._run_library("float32")
         if "unsupported" in facts:
             self.found.notes.append(f"{facts['unsupported']}, so nothing was compared with it.")
             return
@@ -261,7 +261,7 @@ class _Comparing:
 
         def in_float64(key: str) -> Any:
             if not exact:
-                exact.append(self._computed("float64")[1])
+                exact.append(self._run_library("float64")[1])
             return exact[0][key]
 
         if self.by_vectors:
@@ -271,7 +271,7 @@ class _Comparing:
         else:
             self._direct(facts, arrays, in_float64)
 
-    def _computed(self, dtype: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    def _run_library(self, dtype: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
         job = {
             "library": self.found.library.partition(" ")[0], "dtype": dtype,
             "folder": str((root(self.source) or self.source if self.by_vectors else self.source).resolve()),
@@ -378,7 +378,7 @@ class _Comparing:
             and len(facts["types"][row]) == len(ours[row])
         ]  # fmt: skip
         if types and not problem:
-            problem = f"the segment types of {self._named(types[0])} differ"
+            problem = f"the segment types of {self._describe_row(types[0])} differ"
         self.found.equal("token ids", f"{len(ours):,} rows", problem)
         return same
 
@@ -402,13 +402,13 @@ class _Comparing:
         problem = ""
         if wrong:
             one, other = theirs[wrong[0]], ours[wrong[0]]
-            problem = f"{what} of {self._named(wrong[0])} differ: there are {len(one)} there and {len(other)} here"
+            difference = f"there are {len(one)} there and {len(other)} here"
             at = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
             if at is not None:
                 pieces = [f"{ids[at]} ({self.tokenizer.id_to_token(ids[at])!r})" for ids in (one, other)]
-                counted = f"token {at} is {pieces[0]} there and {pieces[1]} here"
-                problem = f"{what} of {self._named(wrong[0])} differ: {counted}"
-            problem += f" ({len(wrong):,} of {len(ours):,} rows differ)"
+                difference = f"token {at} is {pieces[0]} there and {pieces[1]} here"
+            place = self._describe_row(wrong[0])
+            problem = f"{what} of {place} differ: {difference} ({len(wrong):,} of {len(ours):,} rows differ)"
         differing = {*wrong}
         return [row for row in range(len(ours)) if row not in differing], problem
 
@@ -421,10 +421,10 @@ class _Comparing:
         self.found.equal("labels in their order", f"{len(theirs):,} labels", problem)
 
     def _close(self, what: str, rows: Sequence[int], theirs: Any, ours: Any, exact: Callable[[int], Any]) -> None:
-        compared = [(self._named(row), theirs[row], ours[row]) for row in rows]
+        compared = [(self._describe_row(row), theirs[row], ours[row]) for row in rows]
         self.found.close(what, compared, "rows", lambda number: exact(rows[number]))
 
-    def _named(self, row: int) -> str:
+    def _describe_row(self, row: int) -> str:
         return f"{self.rows[row].place} ({quote(self.rows[row].texts[0])})"
 
 

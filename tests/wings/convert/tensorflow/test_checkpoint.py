@@ -50,7 +50,7 @@ def test_the_index_of_a_released_checkpoint() -> None:
     ends = [entry.offset + entry.size for entry in entries]
     assert [entry.offset for entry in entries] == [0, *ends[:-1]]  # without a gap
     with pytest.raises(DataError, match=r"released\.data-00000-of-00001 is missing.*Fetch all files"):
-        tensorflow.opened(GOLDEN / "released")
+        tensorflow.open_checkpoint(GOLDEN / "released")
 
 
 def test_the_data_that_tensorflow_wrote_has_its_checksums() -> None:
