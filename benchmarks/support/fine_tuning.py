@@ -33,8 +33,9 @@ def thin(path: Path, limit: int, out: Path) -> Path:
 
 
 def take_evenly(rows: list[Any], count: int) -> list[Any]:
-    """Returns `count` of the rows, taken evenly."""
-    return [rows[number * len(rows) // count] for number in range(min(count, len(rows)))]
+    """Returns `count` of the rows, taken evenly, or all if there are fewer."""
+    count = min(count, len(rows))
+    return [rows[number * len(rows) // count] for number in range(count)]
 
 
 def read_training_time(out: Path) -> tuple[float, int]:
