@@ -20,7 +20,6 @@ weights, median seconds of a whole run, and examples predicted per second on the
 """
 
 import argparse
-import gzip
 import json
 import os
 import resource
@@ -30,7 +29,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.fine_tuning import read_training_time, take_evenly, thin
+from benchmarks.support.experiment import command
+from benchmarks.support.fine_tuning import read_plain, read_training_time, take_evenly, thin
 from benchmarks.support.processes import measure
 
 FILES = {
@@ -68,10 +68,7 @@ def table_of(glue: Path, task: str, out: Path, limit: int) -> tuple[Path, Path]:
     out.mkdir(parents=True)
     found = []
     for name, split in zip(names, ("all", "dev"), strict=True):
-        plain = glue / folder / name
-        packed = plain.with_name(f"{name}.gz")
-        text = gzip.decompress(packed.read_bytes()) if packed.exists() else plain.read_bytes()
-        (path := out / f"{split}.tsv").write_bytes(text)
+        (path := out / f"{split}.tsv").write_bytes(read_plain(glue / folder / name))
         found.append(path)
     return thin(found[0], limit, out / "train.tsv"), found[1]
 
@@ -83,8 +80,7 @@ def tuned(args: argparse.Namespace, task: str, data: tuple[Path, Path], out: Pat
         "task.max-length": 128, "optim.lr": args.lr, "train.epochs": args.epochs, "train.precision": args.precision,
         "train.threads": args.threads, "log.every": 1, "train.save-every": 0, **flags,
     }  # fmt: skip
-    command = [sys.executable, "-m", "lambert", "finetune", *(f"--{name}={value}" for name, value in given.items())]
-    found = measure(command)
+    found = measure(command("finetune", flags=given))
     seconds, _ = read_training_time(out)
     score, scores = FILES[task][3], json.loads((out / "scores.json").read_text())
     size = (out / "model" / "model.safetensors").stat().st_size
@@ -100,17 +96,8 @@ def with_more_texts(args: argparse.Namespace, task: str, data: tuple[Path, Path]
     others = sorted({*every} - {*known})
     rows = [dict(zip(names, line.split("\t"), strict=True)) for line in take_evenly(others, args.texts)]
     asked = "".join(json.dumps({**row, label: None}) + "\n" for row in rows)
-    command = [
-        sys.executable,
-        "-m",
-        "lambert",
-        "predict",
-        "--model",
-        str(teacher),
-        "--inference.precision",
-        args.precision,
-    ]
-    done = subprocess.run(command, input=asked, check=True, stdout=subprocess.PIPE, text=True)
+    predict = command("predict", flags={"model": teacher, "inference.precision": args.precision})
+    done = subprocess.run(predict, input=asked, check=True, stdout=subprocess.PIPE, text=True)
     for row, line in zip(rows, done.stdout.splitlines(), strict=True):
         row[label] = json.loads(line)["label"]
     kept = [dict(zip(names, line.split("\t"), strict=True)) for line in known]

@@ -20,13 +20,11 @@ pooled standard errors. Nothing is timed, so other work may share the machine.
 """
 
 import argparse
-import gzip
 import itertools
 import json
 import shutil
 import statistics
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +32,8 @@ from typing import Any
 
 from benchmarks.domain_adaptation.run import abstracts
 from benchmarks.fine_tuning_speed import run as fine_tuning
-from benchmarks.support.fine_tuning import thin
+from benchmarks.support import experiment
+from benchmarks.support.fine_tuning import read_plain, read_table, thin
 from benchmarks.vectors import run as vectors
 
 
@@ -77,9 +76,9 @@ DEFAULTS: dict[str, Any] = {
 
 def open_plain(data: Path, name: str, out: Path) -> Path:
     """The file of that name in DATA, without compression, in the folder `out`."""
-    plain, packed = data / name, data / f"{name}.gz"
+    plain = data / name
     path = out / plain.with_suffix(".tsv" if plain.suffix == ".txt" else plain.suffix).name
-    path.write_bytes(gzip.decompress(packed.read_bytes()) if packed.exists() else plain.read_bytes())
+    path.write_bytes(read_plain(plain))
     return path
 
 
@@ -100,8 +99,7 @@ def tagged(path: Path) -> Path:
 
 def read_scored_pairs(path: Path) -> Path:
     """The pairs of a file of STS-B and their scores from 0 to 1."""
-    header, *lines = path.read_text(encoding="utf-8").splitlines()
-    rows = [dict(zip(header.split("\t"), line.split("\t"), strict=False)) for line in lines]
+    rows = read_table(path)
     kept = [{"sentence1": r["sentence1"], "sentence2": r["sentence2"], "score": float(r["score"]) / 5} for r in rows]
     (out := path.with_suffix(".jsonl")).write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
     return out
@@ -158,7 +156,7 @@ def fine_tuned(args: argparse.Namespace, case: Case, data: tuple[Path, Path], se
     train = fine_tuning.ours if side == LAMBERT else fine_tuning.theirs
     result = train(settings, data[0], seed, out)
     if case.kind == "tag" and side == PEER:
-        truth = [json.loads(line)["tags"] for line in data[1].read_text(encoding="utf-8").splitlines()]
+        truth = [row["tags"] for row in experiment.read(data[1])]
         result["span_f1"] = span_f1(truth, json.loads((out / "predictions.json").read_text()))
     score: float = result[case.score] / (100 if case.kind == "squad" else 1)  # SQuAD's scores are in per cent
     return score
@@ -180,16 +178,7 @@ def embedded(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed
 
 
 def evaluated(model: Path, dev: Path, score: str) -> float:
-    command = [
-        sys.executable,
-        "-m",
-        "lambert",
-        "evaluate",
-        f"--model={model}",
-        "--task=embed",
-        f"--data={dev}",
-        "--json",
-    ]
+    command = experiment.command("evaluate", flags={"model": model, "task": "embed", "data": dev, "json": True})
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     value: float = json.loads(done.stdout.splitlines()[-1])[score]
     return value
@@ -227,8 +216,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    lines = args.out.read_text(encoding="utf-8").splitlines() if args.out.exists() else []
-    rows = [json.loads(line) for line in lines]
+    rows = experiment.read(args.out)
     for seed in range(1, args.seeds + 1):
         for task in args.tasks:
             case, folder = CASES[task], args.work / f"{task}-{seed}"
@@ -244,9 +232,7 @@ def main() -> None:
                 score = scored(args, case, data, seed, side, folder / side)
                 row = {"task": task, "seed": seed, "side": side, "precision": args.precision, "score": round(score, 6)}
                 rows.append(row)
-                with args.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(json.dumps(row), flush=True)
+                experiment.record(args.out, row)
     for line in table(rows):
         print(line)
 

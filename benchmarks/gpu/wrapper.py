@@ -12,7 +12,6 @@ optimizer. Sides take their rounds in turn, after untimed updates; the device is
 
 import argparse
 import gc
-import json
 import statistics
 import tempfile
 import time
@@ -26,6 +25,7 @@ import torch.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.support.experiment import record
 from benchmarks.support.ranks import MANY, fresh, updates
 from lambert.core.world import World
 from lambert.distributed.config import ExchangeConfig
@@ -155,11 +155,7 @@ def main() -> None:
         card = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
         for row in rounds(args, world):
             settings = {name: value for name, value in vars(args).items() if name not in ("out", "methods", "device")}
-            line = json.dumps(row | settings | {"device": card, "torch": torch.__version__})
-            print(line, flush=True)
-            if args.out is not None:
-                with args.out.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+            record(args.out, row | settings | {"device": card, "torch": torch.__version__})
 
 
 if __name__ == "__main__":

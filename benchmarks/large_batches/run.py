@@ -217,11 +217,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = experiment.planned_arguments(__doc__, "large_batches")
-    parser.add_argument(
-        "--text", type=Path, nargs="+", help="about 10 MB for `lambert prepare`; without: the corpus in --work"
-    )
-    parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
+    parser = experiment.study_arguments(__doc__, "large_batches")
     parser.add_argument("--trust", action="store_true", help="take one run of LAMB, and write its trust ratios")
     parser.add_argument("--samples", type=int, default=65_536, help="sequences of 32 tokens that a run reads")
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 128, 512, 2048])

@@ -15,7 +15,6 @@ Each launcher runs the same small BERT in two workers on this machine. A line of
 """
 
 import argparse
-import json
 import os
 import signal
 import socket
@@ -30,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.support.experiment import ROOT
+from benchmarks.support.experiment import ROOT, record
 from benchmarks.support.restart import SHAPE, kills, prepared, rows, waited_for_row
 
 PATIENCE = 90.0
@@ -213,11 +212,7 @@ def main() -> None:
                 verb = ["pretrain", *(f"--{key}={value}" for key, value in flags.items())]
                 for figures in WORKS[work](folder, launcher, verb, args.rounds):
                     row = {"work": work, "launcher": launcher, "load": os.getloadavg()[0], **figures}
-                    line = json.dumps({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()})
-                    print(line, flush=True)
-                    if args.out:
-                        with args.out.open("a", encoding="utf-8") as out:
-                            out.write(line + "\n")
+                    record(args.out, {k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()})
 
 
 if __name__ == "__main__":

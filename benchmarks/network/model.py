@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.network.lab import bits_per_second
-from benchmarks.network.run import METHODS, done
+from benchmarks.network.run import METHODS
 from benchmarks.plan import run as plan
+from benchmarks.support.experiment import read
 from lambert.wings.plan.costs.steps import Step, predict
 
 LATENCY = 5e-5
@@ -52,7 +53,7 @@ def main() -> None:
     parser.add_argument("--speed", type=Path, required=True)
     parser.add_argument("--rates", nargs="+", default=["none", "10gbit", "1gbit", "100mbit", "10mbit"])
     args = parser.parse_args()
-    measured = done(args.speed)[0]
+    measured = read(args.speed)[0]
     for method in (*_AS, *METHODS):
         for rate in args.rates:
             found = step(measured, method, bits_per_second(rate))

@@ -18,7 +18,8 @@ from typing import Any
 
 from benchmarks.network.lab import bits_per_second
 from benchmarks.network.model import step
-from benchmarks.network.run import BEGIN_DENSE, METHODS, done
+from benchmarks.network.run import BEGIN_DENSE, METHODS
+from benchmarks.support.experiment import read
 from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange.methods import EARLY
 
@@ -124,9 +125,9 @@ def main() -> None:
     parser.add_argument("--loss", type=Path)
     args = parser.parse_args()
     if args.speed:
-        print("\n".join([*speed_table(done(args.speed)), ""]))
+        print("\n".join([*speed_table(read(args.speed)), ""]))
     if args.loss:
-        print("\n".join(loss_table(done(args.loss))))
+        print("\n".join(loss_table(read(args.loss))))
 
 
 if __name__ == "__main__":

@@ -147,10 +147,8 @@ def show(args: argparse.Namespace) -> bool:
 
 
 def main() -> None:
-    parser = experiment.planned_arguments(__doc__, "precision")
+    parser = experiment.study_arguments(__doc__, "precision")
     experiment.concurrent_arguments(parser)
-    parser.add_argument("--text", type=Path, nargs="+", help="for `lambert prepare`; without: the corpus in --work")
-    parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
     parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16", "float16"])
     parser.add_argument("--dropouts", type=float, nargs="+", default=[0.0])
     parser.add_argument("--micro-tokens", type=int, nargs="+", default=[WHOLE], help="without dropout")

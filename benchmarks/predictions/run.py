@@ -13,7 +13,6 @@ the answer of the first side.
 """
 
 import argparse
-import csv
 import json
 import os
 import statistics
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.experiment import BENCHMARKS
+from benchmarks.support.fine_tuning import read_questions, read_table, take_evenly
+from benchmarks.support.processes import compare
 from lambert.wings.bench import environments
 from lambert.wings.bench.environments import Variables
 
@@ -35,17 +36,13 @@ PEER = BENCHMARKS / "peers/predictions.py"
 def lines(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The input lines, each with its true answers."""
     if args.task == "squad":
-        data = json.loads(args.data.read_text(encoding="utf-8"))["data"]
         found = [
-            {"question": q["question"], "context": p["context"], "truth": [answer["text"] for answer in q["answers"]]}
-            for article in data for p in article["paragraphs"] for q in p["qas"]
-        ]  # fmt: skip
+            {"question": q["question"], "context": q["context"], "truth": [answer["text"] for answer in q["answers"]]}
+            for q in read_questions(args.data)
+        ]
     else:
-        with args.data.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-        found = [{**row, "truth": [row[args.label]]} for row in rows]
-    count = args.limit or len(found)
-    return [found[number * len(found) // count] for number in range(min(count, len(found)))]
+        found = [{**row, "truth": [row[args.label]]} for row in read_table(args.data)]
+    return take_evenly(found, args.limit or len(found))
 
 
 def timed(command: list[str], given: Path, out: Path, variables: Variables) -> dict[str, Any]:
@@ -123,10 +120,7 @@ def main() -> None:
         summary[name]["right"] = results[0]["right"]
     for own_name in (f"lambert-{name}" for name in args.precision):
         for peer in args.peers:
-            ratios = [b["seconds"] / a["seconds"] for a, b in zip(found[own_name], found[peer], strict=True)]
-            low, high = min(ratios), max(ratios)
-            shown = {"median": round(statistics.median(ratios), 2), "range": [round(low, 2), round(high, 2)]}
-            summary[f"{own_name}, times as fast as {peer}"] = shown
+            summary[f"{own_name}, times as fast as {peer}"] = compare(found[own_name], found[peer])
     print(json.dumps(summary))
 
 

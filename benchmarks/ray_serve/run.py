@@ -118,14 +118,7 @@ def main() -> None:
     for number in range(args.rounds):
         for side in SIDES:
             environment = {**os.environ, "RAY_SERVE_ENABLE_HA_PROXY": str(int(side == "haproxy"))}
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.ray_serve.run",
-                *sys.argv[1:],
-                f"--side={side}",
-                f"--round={number}",
-            ]
+            command = [sys.executable, "-m", MODULE, *sys.argv[1:], f"--side={side}", f"--round={number}"]
             subprocess.run(command, check=True, env=environment)
     args.work.unlink()
 

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.experiment import BASE, DEMO, ROOT
+from benchmarks.support.experiment import BASE, DEMO, ROOT, metrics
 
 LAMBERT = [sys.executable, "-m", "lambert"]
 BUSY = [sys.executable, "-c", "while True: pass"]
@@ -54,8 +54,7 @@ def command(work: str, folder: Path, out: Path) -> list[str]:
 
 def speed(run: Path) -> float:
     """Real tokens per second of a run's updates, without the first rows."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    rows = [row for row in rows if "loss" in row][WARM - 1 :]
+    rows = [row for row in metrics(run) if "loss" in row][WARM - 1 :]
     pairs = [(after["tokens"] - row["tokens"], after["tokens_per_second"]) for row, after in pairwise(rows)]
     rate: float = sum(tokens for tokens, _ in pairs) / sum(tokens / fast for tokens, fast in pairs)
     return rate

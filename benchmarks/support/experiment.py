@@ -55,6 +55,13 @@ def append(path: Path, row: Row) -> None:
         file.write((json.dumps(row) + "\n").encode())
 
 
+def record(path: Path | None, row: Row) -> None:
+    """Appends a row to a file, if one is given, and prints it."""
+    if path is not None:
+        append(path, row)
+    print(json.dumps(row), flush=True)
+
+
 def missing(plan: Row, rows: Iterable[Row]) -> bool:
     """Returns whether no row is of this plan."""
     return not any(plan.items() <= row.items() for row in rows)
@@ -77,8 +84,7 @@ def continued(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0,
                 for future in as_completed(futures):
                     if future.exception() is None:
                         rows.append(future.result())
-                        append(out, rows[-1])
-                        print(json.dumps(rows[-1]), flush=True)
+                        record(out, rows[-1])
             except KeyboardInterrupt:
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -89,8 +95,7 @@ def continued(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0,
         if not missing(plan, rows):
             continue
         rows.append(run(plan))
-        append(out, rows[-1])
-        print(json.dumps(rows[-1]), flush=True)
+        record(out, rows[-1])
         done += 1
         if done == most:
             break
@@ -196,26 +201,31 @@ def _styles() -> list[str]:
     return [f"{marker}{line}" for line in ("-", "--", ":") for marker in "os^dvx"]
 
 
+def command(verb: str, recipe: Path | None = None, *, flags: Mapping[str, Any]) -> list[str]:
+    """Returns `lambert VERB RECIPE` with these settings, where True is a flag alone and a list several values."""
+    words = [sys.executable, "-P", "-m", "lambert", verb, *([str(recipe)] if recipe else [])]
+    for name, value in flags.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif isinstance(value, list | tuple):
+            words += [f"--{name}", *map(str, value)]
+        else:
+            words.append(f"--{name}={value}")
+    return words
+
+
 def lambert(
     verb: str, recipe: Path | None = None, *, flags: Mapping[str, Any], threads: int = 1, ends: Sequence[int] = (0,)
 ) -> int:
-    """Runs `lambert VERB RECIPE` with these settings, where True is a flag alone and a list several values, and returns
-    its exit code. What it prints goes to stderr.
+    """Runs `command(verb, recipe, flags)` and returns its exit code. What it prints goes to stderr.
 
     Raises CalledProcessError for an exit code that is not in `ends`.
     """
-    command = [sys.executable, "-P", "-m", "lambert", verb, *([str(recipe)] if recipe else [])]
-    for name, value in flags.items():
-        if value is True:
-            command.append(f"--{name}")
-        elif isinstance(value, list | tuple):
-            command += [f"--{name}", *map(str, value)]
-        else:
-            command.append(f"--{name}={value}")
+    words = command(verb, recipe, flags=flags)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(command, check=False, stdout=sys.stderr, env=environment)
+    done = subprocess.run(words, check=False, stdout=sys.stderr, env=environment)
     if done.returncode not in ends:
-        raise subprocess.CalledProcessError(done.returncode, command)
+        raise subprocess.CalledProcessError(done.returncode, words)
     return done.returncode
 
 
@@ -279,6 +289,14 @@ def planned_arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
     parser = arguments(doc, name)
     parser.add_argument("--table", action="store_true", help="show the runs of --out, and draw the plot beside them")
     parser.add_argument("--runs", type=int, default=0, help="end after so many new runs; 0: all")
+    return parser
+
+
+def study_arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
+    """Returns a parser with what all studies take whose runs are a plan and read a corpus."""
+    parser = planned_arguments(doc, name)
+    parser.add_argument("--text", type=Path, nargs="+", help="for `lambert prepare`; without: the corpus in --work")
+    parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
     return parser
 
 

@@ -29,7 +29,6 @@ Sides take their rounds in turn, each after untimed updates; a line of JSON a ro
 """
 
 import argparse
-import json
 import platform
 import signal
 import statistics
@@ -47,7 +46,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.support.experiment import ROOT
+from benchmarks.support.experiment import ROOT, record
 from benchmarks.support.ranks import MANY, Side, everyones, fresh, run, seconds_of, updates
 from benchmarks.support.restart import restart
 from benchmarks.two_ranks.hidden import hidden
@@ -244,11 +243,7 @@ def _medians(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _write(row: Row, out: Path | None) -> None:
-    line = json.dumps({name: _rounded(value) for name, value in row.items()})
-    print(line, flush=True)
-    if out is not None:
-        with out.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+    record(out, {name: _rounded(value) for name, value in row.items()})
 
 
 def _rounded(value: Any) -> Any:

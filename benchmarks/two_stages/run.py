@@ -172,12 +172,8 @@ def show(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = experiment.planned_arguments(__doc__, "two_stages")
+    parser = experiment.study_arguments(__doc__, "two_stages")
     experiment.concurrent_arguments(parser)
-    parser.add_argument(
-        "--text", type=Path, nargs="+", help="about 10 MB for `lambert prepare`; without: the corpus in --work"
-    )
-    parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
     parser.add_argument("--samples", type=int, default=81_920, help="sequences of `long`, and of both stages together")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument(

@@ -25,8 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support import experiment
 from benchmarks.support.experiment import BENCHMARKS
-from benchmarks.support.fine_tuning import read_training_time
+from benchmarks.support.fine_tuning import read_questions, read_training_time
 from benchmarks.support.processes import measure
 from lambert.wings.bench import environments
 from lambert.wings.bench.environments import UNCHANGED, Trial, Variables
@@ -64,8 +65,7 @@ def squad(args: argparse.Namespace) -> None:
 
 def pairs(path: Path) -> list[tuple[str, str]]:
     """The questions of a SQuAD file with their paragraphs."""
-    data = json.loads(path.read_text(encoding="utf-8"))["data"]
-    return [(q["question"], p["context"]) for article in data for p in article["paragraphs"] for q in p["qas"]]
+    return [(row["question"], row["context"]) for row in read_questions(path)]
 
 
 def write(path: Path, texts: list[str]) -> None:
@@ -100,9 +100,9 @@ def train(args: argparse.Namespace) -> None:
                 loss = side.split()[1]
                 result = theirs(args, out, round_, loss, trials[loss].variables)
             model = out / "model" if side == "lambert" else out
-            scored = [sys.executable, "-m", "lambert", "evaluate", "--model", model, "--task", "embed", "--json"]
-            scored += ["--data", args.data / "beir" / "qrels" / "test.tsv"]
-            result["ndcg_10"] = measure([*map(str, scored)])["ndcg_10"]
+            data = args.data / "beir" / "qrels" / "test.tsv"
+            flags = {"model": model, "task": "embed", "data": data, "json": True}
+            result["ndcg_10"] = measure(experiment.command("evaluate", flags=flags))["ndcg_10"]
             results.append(result)
             print(json.dumps({"side": side, "seed": round_, **result}), flush=True)
     summarize(args, runs)
@@ -115,8 +115,7 @@ def ours(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
         "train.batch-size": args.batch_size, "train.epochs": 1, "train.precision": args.precision,
         "train.threads": args.threads, "log.every": 1, "optim.weight-decay": 0,
     }  # fmt: skip
-    command = [sys.executable, "-m", "lambert", "finetune", *(f"--{name}={value}" for name, value in flags.items())]
-    result = measure(command)
+    result = measure(experiment.command("finetune", flags=flags))
     seconds, done = read_training_time(out)
     return {**result, "seconds": round(seconds, 2), "pairs": done}
 

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from benchmarks.support.experiment import append
+
 BENCH = {
     "pretrain mini 8 x 512": "--size mini --sequences 8 --rounds 5",
     "pretrain base 4 x 512": "--size base --sequences 4 --rounds 3",
@@ -102,8 +104,7 @@ def main() -> None:
             ratios = [before / after for before, after in pairs]
             print(f"{row:40} {statistics.median(ratios):6.3f} ({min(ratios):.3f} to {max(ratios):.3f})", flush=True)
             if options.out:
-                with options.out.open("a") as file:
-                    file.write(json.dumps({"row": row, "seconds": pairs}) + "\n")
+                append(options.out, {"row": row, "seconds": pairs})
 
     for row in BENCH:
         if not options.rows or any(row.startswith(name) for name in options.rows):
