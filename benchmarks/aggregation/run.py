@@ -133,7 +133,7 @@ def main() -> None:
         parser.error("--init, --train and --dev are needed")
     train = thin(args.train, args.limit, args.out.with_suffix(".train.json"))
     questions = len(read_questions(train))
-    experiment.continued(args.out, partial(plans, args, questions), partial(run, args, train), args.runs)
+    experiment.continue_runs(args.out, partial(plans, args, questions), partial(run, args, train), args.runs)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,9 @@ def table_of(glue: Path, task: str, out: Path, limit: int) -> tuple[Path, Path]:
     return thin(found[0], limit, out / "train.tsv"), found[1]
 
 
-def tuned(args: argparse.Namespace, task: str, data: tuple[Path, Path], out: Path, **flags: object) -> dict[str, Any]:
+def fine_tune(
+    args: argparse.Namespace, task: str, data: tuple[Path, Path], out: Path, **flags: object
+) -> dict[str, Any]:
     """A whole fine-tuning run."""
     given: dict[str, object] = {
         "init": args.init, "data": data[0], "dev": data[1], "out": out, "task.name": f"glue/{task}",
@@ -116,7 +118,7 @@ def speed(args: argparse.Namespace, run: Path, dev: Path) -> float:
     return rate
 
 
-def compared(args: argparse.Namespace, task: str) -> list[dict[str, Any]]:
+def compare_arms(args: argparse.Namespace, task: str) -> list[dict[str, Any]]:
     """Runs the teacher and all students of a task. Returns the rows of the table."""
     data = table_of(args.glue, task, args.out / task / "data", args.limit or ROWS[task])
     folder, score = args.out / task, FILES[task][3]
@@ -129,7 +131,7 @@ def compared(args: argparse.Namespace, task: str) -> list[dict[str, Any]]:
                 flags |= {"distil.student-layers": args.layers, **ARMS[side]}
                 flags |= {"distil.teacher": folder / "teacher-1"} if ARMS[side] else {}
             used = with_more_texts(args, task, data, folder / "teacher-1") if side == "texts" else data
-            results.append(tuned(args, task, used, folder / f"{side}-{seed}", **flags))
+            results.append(fine_tune(args, task, used, folder / f"{side}-{seed}", **flags))
             print(json.dumps({"task": task, "side": side, "seed": seed, **results[-1]}), flush=True)
         values = [result[score] for result in results]
         rows.append(
@@ -160,7 +162,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    rows = [row for task in args.tasks for row in compared(args, task)]
+    rows = [row for task in args.tasks for row in compare_arms(args, task)]
     print("| task | model | score | seeds | file | a run | examples/s |\n|---|---|---|---|---|---|---|")
     for row in rows:
         scored = f"{row['score']} {100 * row['mean']:.1f} ± {100 * row['deviation']:.1f}"

@@ -106,9 +106,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     source = original.read(ExportConfig(args.model, Path("none")))
-    rows = [*tokenized(source, args.texts, args.limit)]
+    rows = [*tokenize(source, args.texts, args.limit)]
     with tempfile.TemporaryDirectory() as folder:
-        kinds = [opened(name, source, args, Path(folder)) for name in args.kinds]
+        kinds = [open_kind(name, source, args, Path(folder)) for name in args.kinds]
         for _ in range(args.rounds):
             for kind in kinds:
                 kind.run(rows[0])
@@ -127,7 +127,7 @@ def main() -> None:
         print(json.dumps(line | {name: round(value, 4) for name, value in kind.scores.items()}), flush=True)
 
 
-def tokenized(source: original.Original, path: Path, limit: int) -> Iterator[Arrays]:
+def tokenize(source: original.Original, path: Path, limit: int) -> Iterator[Arrays]:
     """Yields the inputs of each text alone."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as file:
@@ -138,7 +138,7 @@ def tokenized(source: original.Original, path: Path, limit: int) -> Iterator[Arr
         yield pad([cut(found.ids, source.longest)], [cut(found.type_ids, source.longest)], names, shape)
 
 
-def opened(name: str, source: original.Original, args: argparse.Namespace, folder: Path) -> Kind:
+def open_kind(name: str, source: original.Original, args: argparse.Namespace, folder: Path) -> Kind:
     """Exports the model and opens it."""
     form, _, precision = name.partition(":")
     data = args.data

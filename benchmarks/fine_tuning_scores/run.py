@@ -90,7 +90,7 @@ def sentences(path: Path) -> Iterator[list[list[str]]]:
             yield [line.split("\t") for line in block]
 
 
-def tagged(path: Path) -> Path:
+def write_tagged(path: Path) -> Path:
     """A CoNLL file as rows of words and tags."""
     rows = [{"tokens": [w for w, _ in one], "tags": [t for _, t in one]} for one in sentences(path)]
     (out := path.with_suffix(".jsonl")).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -117,7 +117,7 @@ def files(args: argparse.Namespace, task: str, out: Path) -> tuple[Path, Path]:
         return domain.data, domain.dev
     train, dev = (open_plain(args.data, name, out) for name in (case.train, case.dev))
     if case.kind == "tag":
-        train, dev = tagged(train), tagged(dev)
+        train, dev = write_tagged(train), write_tagged(dev)
     if task == "sts-b":
         train, dev = read_scored_pairs(train), read_scored_pairs(dev)
     ending = train.suffix
@@ -147,7 +147,7 @@ def span_f1(truth: list[list[str]], predicted: list[list[str | None]]) -> float:
     return 2 * sum(len(a & b) for a, b in pairs) / both if both else 0.0
 
 
-def fine_tuned(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed: int, side: str, out: Path) -> float:
+def fine_tune(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed: int, side: str, out: Path) -> float:
     """The score of Lambert or of transformers."""
     given = {**DEFAULTS, **case.settings, "task": case.kind, "dev": data[1], "init": args.init}
     settings = argparse.Namespace(
@@ -162,7 +162,7 @@ def fine_tuned(args: argparse.Namespace, case: Case, data: tuple[Path, Path], se
     return score
 
 
-def embedded(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed: int, side: str, out: Path) -> float:
+def embed(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed: int, side: str, out: Path) -> float:
     """The score of Lambert or of sentence-transformers, by `lambert evaluate`."""
     pairs = out.with_name(f"{out.name}-data")
     pairs.mkdir(parents=True)
@@ -172,12 +172,12 @@ def embedded(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed
     )
     if side == LAMBERT:
         vectors.ours(settings, out, seed)
-        return evaluated(out / "model", data[1], case.score)
+        return evaluate(out / "model", data[1], case.score)
     vectors.theirs(settings, out, seed, case.settings["loss"])
-    return evaluated(out, data[1], case.score)
+    return evaluate(out, data[1], case.score)
 
 
-def evaluated(model: Path, dev: Path, score: str) -> float:
+def evaluate(model: Path, dev: Path, score: str) -> float:
     command = experiment.command("evaluate", flags={"model": model, "task": "embed", "data": dev, "json": True})
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     value: float = json.loads(done.stdout.splitlines()[-1])[score]
@@ -189,7 +189,7 @@ def sides(case: Case, seed: int) -> tuple[str, ...]:
     return (*SIDES, EXACT) if case.kind == "squad" and seed == 1 else SIDES
 
 
-KINDS: dict[str, Callable[..., float]] = {"embed": embedded}
+KINDS: dict[str, Callable[..., float]] = {"embed": embed}
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -225,7 +225,7 @@ def main() -> None:
                 continue
             shutil.rmtree(folder, ignore_errors=True)
             data = files(args, task, args.work / task)
-            scored = KINDS.get(case.kind, fine_tuned)
+            scored = KINDS.get(case.kind, fine_tune)
             for side in sides(case, seed):
                 if side in done:
                     continue

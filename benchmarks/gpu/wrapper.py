@@ -52,7 +52,7 @@ def group(device: torch.device, folder: str) -> Group:
 
 
 def own(args: argparse.Namespace, world: World, method: Any, closers: list[Callable[[], None]]) -> Updates:
-    net, optimizer = placed(args, world.device)
+    net, optimizer = place(args, world.device)
     exchange = build(net, world, ExchangeConfig(method=method), updates=MANY)
     steps = train(
         net, optimizer, updates(args, world, args.aggregate), schedule=lambda update: 1e-4, max_grad_norm=1.0,
@@ -69,7 +69,7 @@ def own(args: argparse.Namespace, world: World, method: Any, closers: list[Calla
 
 
 def ddp(args: argparse.Namespace, world: World) -> Updates:
-    net, optimizer = placed(args, world.device)
+    net, optimizer = place(args, world.device)
     wrapped = DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True)
     precision = Precision(args.precision, world.device)
     source = updates(args, world, args.aggregate)
@@ -94,7 +94,7 @@ def ddp(args: argparse.Namespace, world: World) -> Updates:
     return run
 
 
-def placed(args: argparse.Namespace, device: torch.device) -> tuple[Any, torch.optim.Optimizer]:
+def place(args: argparse.Namespace, device: torch.device) -> tuple[Any, torch.optim.Optimizer]:
     """A net and its optimizer on the device."""
     net, optimizer = fresh(args)
     net.to(device)  # in place: the optimizer's parameters stay these

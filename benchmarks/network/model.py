@@ -24,7 +24,7 @@ LATENCY = 5e-5
 _AS: dict[str, dict[str, Any]] = {"horovod": {"method": "float32"}, "horovod-fp16": {"method": "float16"}}
 
 
-def planned(measured: Mapping[str, Any], method: str, rate: float) -> dict[str, Any]:
+def plan_row(measured: Mapping[str, Any], method: str, rate: float) -> dict[str, Any]:
     """Returns a row for plan/run.py: the work of a row of speed.jsonl by a method, on links of `rate` bits a second."""
     (base,) = (row for row in plan.rows() if row["id"] == "link-none-float32")
     share = measured["batch_size"] // measured["ranks"]
@@ -44,7 +44,7 @@ def planned(measured: Mapping[str, Any], method: str, rate: float) -> dict[str, 
 
 def step(measured: Mapping[str, Any], method: str, rate: float) -> Step:
     """Returns the predicted update."""
-    row = planned(measured, method, rate)
+    row = plan_row(measured, method, rate)
     return predict(plan.work_of(row, row["stages"][0]), plan.devices_of(row))
 
 

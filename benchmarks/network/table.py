@@ -34,17 +34,17 @@ def dense_share(method: str) -> float:
     return ExchangeConfig(**options).dense_share if options.get("method") in BEGIN_DENSE else 0.0
 
 
-def blended(method: str, seconds: float, dense: float) -> float:
+def blend(method: str, seconds: float, dense: float) -> float:
     """Seconds of the mean update of a whole run, whose dense updates take so long."""
     share = dense_share(method)
     return (1 - share) * seconds + share * dense
 
 
-def expected(measured: Mapping[str, Any], method: str, rate: float) -> float:
+def predict(measured: Mapping[str, Any], method: str, rate: float) -> float:
     """Predicted seconds of the mean update of a whole run with the work of a measured row, at so many bits a second."""
     seconds = step(measured, method, rate).seconds
     dense = step(measured, EARLY, rate).seconds if dense_share(method) else seconds
-    return blended(method, seconds, dense)
+    return blend(method, seconds, dense)
 
 
 def by_round(rows: Sequence[Mapping[str, Any]]) -> Seconds:
@@ -58,7 +58,7 @@ def by_round(rows: Sequence[Mapping[str, Any]]) -> Seconds:
         if not dense:
             raise SystemExit(f"{method} at {rate} begins with {EARLY}, which was not measured at that rate.")
         usual = statistics.median(dense.values())
-        found[rate, method] = {n: blended(method, value, dense.get(n, usual)) for n, value in rounds.items()}
+        found[rate, method] = {n: blend(method, value, dense.get(n, usual)) for n, value in rounds.items()}
     return found
 
 
@@ -99,7 +99,7 @@ def speed_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             cell = f"{batch_size / rate_seconds:.1f}"
             if found:
                 cell += f", {statistics.median(found):.2f}x ({min(found):.2f} to {max(found):.2f})"
-            cell += f" [{batch_size / expected(rows[0], method, bits_per_second(rate)):.1f}]"
+            cell += f" [{batch_size / predict(rows[0], method, bits_per_second(rate)):.1f}]"
             cells.append(cell)
         lines.append(f"| {method} | {sent[method] / 1e6:.2f} | " + " | ".join(cells) + " |")
     return lines

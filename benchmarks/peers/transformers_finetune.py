@@ -99,20 +99,20 @@ def tag_features(path: Path, tokenizer: Any, args: argparse.Namespace, labels: l
     return rows
 
 
-def padded(rows: Rows, pad: int) -> dict[str, torch.Tensor]:
+def pad_rows(rows: Rows, pad: int) -> dict[str, torch.Tensor]:
     """The inputs of a model, padded to the longest row."""
     width = max(len(row["input_ids"]) for row in rows)
 
-    def filled(name: str, empty: int) -> torch.Tensor:
+    def fill(name: str, empty: int) -> torch.Tensor:
         return torch.tensor([row[name] + [empty] * (width - len(row[name])) for row in rows])
 
-    made = {"input_ids": filled("input_ids", pad)}
+    made = {"input_ids": fill("input_ids", pad)}
     made["attention_mask"] = torch.tensor([[i < len(row["input_ids"]) for i in range(width)] for row in rows]).long()
     if "token_type_ids" in rows[0]:
-        made["token_type_ids"] = filled("token_type_ids", 0)
+        made["token_type_ids"] = fill("token_type_ids", 0)
     for name in ("labels", "start_positions", "end_positions"):
         if isinstance(rows[0].get(name), list):
-            made[name] = filled(name, IGNORED)
+            made[name] = fill(name, IGNORED)
         elif name in rows[0]:
             made[name] = torch.tensor([row[name] for row in rows])
     return made
@@ -153,7 +153,7 @@ def train(model: Any, rows: Rows, args: argparse.Namespace, pad: int) -> None:
     model.train()
     while done < updates:
         for batch in batches(rows, args.batch_size, args.group, generator)[: updates - done]:
-            inputs = padded(batch, pad)
+            inputs = pad_rows(batch, pad)
             with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
                 made = model(**inputs)
             loss = span_loss(made, inputs) if args.without_padding else made.loss
@@ -174,7 +174,7 @@ def outputs(model: Any, rows: Rows, args: argparse.Namespace, pad: int) -> list[
     with torch.inference_mode():
         for at in range(0, len(order), 32):
             numbers = order[at : at + 32]
-            inputs = padded([rows[i] for i in numbers], pad)
+            inputs = pad_rows([rows[i] for i in numbers], pad)
             made = model(**{name: inputs[name] for name in names if name in inputs}, return_dict=False)
             for place, i in enumerate(numbers):
                 found[i] = [values[place].float().numpy() for values in made]

@@ -45,7 +45,7 @@ def lines(args: argparse.Namespace) -> list[dict[str, Any]]:
     return take_evenly(found, args.limit or len(found))
 
 
-def timed(command: list[str], given: Path, out: Path, variables: Variables) -> dict[str, Any]:
+def time_command(command: list[str], given: Path, out: Path, variables: Variables) -> dict[str, Any]:
     """Runs the command over the file `given`, with these variables beside the user's environment: its seconds and its
     peak memory."""
     began = time.perf_counter()
@@ -59,7 +59,7 @@ def timed(command: list[str], given: Path, out: Path, variables: Variables) -> d
 
 
 def seconds_of(command: list[str], given: Path, out: Path, variables: Variables) -> float:
-    found: float = timed(command, given, out, variables)["seconds"]
+    found: float = time_command(command, given, out, variables)["seconds"]
     return found
 
 
@@ -105,7 +105,7 @@ def main() -> None:
         for number in range(args.rounds):
             first: list[str] = []
             for name, command in commands.items():
-                result = timed(command, given, out, variables[name])
+                result = time_command(command, given, out, variables[name])
                 answers = [json.loads(line)[key] for line in out.read_text(encoding="utf-8").splitlines()]
                 first = first or answers
                 right = sum(a in line["truth"] for a, line in zip(answers, asked, strict=True))

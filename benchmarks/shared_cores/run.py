@@ -28,7 +28,7 @@ WARM = 2
 """Rows of metrics.jsonl at the start of a run that are not counted."""
 
 
-def prepared(folder: Path) -> None:
+def prepare(folder: Path) -> None:
     """Writes the demo's corpus and an encoder of the shape of base_encoder to the folder, once."""
     if not (folder / "encoder" / "model").exists():
         flags: list[object] = ["--input", DEMO / "data/novels.jsonl.xz", "--out", folder / "corpus", "--workers", 1]
@@ -72,7 +72,7 @@ def busy(count: int) -> Iterator[None]:
             other.wait()
 
 
-def measured(work: str, load: str, folder: Path) -> list[float]:
+def measure(work: str, load: str, folder: Path) -> list[float]:
     """Real tokens per second of each run under a load."""
     runs = [Path(tempfile.mkdtemp(prefix="run-", dir=folder)) / "run" for _ in range(2 if load == "two" else 1)]
     launcher = ["launch", "-np", "2"] if load == "ranks" else []
@@ -98,12 +98,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keeps the corpus and the encoder between calls")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="shared-"))
-    prepared(folder)
+    prepare(folder)
     for number in range(options.rounds):
         for work in options.work:
             quiet = 0.0
             for load in options.loads:
-                found = measured(work, load, folder)
+                found = measure(work, load, folder)
                 quiet = sum(found) if load == "quiet" else quiet
                 row: dict[str, Any] = {"round": number, "work": work, "load": load}
                 row |= {"tokens_per_second": [round(rate) for rate in found], "together": round(sum(found))}

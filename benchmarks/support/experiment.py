@@ -2,7 +2,7 @@
 
 A study is a function `plans(rows)`, which yields the settings of one run after the other, and `run(plan)`, which gives
 a row: the plan and its results. `rows` grows meanwhile, so that a plan may depend on earlier runs, such as on the
-learning rate that was best. `continued` appends each row to a file and omits the plans that the file has.
+learning rate that was best. `continue_runs` appends each row to a file and omits the plans that the file has.
 """
 
 import argparse
@@ -62,12 +62,12 @@ def record(path: Path | None, row: Row) -> None:
     print(json.dumps(row), flush=True)
 
 
-def missing(plan: Row, rows: Iterable[Row]) -> bool:
+def is_missing(plan: Row, rows: Iterable[Row]) -> bool:
     """Returns whether no row is of this plan."""
     return not any(plan.items() <= row.items() for row in rows)
 
 
-def continued(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0, jobs: int = 1) -> list[Row]:
+def continue_runs(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0, jobs: int = 1) -> list[Row]:
     """Runs the plans that `out` has not, at most `most` of them (0: all), and returns all rows. SIGTERM ends the run
     that is under way too. With several `jobs` so many run at a time, no plan may depend on a run that is missing, and
     SIGTERM begins no further run, but waits for those that are under way and drops them.
@@ -77,7 +77,7 @@ def continued(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0,
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rows, done = read(out), 0
     if jobs > 1:
-        wanted = [plan for plan in plans(rows) if missing(plan, rows)]
+        wanted = [plan for plan in plans(rows) if is_missing(plan, rows)]
         with ThreadPoolExecutor(jobs) as pool:
             futures = [pool.submit(run, plan) for plan in wanted[: most or None]]
             try:
@@ -92,7 +92,7 @@ def continued(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0,
             future.result()
         return rows
     for plan in plans(rows):
-        if not missing(plan, rows):
+        if not is_missing(plan, rows):
             continue
         rows.append(run(plan))
         record(out, rows[-1])
@@ -108,7 +108,7 @@ def progress(plans: Plans, rows: Iterable[Row]) -> str:
     found = [*rows]
     wanted = []
     for plan in plans(found):
-        wanted.append(not missing(plan, found))
+        wanted.append(not is_missing(plan, found))
         if not wanted[-1]:
             found.append(plan)
     return f"Runs so far: {sum(wanted)} of {len(wanted)}."
@@ -124,14 +124,14 @@ def select(rows: Iterable[Row], **values: Any) -> list[Row]:
     return [row for row in rows if values.items() <= row.items()]
 
 
-def ended(values: Iterable[float | None]) -> list[float]:
+def drop_diverged(values: Iterable[float | None]) -> list[float]:
     """Returns the values of the runs that did not diverge, whose value is None."""
     return [value for value in values if value is not None]
 
 
 def spread(values: Sequence[float | None], digits: int = 3) -> str:
     """Returns the mean, and with several values their standard deviation; says how many are None, which diverged."""
-    kept = ended(values)
+    kept = drop_diverged(values)
     lost = "" if len(kept) == len(values) else f"{len(values) - len(kept)} of {len(values)} diverged"
     if not kept:
         return lost
@@ -178,7 +178,7 @@ def plot(path: Path, panels: Mapping[str, Curves], x: str, y: str | Sequence[str
     )
     for number, (axes, (title, curves)) in enumerate(zip(plots[0], panels.items(), strict=True)):
         for (name, points), style in zip(curves.items(), _styles(), strict=False):
-            ordered = [(at, ended(values)) for at, values in sorted(points, key=lambda point: point[0])]
+            ordered = [(at, drop_diverged(values)) for at, values in sorted(points, key=lambda point: point[0])]
             filled = [(at, values) for at, values in ordered if values]
             means = [statistics.fmean(values) for _, values in filled]
             bars = [
@@ -241,7 +241,7 @@ def scores(run: Path) -> dict[str, float]:
     return found
 
 
-def pretrained(flags: Mapping[str, Any], threads: int, recipe: Path | None = None) -> dict[str, float]:
+def pretrain(flags: Mapping[str, Any], threads: int, recipe: Path | None = None) -> dict[str, float]:
     """Runs `lambert pretrain` with these settings, `out` among them, and returns the scores; {} if it diverged."""
     ended_with = lambert("pretrain", recipe, flags=flags, threads=threads, ends=(0, DIVERGED))
     return {} if ended_with == DIVERGED else scores(flags["out"])

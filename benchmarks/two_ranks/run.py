@@ -243,13 +243,13 @@ def _medians(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _write(row: Row, out: Path | None) -> None:
-    record(out, {name: _rounded(value) for name, value in row.items()})
+    record(out, {name: _round(value) for name, value in row.items()})
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     """Floats with five digits that count, in lists too."""
     if isinstance(value, list):
-        return [_rounded(part) for part in value]
+        return [_round(part) for part in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 

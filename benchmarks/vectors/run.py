@@ -79,7 +79,7 @@ def part(path: Path, lines: int, out: Path) -> Path:
     return out
 
 
-def tried(side: str, seconds: Callable[[Variables], float]) -> Trial:
+def try_environments(side: str, seconds: Callable[[Variables], float]) -> Trial:
     """The fastest environment of a side."""
     trial = environments.find_fastest(seconds, environments.candidates())
     print(json.dumps({"side": side, **trial.as_json()}), flush=True)
@@ -90,7 +90,7 @@ def train(args: argparse.Namespace) -> None:
     runs: dict[str, list[dict[str, Any]]] = {"lambert": [], **{f"sentence-transformers {m}": [] for m in args.peers}}
     with tempfile.TemporaryDirectory() as folder:
         few, out = part(args.data / "pairs.jsonl", args.tried, Path(folder, "pairs.jsonl")), Path(folder, "model")
-        trials = {loss: tried(loss, partial(trained_in, args, out, loss, few)) for loss in args.peers}
+        trials = {loss: try_environments(loss, partial(time_training, args, out, loss, few)) for loss in args.peers}
     for round_ in range(1, args.rounds + 1):
         for side, results in runs.items():
             out = args.out / f"{side.replace(' ', '-')}-{round_}"
@@ -120,7 +120,7 @@ def ours(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
     return {**result, "seconds": round(seconds, 2), "pairs": done}
 
 
-def trained_in(args: argparse.Namespace, out: Path, loss: str, pairs: Path, variables: Variables) -> float:
+def time_training(args: argparse.Namespace, out: Path, loss: str, pairs: Path, variables: Variables) -> float:
     found: float = theirs(args, out, 0, loss, variables, pairs)["seconds"]
     return found
 
@@ -160,7 +160,7 @@ def encode(args: argparse.Namespace) -> None:
             return found
 
         few = part(args.texts, args.tried, Path(folder, "texts.jsonl"))
-        trials = {side: tried(" ".join(side), partial(seconds, *side)) for side in sides}
+        trials = {side: try_environments(" ".join(side), partial(seconds, *side)) for side in sides}
         for round_ in range(1, args.rounds + 1):
             for side, precision in sides:
                 result = encoded(side, precision, args.texts, trials[side, precision].variables)

@@ -68,7 +68,7 @@ def whole(tree: Path, options: argparse.Namespace, folder: Path) -> dict[str, fl
     return {"prepare": prepare, "pretrain, whole run": pretrain, "predict, one line in a new process": first}
 
 
-def measured(
+def measure(
     rounds: int, sides: tuple[Path, Path], take: Callable[[Path], dict[str, float]]
 ) -> dict[str, list[list[float]]]:
     """Seconds by row, of each round, of both sides; the side that begins changes with the round."""
@@ -99,7 +99,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             return whole(tree, options, Path(folder))
 
-    def said(seconds: dict[str, list[list[float]]]) -> None:
+    def report(seconds: dict[str, list[list[float]]]) -> None:
         for row, pairs in seconds.items():
             ratios = [before / after for before, after in pairs]
             print(f"{row:40} {statistics.median(ratios):6.3f} ({min(ratios):.3f} to {max(ratios):.3f})", flush=True)
@@ -108,9 +108,9 @@ def main() -> None:
 
     for row in BENCH:
         if not options.rows or any(row.startswith(name) for name in options.rows):
-            said(measured(options.rounds, sides, partial(bench, row)))
+            report(measure(options.rounds, sides, partial(bench, row)))
     if options.text:
-        said(measured(options.rounds, sides, commands))
+        report(measure(options.rounds, sides, commands))
 
 
 if __name__ == "__main__":
