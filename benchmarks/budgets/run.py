@@ -261,8 +261,6 @@ def machine(run: Path) -> Row:
 
 
 def run(args: argparse.Namespace) -> None:
-    if not args.budget:
-        raise SystemExit("run needs --budget")
     args.seconds = args.seconds or BUDGETS[args.budget]
     corpus = experiment.corpus(args.text, args.work, args.vocabulary)
     plan = {
@@ -294,8 +292,6 @@ def pretrain_size(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
 
 
 def sizes(args: argparse.Namespace) -> None:
-    if not args.budget:
-        raise SystemExit("sizes needs --budget")
     corpus = experiment.corpus(args.text, args.work, args.vocabulary)
     seconds = (args.seconds or BUDGETS[args.budget]) / 4
     lr = args.lr or tomllib.loads(recipe_of(args).read_text(encoding="utf-8"))["optim"]["lr"]
@@ -307,8 +303,6 @@ def sizes(args: argparse.Namespace) -> None:
 
 
 def score(args: argparse.Namespace) -> None:
-    if args.model is None:
-        raise SystemExit("score needs --model")
     digest = hashlib.sha256()
     for weights in sorted(args.model.rglob("*.safetensors")):
         digest.update(weights.read_bytes())
@@ -354,6 +348,13 @@ def table(args: argparse.Namespace) -> None:
 
 
 WORKS = {"score": score, "run": run, "sizes": sizes, "table": table}
+NEEDED = {
+    "score": ("model", "data", "work"),
+    "run": ("budget", "data", "work"),
+    "sizes": ("budget", "work"),
+    "table": (),
+}
+"""Flags that each work needs."""
 
 
 def main() -> None:
@@ -376,10 +377,9 @@ def main() -> None:
     parser.add_argument("--peer-batch", type=int, default=32)
     parser.add_argument("--peer-masked", type=float, default=0.15)
     args = parser.parse_args()
-    if args.verb in ("score", "run") and not args.data:
-        parser.error("--data is needed")
-    if args.verb != "table" and not args.work:
-        parser.error("--work is needed")
+    for name in NEEDED.get(args.verb, ()):
+        if not getattr(args, name):
+            parser.error(f"{args.verb} needs --{name}")
     WORKS[args.verb](args)
 
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.fine_tuning import take_evenly
+from benchmarks.support.fine_tuning import take_evenly, write_rows
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,13 @@ class Start:
     """Per word of the held-out text."""
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def reviews(args: argparse.Namespace, out: Path) -> Domain:
     found = {}
     for name, count in (("unsup", args.texts), ("train", args.examples), ("test", args.dev)):
         with bz2.open(args.data / f"{name}.jsonl.bz2", "rt", encoding="utf-8") as lines:
             rows = take_evenly([json.loads(line) for line in lines], count)
         rows = [{"text": row["text"].replace("<br />", " "), "label": row["label"]} for row in rows]
-        found[name] = write(out / f"{name}.jsonl", rows)
+        found[name] = write_rows(out / f"{name}.jsonl", rows)
     flags = {"task.name": "classify", "task.max-length": args.length, "train.batch-size": 16}
     return Domain(found["unsup"], found["train"], found["test"], "accuracy", flags)
 
@@ -96,14 +91,14 @@ def abstracts(args: argparse.Namespace, out: Path) -> Domain:
     pairs = [{"query": queries[query], "passage": texts[text]} for query, text in judged if int(query) % 3]
     beir = out / "beir"
     (beir / "qrels").mkdir(parents=True)
-    write(beir / "corpus.jsonl", [{"_id": number, "text": text} for number, text in texts.items()])
+    write_rows(beir / "corpus.jsonl", [{"_id": number, "text": text} for number, text in texts.items()])
     asked = dict.fromkeys(query for query, _ in tested)
-    write(beir / "queries.jsonl", [{"_id": number, "text": queries[number]} for number in asked])
+    write_rows(beir / "queries.jsonl", [{"_id": number, "text": queries[number]} for number in asked])
     dev = beir / "qrels" / "test.tsv"
     dev.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{query}\t{text}\t1\n" for query, text in tested))
-    text = write(out / "text.jsonl", [{"text": text} for text in take_evenly([*texts.values()], args.texts)])
+    text = write_rows(out / "text.jsonl", [{"text": text} for text in take_evenly([*texts.values()], args.texts)])
     flags = {"task.name": "embed", "task.max-length": args.length, "train.batch-size": 32}
-    return Domain(text, write(out / "pairs.jsonl", take_evenly(pairs, args.examples)), dev, "ndcg_10", flags)
+    return Domain(text, write_rows(out / "pairs.jsonl", take_evenly(pairs, args.examples)), dev, "ndcg_10", flags)
 
 
 def lambert(*words: object, **flags: Any) -> float:

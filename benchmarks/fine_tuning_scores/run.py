@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks.domain_adaptation.run import abstracts
 from benchmarks.fine_tuning_speed import run as fine_tuning
 from benchmarks.support import experiment
-from benchmarks.support.fine_tuning import read_plain, read_table, thin
+from benchmarks.support.fine_tuning import read_plain, read_table, thin, write_rows
 from benchmarks.vectors import run as vectors
 
 
@@ -92,17 +92,15 @@ def sentences(path: Path) -> Iterator[list[list[str]]]:
 
 def write_tagged(path: Path) -> Path:
     """A CoNLL file as rows of words and tags."""
-    rows = [{"tokens": [w for w, _ in one], "tags": [t for _, t in one]} for one in sentences(path)]
-    (out := path.with_suffix(".jsonl")).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return out
+    rows = ({"tokens": [w for w, _ in one], "tags": [t for _, t in one]} for one in sentences(path))
+    return write_rows(path.with_suffix(".jsonl"), rows)
 
 
 def read_scored_pairs(path: Path) -> Path:
     """The pairs of a file of STS-B and their scores from 0 to 1."""
     rows = read_table(path)
     kept = [{"sentence1": r["sentence1"], "sentence2": r["sentence2"], "score": float(r["score"]) / 5} for r in rows]
-    (out := path.with_suffix(".jsonl")).write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-    return out
+    return write_rows(path.with_suffix(".jsonl"), kept)
 
 
 def files(args: argparse.Namespace, task: str, out: Path) -> tuple[Path, Path]:

@@ -18,9 +18,7 @@ that begin with dense updates (int4, powersgd) do without them in `speed`, and t
 import argparse
 import json
 import math
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.network.lab import Lab
 from benchmarks.support import experiment
@@ -146,17 +143,7 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the runs of a file share."""
     names = ("ranks", "batch_size", "length", "updates", "optimizer", "lr", "precision")
     named = {"recipe": args.recipe.stem} if args.recipe else {}
-    git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False)
-    return (
-        named
-        | {name: getattr(args, name) for name in names}
-        | {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "commit": commit.stdout.strip(),
-        }
-    )
+    return named | {name: getattr(args, name) for name in names} | experiment.software()
 
 
 def runs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.experiment import BENCHMARKS
-from benchmarks.support.fine_tuning import read_questions, read_table, take_evenly
+from benchmarks.support.fine_tuning import read_questions, read_table, take_evenly, write_rows
 from benchmarks.support.processes import compare
 from lambert.wings.bench import environments
 from lambert.wings.bench.environments import Variables
@@ -94,9 +94,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "lines.jsonl", Path(folder) / "out.jsonl"
         plain = [{key: value for key, value in line.items() if key != "truth"} for line in asked]
-        given.write_text("".join(json.dumps(line) + "\n" for line in plain), encoding="utf-8")
-        few = Path(folder) / "few.jsonl"
-        few.write_text("".join(json.dumps(line) + "\n" for line in plain[: args.tried]), encoding="utf-8")
+        write_rows(given, plain)
+        few = write_rows(Path(folder) / "few.jsonl", plain[: args.tried])
         for peer in args.peers:
             tried = [{**threads, **added} for added in environments.candidates()]
             trial = environments.find_fastest(partial(seconds_of, commands[peer], few, out), tried)

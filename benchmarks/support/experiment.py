@@ -10,6 +10,7 @@ import fcntl
 import json
 import math
 import os
+import platform
 import signal
 import statistics
 import subprocess
@@ -60,6 +61,15 @@ def record(path: Path | None, row: Row) -> None:
     if path is not None:
         append(path, row)
     print(json.dumps(row), flush=True)
+
+
+def software() -> Row:
+    """Returns the versions of torch and Python, and the commit."""
+    import torch
+
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return {"torch": torch.__version__, "python": platform.python_version(), "commit": commit}
 
 
 def is_missing(plan: Row, rows: Iterable[Row]) -> bool:

@@ -7,6 +7,7 @@ import argparse
 import csv
 import gzip
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,12 @@ def read_table(path: Path) -> list[dict[str, str]]:
     """Returns the rows of a tab-separated file with a header."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         return [*csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    """Writes rows as lines of JSON, and returns the path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
 
 
 def thin(path: Path, limit: int, out: Path) -> Path:

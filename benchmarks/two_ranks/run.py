@@ -29,10 +29,8 @@ Sides take their rounds in turn, each after untimed updates; a line of JSON a ro
 """
 
 import argparse
-import platform
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections import deque
@@ -46,7 +44,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.support.experiment import ROOT, record
+from benchmarks.support.experiment import record, software
 from benchmarks.support.ranks import MANY, Side, everyones, fresh, run, seconds_of, updates
 from benchmarks.support.restart import restart
 from benchmarks.two_ranks.hidden import hidden
@@ -226,7 +224,7 @@ def say(args: argparse.Namespace, rows: Iterable[Row], settings: Row) -> None:
         found.append(row)
         _write({"work": args.work} | row, args.out)
     for row in _medians(found):
-        _write({"work": args.work, "rounds": args.rounds} | settings | row | _software(), args.out)
+        _write({"work": args.work, "rounds": args.rounds} | settings | row | software(), args.out)
 
 
 def _medians(rows: Sequence[Row]) -> Iterator[Row]:
@@ -251,12 +249,6 @@ def _round(value: Any) -> Any:
     if isinstance(value, list):
         return [_round(part) for part in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value
-
-
-def _software() -> Row:
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    return {"torch": torch.__version__, "python": platform.python_version(), "commit": commit}
 
 
 def rank(args: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.support import experiment
 from benchmarks.support.experiment import BENCHMARKS
-from benchmarks.support.fine_tuning import read_questions, read_training_time
+from benchmarks.support.fine_tuning import read_questions, read_training_time, write_rows
 from benchmarks.support.processes import measure
 from lambert.wings.bench import environments
 from lambert.wings.bench.environments import UNCHANGED, Trial, Variables
@@ -52,8 +52,7 @@ def squad(args: argparse.Namespace) -> None:
     (args.out / "beir" / "qrels").mkdir(parents=True)
     rows = pairs(args.train)
     rows = rows[:: max(1, len(rows) // args.limit)][: args.limit]
-    lines = [json.dumps({"query": question, "passage": passage}) for question, passage in rows]
-    (args.out / "pairs.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    write_rows(args.out / "pairs.jsonl", ({"query": question, "passage": passage} for question, passage in rows))
     found = pairs(args.dev)[: args.queries]
     passages = list(dict.fromkeys(passage for _, passage in found))
     numbers = {passage: number for number, passage in enumerate(passages)}
@@ -69,8 +68,7 @@ def pairs(path: Path) -> list[tuple[str, str]]:
 
 
 def write(path: Path, texts: list[str]) -> None:
-    rows = [json.dumps({"_id": str(number), "text": text}) for number, text in enumerate(texts)]
-    path.write_text("".join(row + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, ({"_id": str(number), "text": text} for number, text in enumerate(texts)))
 
 
 def part(path: Path, lines: int, out: Path) -> Path:

@@ -16,7 +16,7 @@ from sides import SideHere
 from lambert.core.errors import MachineError
 from lambert.measure import ceilings
 from lambert.wings.bench import environments, peer_run, runs
-from lambert.wings.bench.processes import run_process
+from lambert.wings.bench.runs import run_process
 from lambert.wings.bench.verb import BenchConfig
 
 Lambert = Callable[..., Any]
@@ -107,7 +107,7 @@ def test_the_fastest_micro_batches_are_taken(config: BenchConfig, tmp_path: Path
     config = dataclasses.replace(config, length=512, sequences=64)
     seconds = {2048: 3.0, 4096: 1.0, 8192: 2.0}
 
-    def trial(config: BenchConfig, name: str, command: Any, tokens: int, side: runs.Side, *rest: object) -> None:
+    def trial(config: BenchConfig, name: str, command: Any, tokens: int, side: runs.RunTimes, *rest: object) -> None:
         assert config.updates == 3
         side.seconds.append(seconds[tokens])
 

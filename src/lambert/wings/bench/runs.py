@@ -6,6 +6,7 @@ last one; the time before that, in which it starts, reads, compiles and warms up
 
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -41,7 +42,6 @@ from lambert.verb import name_of
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.wings.bench import batches, environments
 from lambert.wings.bench.environments import Trial
-from lambert.wings.bench.processes import Process, run_process
 from lambert.wings.bench.settings import BenchConfig
 from lambert.wings.bench.side_process import CEILINGS, SideProcess
 from lambert.wings.bench.work import OWN, compare_rounds, describe_machine, import_peer
@@ -54,6 +54,19 @@ HELDOUT = 8
 SEQUENCES, MODEL = "sequences.npz", "model.json"
 LR = {"lamb": 1e-3, "adamw": 1e-4}
 """Learning rates of the runs, without warm-up."""
+_WATCH = """
+import json, os, sys, threading, time
+began = time.time()
+child = os.posix_spawn(sys.argv[2], sys.argv[2:], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, 0, 0)])
+threading.Thread(target=lambda: (sys.stdin.read(), os.kill(child, 9)), daemon=True).start()
+_, status, used = os.wait4(child, 0)
+with open(sys.argv[1], "w") as file:
+    json.dump([began, used.ru_maxrss, used.ru_utime + used.ru_stime], file)
+os._exit(os.waitstatus_to_exitcode(status) % 256)
+"""
+"""A small process between this one and the command. A process inherits the peak of the one that starts it as its own
+first peak, so a command that this process started would never take less memory than this process. It ends the command
+when its standard input ends, so the command never outlives this process."""
 Command = Callable[[BenchConfig, Path, Path, int, int], list[str]]
 """Returns the command of a peer from the settings, the folder with SEQUENCES and MODEL, the file to which it appends a
 line of JSON after each update ("time" in seconds since 1970, "loss"), the tokens of its micro-batches and its number of
@@ -75,9 +88,21 @@ class Sequences:
         return int(self.lengths_US[1:].sum())
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A command that has ended."""
+
+    began: float
+    """Seconds since 1970."""
+    memory_mb: int
+    """Peak of its resident memory."""
+    processor_seconds: float
+    """Processor time of all its threads, in user and kernel mode."""
+
+
 @dataclass
-class Side:
-    """The times of the rounds of a side."""
+class RunTimes:
+    """What the rounds of a side took."""
 
     seconds: list[float] = field(default_factory=list)
     """Seconds from the end of the first update to the end of the last one."""
@@ -104,7 +129,7 @@ def measure(config: BenchConfig, world: World) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="lambert-bench-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         data = write(config, folder)
-        sides = {name: Side() for name in (OWN, *commands)}
+        sides = {name: RunTimes() for name in (OWN, *commands)}
         chosen = {name: find_micro_tokens(config, name, command, folder) for name, command in commands.items()}
         trials = {name: _trial(config, name, command, chosen[name], folder) for name, command in commands.items()}
         trials[OWN] = Trial(process.variables())  # `lambert pretrain` gives them to itself
@@ -161,7 +186,7 @@ def find_micro_tokens(config: BenchConfig, name: str, command: Command, folder: 
         return config.micro_tokens or tried[0]
     found = {}
     for tokens in tried:
-        trial = Side()
+        trial = RunTimes()
         _peer(replace(config, updates=min(TRIAL_UPDATES, config.updates)), name, command, tokens, trial, folder, {})
         found[tokens] = trial.seconds[0]
     return min(found, key=found.__getitem__)
@@ -189,14 +214,34 @@ def _trial(config: BenchConfig, name: str, command: Command, tokens: int, folder
     part = replace(config, updates=min(config.updates, max(TRIAL_UPDATES, config.updates // 3)))
 
     def seconds(variables: environments.Variables) -> float:
-        trial = Side()
+        trial = RunTimes()
         _peer(part, name, command, tokens, trial, folder, variables)
         return trial.seconds[0]
 
     return environments.find_fastest(seconds, environments.candidates(config.device))
 
 
-def _lambert(config: BenchConfig, side: Side, folder: Path, data: Sequences) -> None:
+def run_process(name: str, command: list[str], folder: Path, environment: Mapping[str, str]) -> Process:
+    """Runs the command in this environment to its end, with its output in files of `folder`. Raises MachineError with
+    its last line if it fails; `name` is for this error."""
+    used, output = folder / "used.json", folder / "output.txt"
+    watched = [sys.executable, "-I", "-S", "-c", _WATCH, str(used), *command]
+    with (
+        output.open("wb") as file,
+        subprocess.Popen(
+            watched, env=environment, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process,
+    ):  # fmt: skip
+        code = process.wait()
+    if code:
+        lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise MachineError(f"{name} ended with code {code}: {(lines or ['killed, perhaps for memory'])[-1].strip()}")
+    began, memory, processor = json.loads(used.read_text())
+    return Process(began, memory // (2**20 if sys.platform == "darwin" else 1024), processor)
+
+
+def _lambert(config: BenchConfig, side: RunTimes, folder: Path, data: Sequences) -> None:
     with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as temporary:
         out = Path(temporary) / "run"
         done = run_process(OWN, own_command(config, data.encoder, out), folder, environments.of({}))
@@ -212,7 +257,7 @@ def _peer(
     name: str,
     command: Command,
     tokens: int,
-    side: Side,
+    side: RunTimes,
     folder: Path,
     variables: environments.Variables,
 ) -> None:
@@ -224,7 +269,7 @@ def _peer(
     _add(side, rows, done)
 
 
-def _add(side: Side, rows: list[dict[str, Any]], done: Process) -> None:
+def _add(side: RunTimes, rows: list[dict[str, Any]], done: Process) -> None:
     side.seconds.append(rows[-1]["time"] - rows[0]["time"])
     side.starts.append(rows[0]["time"] - done.began)
     side.processor_seconds.append(done.processor_seconds)
@@ -256,7 +301,7 @@ PEERS: Mapping[str, Command] = {
 def _result(
     config: BenchConfig,
     data: Sequences,
-    sides: Mapping[str, Side],
+    sides: Mapping[str, RunTimes],
     chosen: Mapping[str, int],
     trials: Mapping[str, Trial],
     rates: Rates,

@@ -31,7 +31,7 @@ class Checked:
         return self.step()
 
 
-Side = Callable[[], Step]
+Build = Callable[[], Step]
 """Builds a side: weights, compiled graphs, inputs. Its time counts as start-up."""
 
 
@@ -39,7 +39,7 @@ Side = Callable[[], Step]
 class Work:
     """A kind of work and its sides, which all compute the same thing in their own way."""
 
-    sides: Mapping[str, Side]
+    sides: Mapping[str, Build]
     """By name, OWN first; made by `sides`."""
     tokens: int
     """Number of units of a round, such as tokens without padding; see `unit`."""
@@ -83,8 +83,8 @@ class Times:
 
 
 def sides(
-    config: BenchConfig, own: Side, peers: Mapping[str, Callable[..., Step]], *arguments: object
-) -> dict[str, Side]:
+    config: BenchConfig, own: Build, peers: Mapping[str, Callable[..., Step]], *arguments: object
+) -> dict[str, Build]:
     """Returns Lambert's side and one for each peer that `config` names: a function in `peers`, or from outside, that
     builds a step from `arguments`. Raises UsageError, with the nearest name, for an unknown peer."""
     kind = Kind(tuple(type(argument) for argument in arguments))
