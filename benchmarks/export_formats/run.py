@@ -157,8 +157,8 @@ def open_kind(name: str, source: original.Original, args: argparse.Namespace, fo
     for line in FORMATS[form](config) or ():
         print(f"# {name}: {line}", flush=True)
     run: Runtime = {
-        "onnx": onnx.FORMAT.open, "torch": program.TORCH.open, "aoti": program.AOTI.open,
-        "openvino": partial(openvino.open_model, hint="bf16" if precision == "bfloat16" else "f32"),
+        "onnx": onnx.FORMAT.load, "torch": program.TORCH.load, "aoti": program.AOTI.load,
+        "openvino": partial(openvino.load_model, hint="bf16" if precision == "bfloat16" else "f32"),
     }[form](out)  # type: ignore[operator]  # fmt: skip
     names = output_names(source.model.labels)
 

@@ -44,7 +44,7 @@ def test_int8_has_fixed_scales(tmp_path: Path) -> None:
     model = saved("bert", "label", tmp_path / "model")
     lines = exported(model, tmp_path / "out", precision="int8", calibration=tmp_path / "texts.txt")
     assert 0 < difference(lines) < 0.25
-    run = openvino.open_model(tmp_path / "out")
+    run = openvino.load_model(tmp_path / "out")
     ids = np.array([[2, 9, 11, 30, 3], [2, 40, 17, 8, 3]], dtype=np.int64)
 
     def logits(rows: Any) -> Any:

@@ -137,7 +137,7 @@ def test_other_outputs_leave_nothing(model: Path, tmp_path: Path) -> None:
         def opened(folder: Path, change: Any = change) -> Any:
             return lambda inputs: change(right[inputs["input_ids"].tobytes()])
 
-        form = replace(onnx.FORMAT, write=write, open=opened)
+        form = replace(onnx.FORMAT, write=write, load=opened)
         with pytest.raises(DataError, match=message):
             [*export(form, ExportConfig(model, tmp_path / "out", "onnx"))]
         assert [path.name for path in tmp_path.iterdir()] == ["written"]

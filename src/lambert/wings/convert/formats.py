@@ -30,8 +30,8 @@ class Format:
     """Name of the runtime in messages."""
     write: Callable[[PaddedModel, Original, Path, ExportConfig], None]
     """Writes the model into the folder."""
-    open: Callable[[Path], Runtime]
-    """Opens the model in the folder with its runtime, computing in float32 where the model does."""
+    load: Callable[[Path], Runtime]
+    """Loads the model in the folder with its runtime, computing in float32 where the model does."""
     extra: str = ""
     """Extra of pyproject.toml with the packages."""
     packages: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ def export(form: Format, config: ExportConfig) -> Iterator[str]:
         padded = PaddedModel(original.model, original.finish).eval()
         with torch.inference_mode(False), torch.no_grad():
             form.write(padded, original, aside, config)
-        difference = compare_outputs(original, form.open(aside))
+        difference = compare_outputs(original, form.load(aside))
         check(difference, config, form.tolerances[config.precision], form.title)
         share = f" ({difference.relative:.1%} of the outputs on average)" if config.precision != "float32" else ""
         line = f"verified: largest difference of {form.title} from Lambert {difference.absolute:.1e}{share}"

@@ -62,7 +62,7 @@ def _remove_traces(model: Any) -> None:
     model.graph.metadata_props.clear()
 
 
-def _open(folder: Path) -> Runtime:
+def _load(folder: Path) -> Runtime:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -91,6 +91,6 @@ FORMAT = Format(
     packages=("onnx", "onnxscript", "onnxruntime"),
     tolerances={"float32": TOLERANCE, "int8": 0.25},
     write=_write,
-    open=_open,
+    load=_load,
     notes=_notes,
 )

@@ -104,8 +104,8 @@ def calibration_texts(path: Path | None) -> list[str]:
     return [line for line in lines if line][:_CALIBRATED]
 
 
-def open_model(folder: Path, hint: str = _FLOAT32) -> Runtime:
-    """Opens the model with the threads of torch, computing in the precision `hint`."""
+def load_model(folder: Path, hint: str = _FLOAT32) -> Runtime:
+    """Loads the model with the threads of torch, computing in the precision `hint`."""
     threads = torch.get_num_threads()
     core = _import("openvino").Core()
     settings = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
@@ -135,6 +135,6 @@ FORMAT = Format(
     packages=("openvino", "onnx", "onnxscript"),
     tolerances={"float32": TOLERANCE, "int8": 0.25},
     write=_write,
-    open=open_model,
+    load=load_model,
     notes=_notes,
 )

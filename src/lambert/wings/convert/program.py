@@ -38,11 +38,11 @@ def _write_aoti(padded: PaddedModel, original: Original, folder: Path, config: E
     torch._inductor.aoti_compile_and_package(program, package_path=str(folder / FILE))
 
 
-def _open_torch(folder: Path) -> Runtime:
+def _load_torch(folder: Path) -> Runtime:
     return _runtime(torch.export.load(folder / FILE).module())
 
 
-def _open_aoti(folder: Path) -> Runtime:
+def _load_aoti(folder: Path) -> Runtime:
     import torch._inductor
 
     return _runtime(torch._inductor.aoti_load_package(str(folder / FILE)))
@@ -62,12 +62,12 @@ def _runtime(call: Any) -> Runtime:
 TORCH = Format(
     title="torch.export",
     write=_write_torch,
-    open=_open_torch,
+    load=_load_torch,
     notes=lambda config: ("warning: torch unpickles model.pt2: load it only if you trust who made it.",),
 )
 AOTI = Format(
     title="AOTInductor",
     write=_write_aoti,
-    open=_open_aoti,
+    load=_load_aoti,
     notes=lambda config: ("warning: model.pt2 is native code for processors like this one: loading it runs code.",),
 )
