@@ -122,7 +122,7 @@ class Check:
             problem = f"{what} of {place} differ by {differences[wrong[0]]:.1e}, more than {bound:.1e}"
             if np.shape(theirs) != np.shape(ours):
                 shapes = [list(np.shape(values)) for values in (theirs, ours)]
-                problem = f"{what} of {place} have the shape {shapes[0]} there and {shapes[1]} here"
+                problem = f"{what} of {place} have the shape {shapes[0]} in the library and {shapes[1]} in Lambert"
         self.table.append(Comparison(what, f"{len(compared):,} {unit}", worst, bound, problem))
 
 
@@ -193,11 +193,11 @@ def check(source: Path, folder: Path, texts: Path, against: Against = "", code: 
     if library == "sentence-transformers" and not ours:
         raise UsageError(f"--against sentence-transformers: {source} has no {MODULES}. Use --against transformers.")
     model = load_model(folder, device="cpu", code=code)
-    _Comparing(found, model, source, settings, rows, texts).run()
+    _FolderComparison(found, model, source, settings, rows, texts).run()
     return found
 
 
-class _Comparing:
+class _FolderComparison:
     """The comparison of one folder with one library."""
 
     def __init__(
@@ -298,7 +298,9 @@ class _Comparing:
         for name, theirs, own in (
             ("queries", prompts.get("query", ""), embed.prompt), ("documents", document, embed.prompt_b),
         ):  # fmt: skip
-            problem = f"the prompt of {name} is {theirs!r} there and {own!r} here" if theirs != own else ""
+            problem = (
+                f"the prompt of {name} is {theirs!r} in the library and {own!r} in Lambert" if theirs != own else ""
+            )
             self.found.equal(f"prompt of {name}", "1 prompt", problem)
         found = self.model.encode(texts[:few])
         if facts["default_prompt"] is None and prompts.get("query"):
@@ -402,11 +404,11 @@ class _Comparing:
         problem = ""
         if wrong:
             one, other = theirs[wrong[0]], ours[wrong[0]]
-            difference = f"there are {len(one)} there and {len(other)} here"
+            difference = f"there are {len(one)} in the library and {len(other)} in Lambert"
             at = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
             if at is not None:
                 pieces = [f"{ids[at]} ({self.tokenizer.id_to_token(ids[at])!r})" for ids in (one, other)]
-                difference = f"token {at} is {pieces[0]} there and {pieces[1]} here"
+                difference = f"token {at} is {pieces[0]} in the library and {pieces[1]} in Lambert"
             place = self._describe_row(wrong[0])
             problem = f"{what} of {place} differ: {difference} ({len(wrong):,} of {len(ours):,} rows differ)"
         differing = {*wrong}
@@ -415,9 +417,9 @@ class _Comparing:
     def _labels(self, theirs: Sequence[str], ours: Sequence[str]) -> None:
         pairs = enumerate(zip(theirs, ours, strict=False))
         wrong = next(((number, one, other) for number, (one, other) in pairs if one != other), None)
-        problem = "label {} is {!r} there and {!r} here".format(*wrong) if wrong else ""
+        problem = "label {} is {!r} in the library and {!r} in Lambert".format(*wrong) if wrong else ""
         if len(theirs) != len(ours):
-            problem = f"there are {len(theirs)} labels there and {len(ours)} here"
+            problem = f"there are {len(theirs)} labels in the library and {len(ours)} in Lambert"
         self.found.equal("labels in their order", f"{len(theirs):,} labels", problem)
 
     def _close(self, what: str, rows: Sequence[int], theirs: Any, ours: Any, exact: Callable[[int], Any]) -> None:

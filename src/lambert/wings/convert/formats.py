@@ -15,7 +15,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.files import atomic_folder, check_new_folder, json_text, write_errors, write_files
 from lambert.model import folder as layout
 from lambert.model.publish import TOLERANCE
-from lambert.wings.convert.card import card
+from lambert.wings.convert.card import format_card
 from lambert.wings.convert.original import Original, check_pooled, check_traceable, read
 from lambert.wings.convert.padded import PaddedModel, output_names
 from lambert.wings.convert.sample import Arrays, Difference, Runtime, samples
@@ -79,7 +79,9 @@ def export(form: Format, config: ExportConfig) -> Iterator[str]:
         check(difference, config, form.tolerances[config.precision], form.title)
         share = f" ({difference.relative:.1%} of the outputs on average)" if config.precision != "float32" else ""
         line = f"verified: largest difference of {form.title} from Lambert {difference.absolute:.1e}{share}"
-        write_surroundings(original, aside, card(config.format, config.precision, padded, (line, *form.notes(config))))
+        write_surroundings(
+            original, aside, format_card(config.format, config.precision, padded, (line, *form.notes(config)))
+        )
     yield from form.notes(config)
     yield line
     yield f"model  {config.out}"

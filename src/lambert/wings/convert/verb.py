@@ -75,7 +75,7 @@ def _lines(found: Check, checks: list[Comparison], config: ImportConfig, end: st
     checks += found.table
     yield from found.lines()
     if problem := found.problem():
-        raise DataError(f"{config.source} is read otherwise by {found.library}: {problem}{end}.")
+        raise DataError(f"{found.library} reads {config.source} differently: {problem}{end}.")
 
 
 def _convert(config: ImportConfig, out: Path, checks: list[Comparison]) -> Iterator[str]:

@@ -38,7 +38,7 @@ def decompress(data: bytes) -> bytes:
         if len(out) > length:
             break
     if len(out) != length or position != len(data):
-        raise ValueError("the length is another than announced")
+        raise ValueError("the length differs from that in the header")
     return bytes(out)
 
 

@@ -71,11 +71,11 @@ def _block(data: bytes, place: tuple[int, int], what: str) -> bytes:
     """Returns the content of a block. Its bytes are followed by the kind of compression and the CRC-32C of both."""
     offset, end = place[0], place[0] + place[1]
     if end + 5 > len(data):
-        raise ValueError(f"{what} ends behind the file")
+        raise ValueError(f"{what} ends after the end of the file")
     if masked_crc32c(data[offset : end + 1]) != int.from_bytes(data[end + 1 : end + 5], "little"):
         raise ValueError(f"{what} (bytes {offset:,} to {end:,}) does not have its CRC-32C")
     if data[end] not in (_PLAIN, _SNAPPY):
-        raise ValueError(f"{what} is compressed in the unknown way {data[end]}")
+        raise ValueError(f"{what} has the unknown compression {data[end]}")
     return data[offset:end] if data[end] == _PLAIN else decompress(data[offset:end])
 
 
