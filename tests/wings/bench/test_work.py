@@ -3,8 +3,8 @@
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.wings.bench.verb import BenchConfig
-from lambert.wings.bench.work import Times, Work, figures, import_peer, sides, time_rounds
+from lambert.wings.bench.verb import BenchConfig, time_rounds
+from lambert.wings.bench.work import Times, Work, figures, import_peer, sides
 
 
 class Given:

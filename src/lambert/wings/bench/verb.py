@@ -1,8 +1,9 @@
 """`lambert bench`: the speed of each kind of work, its share of this device's ceilings, and the speed of its peers.
 
-Read in this order: config, work, batches, then a kind of work, such as training; then side_process and environments.
+Read in this order: settings, work, batches, then a kind of work, such as training; then side_process and environments.
 """
 
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
@@ -23,7 +24,7 @@ from lambert.wings.bench.profile import costs_table
 from lambert.wings.bench.settings import BenchConfig, BenchPrecision
 from lambert.wings.bench.side_process import CEILINGS, SideProcess
 from lambert.wings.bench.table import table
-from lambert.wings.bench.work import OWN, Work, describe_machine, figures, time_rounds
+from lambert.wings.bench.work import OWN, Times, Work, describe_machine, figures
 from lambert.wings.bench.works import WORKS, work_of
 
 __all__ = ["WORKS", "BenchConfig", "run"]
@@ -84,6 +85,20 @@ def measure(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
         **describe_machine(alike, ceilings),
         "sides": found,
     }
+
+
+def time_rounds(
+    sides: Mapping[str, SideProcess], rounds: int, between: Callable[[], None] = lambda: None
+) -> dict[str, Times]:
+    """Builds every side, then runs `rounds` of each in alternation. `between` is called before these rounds and after
+    each of them."""
+    times = {name: side.build() for name, side in sides.items()}
+    between()
+    for _ in range(rounds):
+        for name, side in sides.items():
+            times[name].rounds.append(side.round())
+        between()
+    return times
 
 
 def _trial(config: BenchConfig, name: str) -> Trial:

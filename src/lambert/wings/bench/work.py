@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -98,32 +98,6 @@ def import_peer(package: str, peer: str, install: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise UsageError(f"peer = {peer} needs {package}: pip install '{install}'.") from error
-
-
-class Turns(Protocol):
-    """A side that takes turns with others, as `side_process.SideProcess`."""
-
-    def build(self) -> Times:
-        """Builds the side and runs two rounds."""
-        ...
-
-    def round(self) -> float:
-        """Returns the seconds of a round."""
-        ...
-
-
-def time_rounds(
-    sides: Mapping[str, Turns], rounds: int, between: Callable[[], None] = lambda: None
-) -> dict[str, Times]:
-    """Builds every side, then runs `rounds` of each in alternation. `between` is called before these rounds and after
-    each of them."""
-    times = {name: side.build() for name, side in sides.items()}
-    between()
-    for _ in range(rounds):
-        for name, side in sides.items():
-            times[name].rounds.append(side.round())
-        between()
-    return times
 
 
 def figures(work: Work, times: Mapping[str, Times], best: float, shaped: float) -> dict[str, dict[str, Any]]:
