@@ -25,9 +25,7 @@ from lambert.wings.bench.settings import BenchConfig, BenchPrecision
 from lambert.wings.bench.side_process import CEILINGS, SideProcess
 from lambert.wings.bench.table import table
 from lambert.wings.bench.work import OWN, Times, Work, describe_machine, figures
-from lambert.wings.bench.works import WORKS, work_of
-
-__all__ = ["WORKS", "BenchConfig", "run"]
+from lambert.wings.bench.works import work_of
 
 TRIAL_ROUNDS = 3
 """Rounds of a peer in each of the environments that are tried."""
