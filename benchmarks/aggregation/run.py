@@ -18,7 +18,6 @@ beside it instead. runs.jsonl in this folder has the runs so far.
 """
 
 import argparse
-import json
 import math
 import statistics
 import tempfile
@@ -28,7 +27,7 @@ from pathlib import Path
 
 from benchmarks.support import experiment
 from benchmarks.support.experiment import ROOT, Row
-from benchmarks.support.fine_tuning import read_training_time, thin
+from benchmarks.support.fine_tuning import read_questions, read_training_time, thin
 
 MODES = {
     "samples": "Equal samples, one learning rate",
@@ -133,9 +132,8 @@ def main() -> None:
     if not (args.init and args.train and args.dev):
         parser.error("--init, --train and --dev are needed")
     train = thin(args.train, args.limit, args.out.with_suffix(".train.json"))
-    text = json.loads(train.read_text(encoding="utf-8"))["data"]
-    questions = sum(len(paragraph["qas"]) for article in text for paragraph in article["paragraphs"])
-    experiment.continued(args.out, partial(plans, args, questions), partial(run, args, train), args.runs)
+    questions = len(read_questions(train))
+    experiment.continue_runs(args.out, partial(plans, args, questions), partial(run, args, train), args.runs)
 
 
 if __name__ == "__main__":

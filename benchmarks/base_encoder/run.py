@@ -21,7 +21,7 @@ PAST_PLATEAU = 5.0
 first 5.6, an encoder that uses context 4.2."""
 
 
-def trained(work: Path, threads: int, seeds: Sequence[int] = (42, 43, 44)) -> Path:
+def train(work: Path, threads: int, seeds: Sequence[int] = (42, 43, 44)) -> Path:
     """Returns the run folder of the encoder in `work`, where training continues if it was killed.
 
     Raises SystemExit if the encoders of all seeds are on the plateau.
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the model; must be new")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    run = trained(args.work, args.threads)
+    run = train(args.work, args.threads)
     shutil.copytree(run / "model", args.out, ignore=shutil.ignore_patterns("README.md"))
     print(f"{args.out}: held-out loss {scores(run)['mlm']:.3f}")
 

@@ -78,7 +78,7 @@ def settings_of(arm: str, width: int) -> dict[str, Any]:
     return own
 
 
-def pretrained(
+def pretrain(
     args: argparse.Namespace, out: Path, arm: str, size: tuple[int, int], settings: dict[str, Any]
 ) -> dict[str, float]:
     """Runs the recipe with the settings of an arm and these, at a width and with so many sequences an update, and
@@ -89,7 +89,7 @@ def pretrained(
         "train.batch-size": sequences, "train.device": args.device, "train.compile": "off",
         "train.precision": args.precision, "train.evaluate-every": 0, **settings_of(arm, width), **settings,
     }  # fmt: skip
-    return experiment.pretrained(flags, args.threads, RECIPE)
+    return experiment.pretrain(flags, args.threads, RECIPE)
 
 
 def rates(args: argparse.Namespace) -> None:
@@ -98,7 +98,7 @@ def rates(args: argparse.Namespace) -> None:
         for arm in [arm for arm in args.arms if arm != "bert, spread by width"]:
             with tempfile.TemporaryDirectory() as folder:
                 short = {"train.steps": args.updates, "train.save-every": 0, "log.every": 1}
-                pretrained(args, Path(folder) / "run", arm, RECIPE_SIZE, short)
+                pretrain(args, Path(folder) / "run", arm, RECIPE_SIZE, short)
                 rows = experiment.metrics(Path(folder) / "run")
             times = [row["time"] for row in rows if "time" in row and "loss" in row]
             seconds = statistics.median(after - before for before, after in pairwise(times))
@@ -107,12 +107,12 @@ def rates(args: argparse.Namespace) -> None:
             experiment.append(args.rates, row)
 
 
-def scored(args: argparse.Namespace, plan: Row) -> Row:
+def run_plan(args: argparse.Namespace, plan: Row) -> Row:
     """Pre-trains for so many updates, fine-tunes, and returns the plan with the scores."""
     with tempfile.TemporaryDirectory() as folder:
         run, tuned = Path(folder) / "run", Path(folder) / "tuned"
         settings = {"train.steps": plan["steps"], "optim.lr": plan["lr"], "seed": plan["seed"]}
-        scores = pretrained(args, run, plan["arm"], (plan["width"], plan["batch"]), settings)
+        scores = pretrain(args, run, plan["arm"], (plan["width"], plan["batch"]), settings)
         where = {"device": args.device, "precision": args.precision}
         if not scores:
             return {**plan, "mlm": None, "sst2": None, **where}
@@ -145,7 +145,7 @@ def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
 
 def runs(args: argparse.Namespace) -> None:
     """All runs that `--out` has not."""
-    experiment.continued(args.out, partial(plans, args), partial(scored, args), args.runs, args.jobs)
+    experiment.continue_runs(args.out, partial(plans, args), partial(run_plan, args), args.runs, args.jobs)
 
 
 def lines(rows: list[Row]) -> Iterator[list[object]]:
@@ -161,7 +161,7 @@ def lines(rows: list[Row]) -> Iterator[list[object]]:
         edge = ", at the edge" if len(tried) > 1 and lr in (min(tried), max(tried)) else ""
         kept = experiment.select(own, lr=lr)
         losses, accuracies = ([row[name] for row in kept] for name in ("mlm", "sst2"))
-        percent = [100 * value for value in experiment.ended(accuracies)]
+        percent = [100 * value for value in experiment.drop_diverged(accuracies)]
         updates = f"{kept[0]['steps']:,}{' (as modern)' * (UPDATES_OF.get(arm) == 'modern')}"
         grid = ", ".join(experiment.spread([tried[one]["mlm"]], 2) if one in tried else "-" for one in lrs)
         shown = [experiment.spread(losses), experiment.spread(percent, 1)]

@@ -132,9 +132,7 @@ def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
             yield {"task": name, "seed": seed}
 
 
-def finetuned(
-    args: argparse.Namespace, model: Path, folder: Path, data: dict[str, tuple[Path, Path]], plan: Row
-) -> Row:
+def finetune(args: argparse.Namespace, model: Path, folder: Path, data: dict[str, tuple[Path, Path]], plan: Row) -> Row:
     """Fine-tunes the model, continuing a run that was killed, and returns the plan with its score in per cent."""
     out, name = folder / f"{plan['task']}-{plan['seed']}", plan["task"]
     if name == "names":
@@ -148,10 +146,10 @@ def finetuned(
     return {**plan, "score": round(task.percent * experiment.scores(out)[task.score], 2)}
 
 
-def scored(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, float]:
+def score_model(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, float]:
     """The mean score of each task over the seeds, and the mean over the tasks, in per cent."""
-    made = partial(finetuned, args, model, folder, {name: files(args, folder, name) for name in TASKS})
-    rows = experiment.continued(folder / "scores.jsonl", partial(plans, args), made, jobs=args.jobs)
+    made = partial(finetune, args, model, folder, {name: files(args, folder, name) for name in TASKS})
+    rows = experiment.continue_runs(folder / "scores.jsonl", partial(plans, args), made, jobs=args.jobs)
     found = {
         name: round(statistics.fmean(row["score"] for row in experiment.select(rows, task=name)), 2)
         for name in ("names", *TASKS)
@@ -246,7 +244,7 @@ def entry(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
         steps = updates_within(args, corpus, folder, args.seconds)
         pretrain(args, corpus, out, steps)
         found = {"steps": steps, "mlm": round(experiment.scores(out)["mlm"], 4)}
-    scores = scored(args, out / "model", folder / "tasks")
+    scores = score_model(args, out / "model", folder / "tasks")
     row = {**plan, **found, "seeds": len(args.seeds), **scores, **machine(folder / "tasks" / f"sst2-{args.seeds[0]}")}
     if not args.peer:
         kept = args.out.parent / "logs" / f"{folder.name}.jsonl.gz"
@@ -263,8 +261,6 @@ def machine(run: Path) -> Row:
 
 
 def run(args: argparse.Namespace) -> None:
-    if not args.budget:
-        raise SystemExit("run needs --budget")
     args.seconds = args.seconds or BUDGETS[args.budget]
     corpus = experiment.corpus(args.text, args.work, args.vocabulary)
     plan = {
@@ -273,12 +269,12 @@ def run(args: argparse.Namespace) -> None:
     }  # fmt: skip
     if args.peer:
         plan |= {"lr": args.peer_lr, "batch": args.peer_batch, "masked": args.peer_masked}
-    if not experiment.missing(plan, experiment.read(args.out)):
+    if not experiment.is_missing(plan, experiment.read(args.out)):
         print(f"{args.out} has this run: name another --out to repeat it.")
-    experiment.continued(args.out, lambda rows: iter([plan]), partial(entry, args, corpus))
+    experiment.continue_runs(args.out, lambda rows: iter([plan]), partial(entry, args, corpus))
 
 
-def sized(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
+def pretrain_size(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
     """Pre-trains a model of another size, and returns the plan with the held-out loss."""
     keys = ("recipe", "layers", "hidden", "lr", "seconds", "seed")
     folder = args.work / "-".join(["size", *(str(plan[key]) for key in keys)])
@@ -296,26 +292,22 @@ def sized(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
 
 
 def sizes(args: argparse.Namespace) -> None:
-    if not args.budget:
-        raise SystemExit("sizes needs --budget")
     corpus = experiment.corpus(args.text, args.work, args.vocabulary)
     seconds = (args.seconds or BUDGETS[args.budget]) / 4
     lr = args.lr or tomllib.loads(recipe_of(args).read_text(encoding="utf-8"))["optim"]["lr"]
     common = {"budget": args.budget, "recipe": recipe_of(args).stem, "seconds": seconds, "seed": args.seed, "lr": lr}
     wanted = [{**common, "layers": layers, "hidden": hidden} for layers, hidden in SIZES[args.budget]]
     out = args.out.with_name("sizes.jsonl")
-    found = experiment.continued(out, lambda rows: iter(wanted), partial(sized, args, corpus))
+    found = experiment.continue_runs(out, lambda rows: iter(wanted), partial(pretrain_size, args, corpus))
     print("best:", json.dumps(experiment.best(experiment.select(found, **common))))
 
 
 def score(args: argparse.Namespace) -> None:
-    if args.model is None:
-        raise SystemExit("score needs --model")
     digest = hashlib.sha256()
     for weights in sorted(args.model.rglob("*.safetensors")):
         digest.update(weights.read_bytes())
     folder = args.work / "-".join([*args.model.resolve().parts[1:], digest.hexdigest()[:8]])
-    found = scored(args, args.model, folder)
+    found = score_model(args, args.model, folder)
     device = machine(folder / f"sst2-{args.seeds[0]}")
     print(json.dumps({"model": str(args.model), "seeds": len(args.seeds), **found, **device}))
 
@@ -356,6 +348,13 @@ def table(args: argparse.Namespace) -> None:
 
 
 WORKS = {"score": score, "run": run, "sizes": sizes, "table": table}
+NEEDED = {
+    "score": ("model", "data", "work"),
+    "run": ("budget", "data", "work"),
+    "sizes": ("budget", "work"),
+    "table": (),
+}
+"""Flags that each work needs."""
 
 
 def main() -> None:
@@ -378,10 +377,9 @@ def main() -> None:
     parser.add_argument("--peer-batch", type=int, default=32)
     parser.add_argument("--peer-masked", type=float, default=0.15)
     args = parser.parse_args()
-    if args.verb in ("score", "run") and not args.data:
-        parser.error("--data is needed")
-    if args.verb != "table" and not args.work:
-        parser.error("--work is needed")
+    for name in NEEDED.get(args.verb, ()):
+        if not getattr(args, name):
+            parser.error(f"{args.verb} needs --{name}")
     WORKS[args.verb](args)
 
 

@@ -38,7 +38,7 @@ TEXT_MEGABYTES = 25
 ROUNDS = 5
 
 
-def prepared(folder: Path) -> Path:
+def prepare(folder: Path) -> Path:
     """A corpus of TEXT_MEGABYTES of text in documents of 2,000 words."""
     with lzma.open(NOVELS, "rt", encoding="utf-8") as lines:
         words = " ".join(json.loads(line)["text"] for line in lines).split()
@@ -51,7 +51,7 @@ def prepared(folder: Path) -> Path:
     return folder / "corpus"
 
 
-def grown(corpus: Path, out: Path, megabytes: int) -> Path:
+def grow(corpus: Path, out: Path, megabytes: int) -> Path:
     """The same tokens again and again, until the corpus has so many megabytes."""
     manifest = read_manifest(corpus)
     out.mkdir()
@@ -142,9 +142,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = [{"load": os.getloadavg()[0], "torch": torch.__version__}]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        corpus = prepared(folder)
+        corpus = prepare(folder)
         for megabytes in args.corpora:
-            rows.append({"corpus": megabytes, **start(grown(corpus, folder / str(megabytes), megabytes))})
+            rows.append({"corpus": megabytes, **start(grow(corpus, folder / str(megabytes), megabytes))})
         rows.append(run(corpus, folder / "run", args.size, args.updates))
     rows[0]["load_at_end"] = os.getloadavg()[0]
     text = "".join(json.dumps(row) + "\n" for row in rows)

@@ -20,7 +20,6 @@ weights, median seconds of a whole run, and examples predicted per second on the
 """
 
 import argparse
-import gzip
 import json
 import os
 import resource
@@ -30,7 +29,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.fine_tuning import read_training_time, take_evenly, thin
+from benchmarks.support.experiment import command
+from benchmarks.support.fine_tuning import read_plain, read_training_time, take_evenly, thin
 from benchmarks.support.processes import measure
 
 FILES = {
@@ -68,23 +68,21 @@ def table_of(glue: Path, task: str, out: Path, limit: int) -> tuple[Path, Path]:
     out.mkdir(parents=True)
     found = []
     for name, split in zip(names, ("all", "dev"), strict=True):
-        plain = glue / folder / name
-        packed = plain.with_name(f"{name}.gz")
-        text = gzip.decompress(packed.read_bytes()) if packed.exists() else plain.read_bytes()
-        (path := out / f"{split}.tsv").write_bytes(text)
+        (path := out / f"{split}.tsv").write_bytes(read_plain(glue / folder / name))
         found.append(path)
     return thin(found[0], limit, out / "train.tsv"), found[1]
 
 
-def tuned(args: argparse.Namespace, task: str, data: tuple[Path, Path], out: Path, **flags: object) -> dict[str, Any]:
+def fine_tune(
+    args: argparse.Namespace, task: str, data: tuple[Path, Path], out: Path, **flags: object
+) -> dict[str, Any]:
     """A whole fine-tuning run."""
     given: dict[str, object] = {
         "init": args.init, "data": data[0], "dev": data[1], "out": out, "task.name": f"glue/{task}",
         "task.max-length": 128, "optim.lr": args.lr, "train.epochs": args.epochs, "train.precision": args.precision,
         "train.threads": args.threads, "log.every": 1, "train.save-every": 0, **flags,
     }  # fmt: skip
-    command = [sys.executable, "-m", "lambert", "finetune", *(f"--{name}={value}" for name, value in given.items())]
-    found = measure(command)
+    found = measure(command("finetune", flags=given))
     seconds, _ = read_training_time(out)
     score, scores = FILES[task][3], json.loads((out / "scores.json").read_text())
     size = (out / "model" / "model.safetensors").stat().st_size
@@ -100,17 +98,8 @@ def with_more_texts(args: argparse.Namespace, task: str, data: tuple[Path, Path]
     others = sorted({*every} - {*known})
     rows = [dict(zip(names, line.split("\t"), strict=True)) for line in take_evenly(others, args.texts)]
     asked = "".join(json.dumps({**row, label: None}) + "\n" for row in rows)
-    command = [
-        sys.executable,
-        "-m",
-        "lambert",
-        "predict",
-        "--model",
-        str(teacher),
-        "--inference.precision",
-        args.precision,
-    ]
-    done = subprocess.run(command, input=asked, check=True, stdout=subprocess.PIPE, text=True)
+    predict = command("predict", flags={"model": teacher, "inference.precision": args.precision})
+    done = subprocess.run(predict, input=asked, check=True, stdout=subprocess.PIPE, text=True)
     for row, line in zip(rows, done.stdout.splitlines(), strict=True):
         row[label] = json.loads(line)["label"]
     kept = [dict(zip(names, line.split("\t"), strict=True)) for line in known]
@@ -129,7 +118,7 @@ def speed(args: argparse.Namespace, run: Path, dev: Path) -> float:
     return rate
 
 
-def compared(args: argparse.Namespace, task: str) -> list[dict[str, Any]]:
+def compare_arms(args: argparse.Namespace, task: str) -> list[dict[str, Any]]:
     """Runs the teacher and all students of a task. Returns the rows of the table."""
     data = table_of(args.glue, task, args.out / task / "data", args.limit or ROWS[task])
     folder, score = args.out / task, FILES[task][3]
@@ -142,7 +131,7 @@ def compared(args: argparse.Namespace, task: str) -> list[dict[str, Any]]:
                 flags |= {"distil.student-layers": args.layers, **ARMS[side]}
                 flags |= {"distil.teacher": folder / "teacher-1"} if ARMS[side] else {}
             used = with_more_texts(args, task, data, folder / "teacher-1") if side == "texts" else data
-            results.append(tuned(args, task, used, folder / f"{side}-{seed}", **flags))
+            results.append(fine_tune(args, task, used, folder / f"{side}-{seed}", **flags))
             print(json.dumps({"task": task, "side": side, "seed": seed, **results[-1]}), flush=True)
         values = [result[score] for result in results]
         rows.append(
@@ -173,7 +162,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    rows = [row for task in args.tasks for row in compared(args, task)]
+    rows = [row for task in args.tasks for row in compare_arms(args, task)]
     print("| task | model | score | seeds | file | a run | examples/s |\n|---|---|---|---|---|---|---|")
     for row in rows:
         scored = f"{row['score']} {100 * row['mean']:.1f} ± {100 * row['deviation']:.1f}"

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.fine_tuning import take_evenly
+from benchmarks.support.fine_tuning import take_evenly, write_rows
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,13 @@ class Start:
     """Per word of the held-out text."""
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def reviews(args: argparse.Namespace, out: Path) -> Domain:
     found = {}
     for name, count in (("unsup", args.texts), ("train", args.examples), ("test", args.dev)):
         with bz2.open(args.data / f"{name}.jsonl.bz2", "rt", encoding="utf-8") as lines:
             rows = take_evenly([json.loads(line) for line in lines], count)
         rows = [{"text": row["text"].replace("<br />", " "), "label": row["label"]} for row in rows]
-        found[name] = write(out / f"{name}.jsonl", rows)
+        found[name] = write_rows(out / f"{name}.jsonl", rows)
     flags = {"task.name": "classify", "task.max-length": args.length, "train.batch-size": 16}
     return Domain(found["unsup"], found["train"], found["test"], "accuracy", flags)
 
@@ -96,14 +91,14 @@ def abstracts(args: argparse.Namespace, out: Path) -> Domain:
     pairs = [{"query": queries[query], "passage": texts[text]} for query, text in judged if int(query) % 3]
     beir = out / "beir"
     (beir / "qrels").mkdir(parents=True)
-    write(beir / "corpus.jsonl", [{"_id": number, "text": text} for number, text in texts.items()])
+    write_rows(beir / "corpus.jsonl", [{"_id": number, "text": text} for number, text in texts.items()])
     asked = dict.fromkeys(query for query, _ in tested)
-    write(beir / "queries.jsonl", [{"_id": number, "text": queries[number]} for number in asked])
+    write_rows(beir / "queries.jsonl", [{"_id": number, "text": queries[number]} for number in asked])
     dev = beir / "qrels" / "test.tsv"
     dev.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{query}\t{text}\t1\n" for query, text in tested))
-    text = write(out / "text.jsonl", [{"text": text} for text in take_evenly([*texts.values()], args.texts)])
+    text = write_rows(out / "text.jsonl", [{"text": text} for text in take_evenly([*texts.values()], args.texts)])
     flags = {"task.name": "embed", "task.max-length": args.length, "train.batch-size": 32}
-    return Domain(text, write(out / "pairs.jsonl", take_evenly(pairs, args.examples)), dev, "ndcg_10", flags)
+    return Domain(text, write_rows(out / "pairs.jsonl", take_evenly(pairs, args.examples)), dev, "ndcg_10", flags)
 
 
 def lambert(*words: object, **flags: Any) -> float:
@@ -115,7 +110,7 @@ def lambert(*words: object, **flags: Any) -> float:
     return time.perf_counter() - began
 
 
-def extended(args: argparse.Namespace, domain: Domain, out: Path) -> tuple[dict[str, float], float]:
+def extend(args: argparse.Namespace, domain: Domain, out: Path) -> tuple[dict[str, float], float]:
     """Extends the vocabulary to `out`. Returns the tokens per word before and now, and the seconds."""
     began = time.perf_counter()
     code = (
@@ -127,7 +122,7 @@ def extended(args: argparse.Namespace, domain: Domain, out: Path) -> tuple[dict[
     return json.loads(done.stdout), time.perf_counter() - began
 
 
-def continued(args: argparse.Namespace, domain: Domain, init: Path, out: Path) -> float:
+def continue_pretraining(args: argparse.Namespace, domain: Domain, init: Path, out: Path) -> float:
     """Continues pre-training on the text, in `out`. Returns the seconds."""
     corpus = out.with_name(f"{out.name}-corpus")
     seconds = lambert("prepare", input=domain.text, out=corpus, tokenizer=init)
@@ -138,7 +133,7 @@ def continued(args: argparse.Namespace, domain: Domain, init: Path, out: Path) -
     )  # fmt: skip
 
 
-def contrasted(args: argparse.Namespace, domain: Domain, out: Path) -> float:
+def train_simcse(args: argparse.Namespace, domain: Domain, out: Path) -> float:
     """Trains vectors on the text alone (SimCSE), in `out`. Returns the seconds."""
     return lambert(
         "finetune", init=args.init, data=domain.text, out=out, task__name="embed", task__max_length=args.length,
@@ -149,20 +144,25 @@ def contrasted(args: argparse.Namespace, domain: Domain, out: Path) -> float:
 def starts(args: argparse.Namespace, domain: Domain) -> list[Start]:
     """Makes the encoders that fine-tuning starts from."""
     extended_model, plain, larger = (args.out / name for name in ("extended", "continued", "extended-continued"))
-    per_word, extending = extended(args, domain, extended_model)
+    per_word, extending = extend(args, domain, extended_model)
     before, now = per_word["tokens_per_word_before"], per_word["tokens_per_word"]
     made = [
         Start("fine-tune", args.init, 0.0, before),
-        Start("continue, fine-tune", plain, continued(args, domain, args.init, plain), before),
-        Start("extend, continue, fine-tune", larger, extending + continued(args, domain, extended_model, larger), now),
+        Start("continue, fine-tune", plain, continue_pretraining(args, domain, args.init, plain), before),
+        Start(
+            "extend, continue, fine-tune",
+            larger,
+            extending + continue_pretraining(args, domain, extended_model, larger),
+            now,
+        ),
     ]
     if domain.flags["task.name"] == "embed":
         alone = args.out / "contrasted"
-        made.append(Start("SimCSE, fine-tune", alone, contrasted(args, domain, alone), before))
+        made.append(Start("SimCSE, fine-tune", alone, train_simcse(args, domain, alone), before))
     return made
 
 
-def tuned(args: argparse.Namespace, domain: Domain, init: Path, out: Path, seed: int) -> dict[str, float]:
+def fine_tune(args: argparse.Namespace, domain: Domain, init: Path, out: Path, seed: int) -> dict[str, float]:
     """Fine-tunes a model. Returns its score and the seconds."""
     flags = {"train.epochs": args.epochs, "train.precision": args.precision, "train.threads": args.threads}
     seconds = lambert(
@@ -195,7 +195,7 @@ def main() -> None:
     runs: dict[str, list[dict[str, float]]] = {start.arm: [] for start in made}
     for seed in range(1, args.seeds + 1):
         for number, start in enumerate(made):
-            result = tuned(args, domain, start.init, args.out / f"tuned-{number}-{seed}", seed)
+            result = fine_tune(args, domain, start.init, args.out / f"tuned-{number}-{seed}", seed)
             runs[start.arm].append(result)
             print(json.dumps({"domain": args.domain, "arm": start.arm, "seed": seed, **result}), flush=True)
     print(json.dumps({"settings": {name: str(value) for name, value in vars(args).items()}}))

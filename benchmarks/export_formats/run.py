@@ -40,11 +40,11 @@ from lambert.inference.outputs import outputs
 from lambert.inference.text_model import TextModel
 from lambert.tasks import score_predictions
 from lambert.wings.convert import onnx, openvino, original, program
-from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.formats import compare_outputs, name_outputs
 from lambert.wings.convert.padded import input_names, output_names
-from lambert.wings.convert.sample import Arrays, Difference, Runtime, cut, padded
+from lambert.wings.convert.sample import Arrays, Difference, Runtime, cut, pad
+from lambert.wings.convert.settings import ExportConfig
 from lambert.wings.convert.verb import FORMATS
-from lambert.wings.convert.written import compared, named
 
 KINDS: tuple[str, ...] = (
     "lambert:float32",
@@ -75,7 +75,7 @@ class Padded:
         )
         (head,) = self.of.model.labels
         shape = (len(ids), 1) if head == "choice" else (len(ids),)
-        inputs = padded(ids, types, input_names(self.of.model), shape)
+        inputs = pad(ids, types, input_names(self.of.model), shape)
         found = self.run(inputs)
         mask = inputs["attention_mask"].reshape(len(ids), -1) > 0
         if head == "span":
@@ -106,9 +106,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     source = original.read(ExportConfig(args.model, Path("none")))
-    rows = [*tokenized(source, args.texts, args.limit)]
+    rows = [*tokenize(source, args.texts, args.limit)]
     with tempfile.TemporaryDirectory() as folder:
-        kinds = [opened(name, source, args, Path(folder)) for name in args.kinds]
+        kinds = [open_kind(name, source, args, Path(folder)) for name in args.kinds]
         for _ in range(args.rounds):
             for kind in kinds:
                 kind.run(rows[0])
@@ -127,7 +127,7 @@ def main() -> None:
         print(json.dumps(line | {name: round(value, 4) for name, value in kind.scores.items()}), flush=True)
 
 
-def tokenized(source: original.Original, path: Path, limit: int) -> Iterator[Arrays]:
+def tokenize(source: original.Original, path: Path, limit: int) -> Iterator[Arrays]:
     """Yields the inputs of each text alone."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as file:
@@ -135,10 +135,10 @@ def tokenized(source: original.Original, path: Path, limit: int) -> Iterator[Arr
     names, shape = input_names(source.model), (1, 1) if "choice" in source.model.labels else (1,)
     for text in texts:
         found = source.tokenizer.encode(text)
-        yield padded([cut(found.ids, source.longest)], [cut(found.type_ids, source.longest)], names, shape)
+        yield pad([cut(found.ids, source.longest)], [cut(found.type_ids, source.longest)], names, shape)
 
 
-def opened(name: str, source: original.Original, args: argparse.Namespace, folder: Path) -> Kind:
+def open_kind(name: str, source: original.Original, args: argparse.Namespace, folder: Path) -> Kind:
     """Exports the model and opens it."""
     form, _, precision = name.partition(":")
     data = args.data
@@ -157,17 +157,17 @@ def opened(name: str, source: original.Original, args: argparse.Namespace, folde
     for line in FORMATS[form](config) or ():
         print(f"# {name}: {line}", flush=True)
     run: Runtime = {
-        "onnx": onnx.FORMAT.opened, "torch": program.TORCH.opened, "aoti": program.AOTI.opened,
-        "openvino": partial(openvino.opened, hint="bf16" if precision == "bfloat16" else "f32"),
+        "onnx": onnx.FORMAT.load, "torch": program.TORCH.load, "aoti": program.AOTI.load,
+        "openvino": partial(openvino.load_model, hint="bf16" if precision == "bfloat16" else "f32"),
     }[form](out)  # type: ignore[operator]  # fmt: skip
     names = output_names(source.model.labels)
 
     def by_name(inputs: Arrays) -> Arrays:
-        return named(run(inputs), names)
+        return name_outputs(run(inputs), names)
 
     scores = scores_of(lambert.load(args.model), Padded(by_name, source), data) if data else {}
     weights = {"onnx": "model.onnx*", "openvino": "openvino_model.*"}.get(form, "model.pt2")
-    return Kind(name, size(out, weights), run, compared(source, by_name), scores, [])
+    return Kind(name, size(out, weights), run, compare_outputs(source, by_name), scores, [])
 
 
 def scores_of(model: TextModel, runtime: Padded, data: Path) -> dict[str, float]:

@@ -30,16 +30,12 @@ def datatrove_filters(spacy: bool) -> dict[str, Any]:
         FineWebQualityFilter,
         GopherQualityFilter,
         GopherRepetitionFilter,
-        c4_filters,
-        fineweb_quality_filter,
-        gopher_quality_filter,
-        gopher_repetition_filter,
-    )
+    )  # fmt: skip
+
+    from benchmarks.peers.datatrove_corpus import replace_splitters
 
     if not spacy:
-        c4_filters.split_into_sentences = lambda text, language: split(text, "en", "paragraphs")
-        for module in (fineweb_quality_filter, gopher_quality_filter, gopher_repetition_filter):
-            module.split_into_words = lambda text, language: text.split()
+        replace_splitters(lambda text, language: split(text, "en", "paragraphs"))
     return {
         "gopher": GopherQualityFilter(),
         "gopher-repetition": GopherRepetitionFilter(),

@@ -20,13 +20,11 @@ pooled standard errors. Nothing is timed, so other work may share the machine.
 """
 
 import argparse
-import gzip
 import itertools
 import json
 import shutil
 import statistics
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +32,8 @@ from typing import Any
 
 from benchmarks.domain_adaptation.run import abstracts
 from benchmarks.fine_tuning_speed import run as fine_tuning
-from benchmarks.support.fine_tuning import thin
+from benchmarks.support import experiment
+from benchmarks.support.fine_tuning import read_plain, read_table, thin, write_rows
 from benchmarks.vectors import run as vectors
 
 
@@ -77,9 +76,9 @@ DEFAULTS: dict[str, Any] = {
 
 def open_plain(data: Path, name: str, out: Path) -> Path:
     """The file of that name in DATA, without compression, in the folder `out`."""
-    plain, packed = data / name, data / f"{name}.gz"
+    plain = data / name
     path = out / plain.with_suffix(".tsv" if plain.suffix == ".txt" else plain.suffix).name
-    path.write_bytes(gzip.decompress(packed.read_bytes()) if packed.exists() else plain.read_bytes())
+    path.write_bytes(read_plain(plain))
     return path
 
 
@@ -91,20 +90,17 @@ def sentences(path: Path) -> Iterator[list[list[str]]]:
             yield [line.split("\t") for line in block]
 
 
-def tagged(path: Path) -> Path:
+def write_tagged(path: Path) -> Path:
     """A CoNLL file as rows of words and tags."""
-    rows = [{"tokens": [w for w, _ in one], "tags": [t for _, t in one]} for one in sentences(path)]
-    (out := path.with_suffix(".jsonl")).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return out
+    rows = ({"tokens": [w for w, _ in one], "tags": [t for _, t in one]} for one in sentences(path))
+    return write_rows(path.with_suffix(".jsonl"), rows)
 
 
 def read_scored_pairs(path: Path) -> Path:
     """The pairs of a file of STS-B and their scores from 0 to 1."""
-    header, *lines = path.read_text(encoding="utf-8").splitlines()
-    rows = [dict(zip(header.split("\t"), line.split("\t"), strict=False)) for line in lines]
+    rows = read_table(path)
     kept = [{"sentence1": r["sentence1"], "sentence2": r["sentence2"], "score": float(r["score"]) / 5} for r in rows]
-    (out := path.with_suffix(".jsonl")).write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-    return out
+    return write_rows(path.with_suffix(".jsonl"), kept)
 
 
 def files(args: argparse.Namespace, task: str, out: Path) -> tuple[Path, Path]:
@@ -119,7 +115,7 @@ def files(args: argparse.Namespace, task: str, out: Path) -> tuple[Path, Path]:
         return domain.data, domain.dev
     train, dev = (open_plain(args.data, name, out) for name in (case.train, case.dev))
     if case.kind == "tag":
-        train, dev = tagged(train), tagged(dev)
+        train, dev = write_tagged(train), write_tagged(dev)
     if task == "sts-b":
         train, dev = read_scored_pairs(train), read_scored_pairs(dev)
     ending = train.suffix
@@ -149,7 +145,7 @@ def span_f1(truth: list[list[str]], predicted: list[list[str | None]]) -> float:
     return 2 * sum(len(a & b) for a, b in pairs) / both if both else 0.0
 
 
-def fine_tuned(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed: int, side: str, out: Path) -> float:
+def fine_tune(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed: int, side: str, out: Path) -> float:
     """The score of Lambert or of transformers."""
     given = {**DEFAULTS, **case.settings, "task": case.kind, "dev": data[1], "init": args.init}
     settings = argparse.Namespace(
@@ -158,13 +154,13 @@ def fine_tuned(args: argparse.Namespace, case: Case, data: tuple[Path, Path], se
     train = fine_tuning.ours if side == LAMBERT else fine_tuning.theirs
     result = train(settings, data[0], seed, out)
     if case.kind == "tag" and side == PEER:
-        truth = [json.loads(line)["tags"] for line in data[1].read_text(encoding="utf-8").splitlines()]
+        truth = [row["tags"] for row in experiment.read(data[1])]
         result["span_f1"] = span_f1(truth, json.loads((out / "predictions.json").read_text()))
     score: float = result[case.score] / (100 if case.kind == "squad" else 1)  # SQuAD's scores are in per cent
     return score
 
 
-def embedded(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed: int, side: str, out: Path) -> float:
+def embed(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed: int, side: str, out: Path) -> float:
     """The score of Lambert or of sentence-transformers, by `lambert evaluate`."""
     pairs = out.with_name(f"{out.name}-data")
     pairs.mkdir(parents=True)
@@ -174,22 +170,13 @@ def embedded(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed
     )
     if side == LAMBERT:
         vectors.ours(settings, out, seed)
-        return evaluated(out / "model", data[1], case.score)
+        return evaluate(out / "model", data[1], case.score)
     vectors.theirs(settings, out, seed, case.settings["loss"])
-    return evaluated(out, data[1], case.score)
+    return evaluate(out, data[1], case.score)
 
 
-def evaluated(model: Path, dev: Path, score: str) -> float:
-    command = [
-        sys.executable,
-        "-m",
-        "lambert",
-        "evaluate",
-        f"--model={model}",
-        "--task=embed",
-        f"--data={dev}",
-        "--json",
-    ]
+def evaluate(model: Path, dev: Path, score: str) -> float:
+    command = experiment.command("evaluate", flags={"model": model, "task": "embed", "data": dev, "json": True})
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     value: float = json.loads(done.stdout.splitlines()[-1])[score]
     return value
@@ -200,7 +187,7 @@ def sides(case: Case, seed: int) -> tuple[str, ...]:
     return (*SIDES, EXACT) if case.kind == "squad" and seed == 1 else SIDES
 
 
-KINDS: dict[str, Callable[..., float]] = {"embed": embedded}
+KINDS: dict[str, Callable[..., float]] = {"embed": embed}
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -227,8 +214,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    lines = args.out.read_text(encoding="utf-8").splitlines() if args.out.exists() else []
-    rows = [json.loads(line) for line in lines]
+    rows = experiment.read(args.out)
     for seed in range(1, args.seeds + 1):
         for task in args.tasks:
             case, folder = CASES[task], args.work / f"{task}-{seed}"
@@ -237,16 +223,14 @@ def main() -> None:
                 continue
             shutil.rmtree(folder, ignore_errors=True)
             data = files(args, task, args.work / task)
-            scored = KINDS.get(case.kind, fine_tuned)
+            scored = KINDS.get(case.kind, fine_tune)
             for side in sides(case, seed):
                 if side in done:
                     continue
                 score = scored(args, case, data, seed, side, folder / side)
                 row = {"task": task, "seed": seed, "side": side, "precision": args.precision, "score": round(score, 6)}
                 rows.append(row)
-                with args.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(json.dumps(row), flush=True)
+                experiment.record(args.out, row)
     for line in table(rows):
         print(line)
 

@@ -23,26 +23,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.experiment import BENCHMARKS
-from benchmarks.support.fine_tuning import read_training_time, thin
+from benchmarks.support import experiment
+from benchmarks.support.fine_tuning import read_questions, read_training_time, recipe_arguments, thin
+from benchmarks.support.processes import compare
 from lambert.tasks.squad.score import score_v1
 from lambert.wings.bench import environments
 from lambert.wings.bench.environments import UNCHANGED, Variables
 
-PEER = BENCHMARKS / "peers/transformers_finetune.py"
+PEER = [sys.executable, "-m", "benchmarks.peers.transformers_finetune"]
 
 
 def squad_scores(dev: Path, predictions: dict[str, str]) -> dict[str, float]:
     """The official v1.1 scores."""
-    data = json.loads(dev.read_text(encoding="utf-8"))["data"]
-    golds = {q["id"]: [a["text"] for a in q["answers"]] for d in data for p in d["paragraphs"] for q in p["qas"]}
+    golds = {q["id"]: [a["text"] for a in q["answers"]] for q in read_questions(dev)}
     found = score_v1(golds, predictions)
     return {name: found[name] for name in ("exact_match", "f1")}
 
 
 def tag_scores(dev: Path, predictions: list[list[str | None]]) -> dict[str, float]:
     """Accuracy, and F1 over all words with a tag other than "O", as Lambert's."""
-    truth = [json.loads(line)["tags"] for line in dev.read_text(encoding="utf-8").splitlines()]
+    truth = [row["tags"] for row in experiment.read(dev)]
     pairs = [pair for a, b in zip(truth, predictions, strict=True) for pair in zip(a, b, strict=True)]
     right = sum(a == b != "O" for a, b in pairs)
     both = sum(a != "O" for a, _ in pairs) + sum(b not in ("O", None) for _, b in pairs)
@@ -59,21 +59,20 @@ def ours(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[st
     }  # fmt: skip
     if args.task == "classify":
         flags |= {"task.columns.text": args.text, "task.columns.text-b": args.text_b, "task.columns.label": args.label}
-    command = [sys.executable, "-m", "lambert", "finetune"]
-    command += [f"--{name}={value}" for name, value in flags.items() if value != ""]
+    command = experiment.command("finetune", flags={name: value for name, value in flags.items() if value != ""})
     began = time.perf_counter()
     subprocess.run(command, check=True, stdout=sys.stderr, env=environments.of({}))
     whole = time.perf_counter() - began
     seconds, done = read_training_time(out)
-    scores = json.loads((out / "scores.json").read_text())
-    return {"process_seconds": round(whole, 2), "seconds": round(seconds, 2), "sequences": done, **scores}
+    times = {"process_seconds": round(whole, 2), "seconds": round(seconds, 2)}
+    return {**times, "sequences": done, **experiment.scores(out)}
 
 
 def theirs(
     args: argparse.Namespace, train: Path, seed: int, out: Path, variables: Variables = UNCHANGED
 ) -> dict[str, Any]:
     """The peer's run, with these variables beside the user's environment."""
-    command = [sys.executable, str(PEER), args.task, "--init", str(args.init)]
+    command = [*PEER, args.task, "--init", str(args.init)]
     command += ["--train", str(train), "--dev", str(args.dev), "--out", str(out), "--seed", str(seed)]
     command += ["--lr", str(args.lr), "--batch-size", str(args.batch_size), "--epochs", str(args.epochs)]
     command += ["--length", str(args.length), "--text", args.text, "--text-b", args.text_b, "--label", args.label]
@@ -91,29 +90,17 @@ def theirs(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("squad", "classify", "tag"))
-    for name in ("init", "train", "dev", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--lr", type=float, default=1e-4)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--epochs", type=float, default=2)
-    parser.add_argument("--length", type=int, default=384)
+    parser = recipe_arguments(__doc__)
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--tried", type=int, default=320, help="questions or rows of a trial of an environment")
-    parser.add_argument("--group", type=int, default=50, help="batches that the peer sorts by length together")
-    parser.add_argument("--without-padding", action="store_true", help="squad: the peer's loss is over real tokens")
-    parser.add_argument("--text", default="sentence")
-    parser.add_argument("--text-b", default="")
-    parser.add_argument("--label", default="label")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     train = thin(args.train, args.limit, args.out / "train.json") if args.limit else args.train
     few = thin(args.train, args.tried, args.out / "few.json")
-    trial = environments.fastest(
+    trial = environments.find_fastest(
         lambda variables: theirs(args, few, 0, args.out / "trial", variables)["seconds"], environments.candidates()
     )
     print(json.dumps({"side": "transformers", **trial.as_json()}), flush=True)
@@ -131,11 +118,7 @@ def main() -> None:
                 error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
                 summary[f"{side} {name}"] = {"mean": round(statistics.fmean(values), 4), "se_over_seeds": error}
     for name, key in (("times as fast", "seconds"), ("times as fast, whole process", "process_seconds")):
-        ratios = [b[key] / a[key] for a, b in zip(runs["lambert"], runs["transformers"], strict=True)]
-        summary[name] = {
-            "median": round(statistics.median(ratios), 2),
-            "range": [round(min(ratios), 2), round(max(ratios), 2)],
-        }
+        summary[name] = compare(runs["lambert"], runs["transformers"], key)
     print(json.dumps(summary))
 
 

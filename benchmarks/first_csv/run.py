@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.support.experiment import record
+
 LABELS = (
     "Refund_not_showing_up", "card_arrival", "card_linking", "change_pin", "exchange_rate", "lost_or_stolen_card",
     "request_refund", "transfer_timing",
@@ -50,9 +52,7 @@ def main() -> None:
     row = {name: environment[name] for name in KEPT} | {
         "scores": scores, "seconds": round(seconds, 1), "load_average": round(load, 1),
     }  # fmt: skip
-    print(json.dumps(row), flush=True)
-    with args.out.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    record(args.out, row)
 
 
 if __name__ == "__main__":

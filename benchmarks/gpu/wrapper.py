@@ -12,7 +12,6 @@ optimizer. Sides take their rounds in turn, after untimed updates; the device is
 
 import argparse
 import gc
-import json
 import statistics
 import tempfile
 import time
@@ -26,6 +25,7 @@ import torch.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.support.experiment import record
 from benchmarks.support.ranks import MANY, fresh, updates
 from lambert.core.world import World
 from lambert.distributed.config import ExchangeConfig
@@ -52,7 +52,7 @@ def group(device: torch.device, folder: str) -> Group:
 
 
 def own(args: argparse.Namespace, world: World, method: Any, closers: list[Callable[[], None]]) -> Updates:
-    net, optimizer = placed(args, world.device)
+    net, optimizer = place(args, world.device)
     exchange = build(net, world, ExchangeConfig(method=method), updates=MANY)
     steps = train(
         net, optimizer, updates(args, world, args.aggregate), schedule=lambda update: 1e-4, max_grad_norm=1.0,
@@ -69,7 +69,7 @@ def own(args: argparse.Namespace, world: World, method: Any, closers: list[Calla
 
 
 def ddp(args: argparse.Namespace, world: World) -> Updates:
-    net, optimizer = placed(args, world.device)
+    net, optimizer = place(args, world.device)
     wrapped = DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True)
     precision = Precision(args.precision, world.device)
     source = updates(args, world, args.aggregate)
@@ -94,7 +94,7 @@ def ddp(args: argparse.Namespace, world: World) -> Updates:
     return run
 
 
-def placed(args: argparse.Namespace, device: torch.device) -> tuple[Any, torch.optim.Optimizer]:
+def place(args: argparse.Namespace, device: torch.device) -> tuple[Any, torch.optim.Optimizer]:
     """A net and its optimizer on the device."""
     net, optimizer = fresh(args)
     net.to(device)  # in place: the optimizer's parameters stay these
@@ -155,11 +155,7 @@ def main() -> None:
         card = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
         for row in rounds(args, world):
             settings = {name: value for name, value in vars(args).items() if name not in ("out", "methods", "device")}
-            line = json.dumps(row | settings | {"device": card, "torch": torch.__version__})
-            print(line, flush=True)
-            if args.out is not None:
-                with args.out.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+            record(args.out, row | settings | {"device": card, "torch": torch.__version__})
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ PUBLISHED = (
 """SQuAD v1.1 F1 of BERT-Large by batch size and updates: AdamW, LAMB, LARS (You et al., 2020, tables 1 to 3)."""
 
 
-def tuned(grid: Sequence[float], rows: list[Row], **where: Any) -> Iterator[float]:
+def find_rates(grid: Sequence[float], rows: list[Row], **where: Any) -> Iterator[float]:
     """The learning rates of a grid, and further ones while the best run, of those of `where` in `rows`, is at an edge.
     `rows` grows meanwhile."""
     tried, factor = sorted(grid), grid[1] / grid[0]
@@ -64,7 +64,7 @@ def tuned(grid: Sequence[float], rows: list[Row], **where: Any) -> Iterator[floa
         yield round(beyond, 7)
 
 
-def ruled(args: argparse.Namespace, rows: list[Row], arm: str, batch: int) -> float:
+def apply_rule(args: argparse.Namespace, rows: list[Row], arm: str, batch: int) -> float:
     """The learning rate of the rule: the best one at the smallest batch, times the root of the batch over that one."""
     first, smallest = args.seeds[0], args.batches[0]
     best = experiment.best(experiment.select(rows, arm=arm, batch=smallest, seed=first))
@@ -82,10 +82,10 @@ def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
                 root = (batch / smallest) ** 0.5
                 rates: Iterable[float]
                 if arm in RATES and batch > smallest:
-                    rates = [ruled(args, rows, arm, batch)]
+                    rates = [apply_rule(args, rows, arm, batch)]
                 elif seed == first:
                     grid = [round(rate * root, 7) for rate in ARMS[arm]]
-                    rates = tuned(grid, rows, seed=seed, **where)
+                    rates = find_rates(grid, rows, seed=seed, **where)
                 else:
                     rates = [experiment.best(experiment.select(rows, seed=first, **where))["lr"]]
                 for rate in rates:
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
     with tempfile.TemporaryDirectory(dir=args.work) as folder:
         out = Path(folder) / "run"
         flags = {**settings(args, plan), "corpus": corpus, "out": out}
-        scores = experiment.pretrained(flags, args.threads)
+        scores = experiment.pretrain(flags, args.threads)
         if not scores:
             return {**plan, "mlm": None, "names": None}
         names = experiment.names(out, Path(folder) / "names", plan["seed"], args.threads)
@@ -144,7 +144,7 @@ def trust(args: argparse.Namespace, corpus: Path) -> None:
     batch = args.batches[-1]
     plan = {
         "arm": "lamb", "batch": batch, "seed": args.seeds[0], "steps": args.samples // batch,
-        "lr": ruled(args, experiment.read(args.out), "lamb", batch),
+        "lr": apply_rule(args, experiment.read(args.out), "lamb", batch),
     }  # fmt: skip
     with tempfile.TemporaryDirectory(dir=args.work) as folder:
         flags = {**settings(args, plan), "corpus": corpus, "out": Path(folder) / "run"}
@@ -179,7 +179,7 @@ def show(args: argparse.Namespace) -> None:
             if not found:
                 continue
             if arm in RATES and batch > args.batches[0]:
-                found = experiment.select(found, lr=ruled(args, rows, arm, batch))
+                found = experiment.select(found, lr=apply_rule(args, rows, arm, batch))
             first = experiment.select(found, seed=min(row["seed"] for row in found))
             lr = experiment.best(first)["lr"]
             kept = experiment.select(found, lr=lr)
@@ -217,11 +217,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = experiment.planned_arguments(__doc__, "large_batches")
-    parser.add_argument(
-        "--text", type=Path, nargs="+", help="about 10 MB for `lambert prepare`; without: the corpus in --work"
-    )
-    parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
+    parser = experiment.study_arguments(__doc__, "large_batches")
     parser.add_argument("--trust", action="store_true", help="take one run of LAMB, and write its trust ratios")
     parser.add_argument("--samples", type=int, default=65_536, help="sequences of 32 tokens that a run reads")
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 128, 512, 2048])
@@ -237,7 +233,7 @@ def main() -> None:
     if args.trust:
         trust(args, corpus)
     else:
-        experiment.continued(args.out, partial(plans, args), partial(run, args, corpus), args.runs)
+        experiment.continue_runs(args.out, partial(plans, args), partial(run, args, corpus), args.runs)
 
 
 if __name__ == "__main__":

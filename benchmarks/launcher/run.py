@@ -15,7 +15,6 @@ Each launcher runs the same small BERT in two workers on this machine. A line of
 """
 
 import argparse
-import json
 import os
 import signal
 import socket
@@ -30,8 +29,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.support.experiment import ROOT
-from benchmarks.support.restart import SHAPE, kills, prepared, rows, waited_for_row
+from benchmarks.support.experiment import ROOT, record
+from benchmarks.support.restart import SHAPE, kills, prepare_corpus, rows, wait_for_row
 
 PATIENCE = 90.0
 ORPHAN_SECONDS = 10.0
@@ -92,7 +91,7 @@ class Launched:
 
 
 @contextmanager
-def launched(*arguments: Any, **options: Any) -> Iterator[Launched]:
+def launch(*arguments: Any, **options: Any) -> Iterator[Launched]:
     group = Launched(*arguments, **options)
     try:
         yield group
@@ -116,49 +115,49 @@ def seconds_until(holds: Callable[[], object], patience: float = PATIENCE) -> fl
     return time.monotonic() - began
 
 
-def ended(group: Launched) -> float:
+def wait_for_end(group: Launched) -> float:
     began = time.monotonic()
     group.process.wait(PATIENCE)
     return time.monotonic() - began
 
 
 def killed(folder: Path, launcher: str, verb: Verb, rounds: int) -> Iterator[Row]:
-    with launched(folder, launcher, verb, restarts=rounds) as group:
+    with launch(folder, launcher, verb, restarts=rounds) as group:
         yield from kills(group.launcher, folder / "killed" / "metrics.jsonl", rounds)
 
 
 def error(folder: Path, launcher: str, verb: Verb, rounds: int) -> Iterator[Row]:
     verb = [f"--corpus={folder / 'none'}" if flag.startswith("--corpus=") else flag for flag in verb]
-    with launched(folder, launcher, verb, restarts=3) as group:
-        seconds = ended(group)
+    with launch(folder, launcher, verb, restarts=3) as group:
+        seconds = wait_for_end(group)
         reports = group.said.read_text(errors="replace").count("No prepared corpus")
         yield {"seconds": seconds, "code": group.process.returncode, "lines": group.lines(), "reports": reports}
 
 
 def crash(folder: Path, launcher: str, verb: Verb, rounds: int) -> Iterator[Row]:
-    with launched(folder, launcher, verb) as group:
-        waited_for_row(folder / "crash" / "metrics.jsonl", 0)
+    with launch(folder, launcher, verb) as group:
+        wait_for_row(folder / "crash" / "metrics.jsonl", 0)
         before = group.lines()
         group.workers()[1].kill()
-        seconds = ended(group)
+        seconds = wait_for_end(group)
         yield {"seconds": seconds, "code": group.process.returncode, "lines": group.lines() - before}
 
 
 def sigterm(folder: Path, launcher: str, verb: Verb, rounds: int) -> Iterator[Row]:
     out = folder / "sigterm"
-    with launched(folder, launcher, verb) as group:
-        waited_for_row(out / "metrics.jsonl", 0)
+    with launch(folder, launcher, verb) as group:
+        wait_for_row(out / "metrics.jsonl", 0)
         before = group.lines()
         group.process.send_signal(signal.SIGTERM)
-        seconds = ended(group)
+        seconds = wait_for_end(group)
         last = max((row["step"] for row in rows(out / "metrics.jsonl") if "loss" in row), default=0)
         saved = (out / "checkpoints" / f"step-{last:06d}").is_dir()
         yield {"seconds": seconds, "code": group.process.returncode, "saved": saved, "lines": group.lines() - before}
 
 
 def orphans(folder: Path, launcher: str, verb: Verb, rounds: int) -> Iterator[Row]:
-    with launched(folder, launcher, verb) as group:
-        waited_for_row(folder / "orphans" / "metrics.jsonl", 0)
+    with launch(folder, launcher, verb) as group:
+        wait_for_row(folder / "orphans" / "metrics.jsonl", 0)
         workers = group.workers()
         group.process.kill()
         group.process.wait()
@@ -180,14 +179,14 @@ def nodes(folder: Path, launcher: str, verb: Verb, rounds: int) -> Iterator[Row]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with launched(folder, launcher, verb, processes=1, restarts=9, port=port):
+    with launch(folder, launcher, verb, processes=1, restarts=9, port=port):
         time.sleep(2)  # the first holds the endpoint
-        with launched(folder, launcher, verb, processes=1, restarts=9, port=port):
+        with launch(folder, launcher, verb, processes=1, restarts=9, port=port):
             together = seconds_until(lambda: trains_with(2, 0))
             struck = time.time()
         alone = seconds_until(lambda: trains_with(1, struck))
         again = time.time()
-        with launched(folder, launcher, verb, processes=1, restarts=9, port=port):
+        with launch(folder, launcher, verb, processes=1, restarts=9, port=port):
             back = seconds_until(lambda: trains_with(2, again))
         yield {"start_seconds": together, "alone_seconds": alone, "together_seconds": back}
 
@@ -206,18 +205,14 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
                 flags = {f"model.{key}": value for key, value in SHAPE.items()} | {
-                    "corpus": prepared(folder), "out": folder / work, "packing.sequence-length": 64,
+                    "corpus": prepare_corpus(folder), "out": folder / work, "packing.sequence-length": 64,
                     "train.batch-size": 16, "train.micro-tokens": 512, "train.steps": 10**6, "train.save-every": 20,
                     "log.every": 1, "train.device": "cpu",
                 }  # fmt: skip
                 verb = ["pretrain", *(f"--{key}={value}" for key, value in flags.items())]
                 for figures in WORKS[work](folder, launcher, verb, args.rounds):
                     row = {"work": work, "launcher": launcher, "load": os.getloadavg()[0], **figures}
-                    line = json.dumps({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()})
-                    print(line, flush=True)
-                    if args.out:
-                        with args.out.open("a", encoding="utf-8") as out:
-                            out.write(line + "\n")
+                    record(args.out, {k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()})
 
 
 if __name__ == "__main__":

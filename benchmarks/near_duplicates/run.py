@@ -38,7 +38,7 @@ EDITS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 """Shares of the words that are edited. The expected similarity at 0.02 is about 0.82."""
 
 
-def planted(files: list[Path], share: float, seed: int = 1) -> Iterator[list[str]]:
+def plant(files: list[Path], share: float, seed: int = 1) -> Iterator[list[str]]:
     """Yields the documents of each file and the near duplicates that are planted among them."""
     draw = random.Random(seed)
     for file in files:
@@ -48,13 +48,13 @@ def planted(files: list[Path], share: float, seed: int = 1) -> Iterator[list[str
                 continue
             texts.append(piece.text)
             if draw.random() < share:
-                texts.append(edited(piece.text, draw.choice(EDITS), draw))
+                texts.append(edit(piece.text, draw.choice(EDITS), draw))
             if draw.random() < share / 10 and "\n" in piece.text.strip():
                 texts.append(piece.text.strip().rpartition("\n")[0])
         yield texts
 
 
-def edited(text: str, rate: float, draw: random.Random) -> str:
+def edit(text: str, rate: float, draw: random.Random) -> str:
     found = []
     for word in text.split(" "):
         kind = draw.randrange(3) if draw.random() < rate else 3
@@ -168,7 +168,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parts, sample, size, count = [], [], 0, 0
-        for number, texts in enumerate(planted(arguments.files, arguments.share)):
+        for number, texts in enumerate(plant(arguments.files, arguments.share)):
             parts.append(folder / f"part-{number}.parquet")
             write_part(parts[-1], str(number), (Piece(text, "") for text in texts))
             size += sum(len(text.encode()) for text in texts)

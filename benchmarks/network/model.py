@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.network.lab import bits_per_second
-from benchmarks.network.run import METHODS, done
+from benchmarks.network.run import METHODS
 from benchmarks.plan import run as plan
+from benchmarks.support.experiment import read
 from lambert.wings.plan.costs.steps import Step, predict
 
 LATENCY = 5e-5
@@ -23,7 +24,7 @@ LATENCY = 5e-5
 _AS: dict[str, dict[str, Any]] = {"horovod": {"method": "float32"}, "horovod-fp16": {"method": "float16"}}
 
 
-def planned(measured: Mapping[str, Any], method: str, rate: float) -> dict[str, Any]:
+def plan_row(measured: Mapping[str, Any], method: str, rate: float) -> dict[str, Any]:
     """Returns a row for plan/run.py: the work of a row of speed.jsonl by a method, on links of `rate` bits a second."""
     (base,) = (row for row in plan.rows() if row["id"] == "link-none-float32")
     share = measured["batch_size"] // measured["ranks"]
@@ -43,7 +44,7 @@ def planned(measured: Mapping[str, Any], method: str, rate: float) -> dict[str, 
 
 def step(measured: Mapping[str, Any], method: str, rate: float) -> Step:
     """Returns the predicted update."""
-    row = planned(measured, method, rate)
+    row = plan_row(measured, method, rate)
     return predict(plan.work_of(row, row["stages"][0]), plan.devices_of(row))
 
 
@@ -52,7 +53,7 @@ def main() -> None:
     parser.add_argument("--speed", type=Path, required=True)
     parser.add_argument("--rates", nargs="+", default=["none", "10gbit", "1gbit", "100mbit", "10mbit"])
     args = parser.parse_args()
-    measured = done(args.speed)[0]
+    measured = read(args.speed)[0]
     for method in (*_AS, *METHODS):
         for rate in args.rates:
             found = step(measured, method, bits_per_second(rate))

@@ -14,8 +14,8 @@ import matplotlib as mpl
 import numpy as np
 
 from benchmarks.network.lab import bits_per_second
-from benchmarks.network.run import done
-from benchmarks.network.table import by_round, expected
+from benchmarks.network.table import by_round, predict
+from benchmarks.support.experiment import read
 
 mpl.use("agg")
 from matplotlib import pyplot as plt
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", help="those shown; all that were measured")
     parser.add_argument("--out", type=Path, required=True, help="name of the files, without their ending")
     args = parser.parse_args()
-    rows = done(args.speed)
+    rows = read(args.speed)
     seconds = by_round(rows)
     methods = args.methods or list(dict.fromkeys(row["method"] for row in rows))
     batch_size = rows[0]["batch_size"]
@@ -43,7 +43,7 @@ def main() -> None:
     for number, method in enumerate(methods):
         shade = plt.get_cmap("viridis")(0.85 * number / max(1, len(methods) - 1))
         dashes, marker = DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
-        predicted = [expected(rows[0], method, megabits * 1e6) for megabits in curve]
+        predicted = [predict(rows[0], method, megabits * 1e6) for megabits in curve]
         axes.plot(curve, [batch_size / value for value in predicted], linestyle=dashes, color=shade, linewidth=1.2)
         points = [
             (min(bits_per_second(rate) / 1e6, UNLIMITED), batch_size / statistics.median(rounds.values()))

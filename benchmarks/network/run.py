@@ -18,22 +18,19 @@ that begin with dense updates (int4, powersgd) do without them in `speed`, and t
 import argparse
 import json
 import math
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.network.lab import Lab
+from benchmarks.support import experiment
+from benchmarks.support.processes import sample
 from lambert.core.settings import flatten, read
 
 HERE = Path(__file__).parent
@@ -100,35 +97,21 @@ def command(method: str, recipe: Path | None, flags: Mapping[str, Any], *, dense
     ]
 
 
-@contextmanager
-def counted(lab: Lab) -> Iterator[list[tuple[float, float]]]:
-    """(time, mean bytes that a node has sent) while the block runs."""
-    samples: list[tuple[float, float]] = []
-    ended = threading.Event()
-
-    def sample() -> None:
-        while not ended.wait(SAMPLED_SECONDS):
-            samples.append((time.time(), statistics.fmean(lab.sent(node) for node in range(lab.nodes))))
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        ended.set()
-        thread.join()
+def sent_by_node(lab: Lab) -> float:
+    """The mean number of bytes that a node has sent."""
+    return statistics.fmean(lab.sent(node) for node in range(lab.nodes))
 
 
 def train(args: argparse.Namespace, method: str, rate: str, seed: int, *, dense: bool) -> dict[str, Any]:
     """One run in a lab of its own; its figures."""
     with tempfile.TemporaryDirectory() as folder, Lab(args.ranks, rate) as lab:
         out = Path(folder) / "run"
-        with counted(lab) as samples:
+        with sample(lambda: (time.time(), sent_by_node(lab)), SAMPLED_SECONDS) as samples:
             found = lab.run(command(method, args.recipe, flags_of(args, out, seed), dense=dense), timeout=args.timeout)
         failed = [f"rank {rank}: {finished.err[-2000:]}" for rank, finished in enumerate(found) if finished.code]
         if failed:
             raise SystemExit(f"{method} at {rate}: {' '.join(failed)}")
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        lines = experiment.metrics(out)
     rows = [row for row in lines if "loss" in row]
     heldout = [row["heldout/mlm"] for row in lines if "heldout/mlm" in row]
     late = rows[args.warm_up :]
@@ -160,17 +143,7 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the runs of a file share."""
     names = ("ranks", "batch_size", "length", "updates", "optimizer", "lr", "precision")
     named = {"recipe": args.recipe.stem} if args.recipe else {}
-    git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False)
-    return (
-        named
-        | {name: getattr(args, name) for name in names}
-        | {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "commit": commit.stdout.strip(),
-        }
-    )
+    return named | {name: getattr(args, name) for name in names} | experiment.software()
 
 
 def runs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -184,11 +157,6 @@ def runs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for rate in args.rates:
             for method in args.methods:
                 yield {"work": "speed", "method": method, "rate": rate, "round": number}
-
-
-def done(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file of results, of which there may be none."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -229,13 +197,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.work == "speed" and not args.evaluate_sequences:
         args.evaluate_sequences = 16
     shared = settings(args)
-    before = done(args.out)
+    before = experiment.read(args.out)
     for run in runs(args):
         if any(row.items() >= (run | {"updates": args.updates}).items() for row in before):
             continue
         row = run | train(args, run["method"], run["rate"], run.get("seed", 0), dense=args.work == "loss") | shared
-        with args.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        experiment.append(args.out, row)
         shown = {name: value for name, value in row.items() if name not in ("losses", *shared)}
         print(json.dumps(shown), flush=True)
 

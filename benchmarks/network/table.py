@@ -18,7 +18,8 @@ from typing import Any
 
 from benchmarks.network.lab import bits_per_second
 from benchmarks.network.model import step
-from benchmarks.network.run import BEGIN_DENSE, METHODS, done
+from benchmarks.network.run import BEGIN_DENSE, METHODS
+from benchmarks.support.experiment import read
 from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange.methods import EARLY
 
@@ -33,17 +34,17 @@ def dense_share(method: str) -> float:
     return ExchangeConfig(**options).dense_share if options.get("method") in BEGIN_DENSE else 0.0
 
 
-def blended(method: str, seconds: float, dense: float) -> float:
+def blend(method: str, seconds: float, dense: float) -> float:
     """Seconds of the mean update of a whole run, whose dense updates take so long."""
     share = dense_share(method)
     return (1 - share) * seconds + share * dense
 
 
-def expected(measured: Mapping[str, Any], method: str, rate: float) -> float:
+def predict(measured: Mapping[str, Any], method: str, rate: float) -> float:
     """Predicted seconds of the mean update of a whole run with the work of a measured row, at so many bits a second."""
     seconds = step(measured, method, rate).seconds
     dense = step(measured, EARLY, rate).seconds if dense_share(method) else seconds
-    return blended(method, seconds, dense)
+    return blend(method, seconds, dense)
 
 
 def by_round(rows: Sequence[Mapping[str, Any]]) -> Seconds:
@@ -57,7 +58,7 @@ def by_round(rows: Sequence[Mapping[str, Any]]) -> Seconds:
         if not dense:
             raise SystemExit(f"{method} at {rate} begins with {EARLY}, which was not measured at that rate.")
         usual = statistics.median(dense.values())
-        found[rate, method] = {n: blended(method, value, dense.get(n, usual)) for n, value in rounds.items()}
+        found[rate, method] = {n: blend(method, value, dense.get(n, usual)) for n, value in rounds.items()}
     return found
 
 
@@ -98,7 +99,7 @@ def speed_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             cell = f"{batch_size / rate_seconds:.1f}"
             if found:
                 cell += f", {statistics.median(found):.2f}x ({min(found):.2f} to {max(found):.2f})"
-            cell += f" [{batch_size / expected(rows[0], method, bits_per_second(rate)):.1f}]"
+            cell += f" [{batch_size / predict(rows[0], method, bits_per_second(rate)):.1f}]"
             cells.append(cell)
         lines.append(f"| {method} | {sent[method] / 1e6:.2f} | " + " | ".join(cells) + " |")
     return lines
@@ -124,9 +125,9 @@ def main() -> None:
     parser.add_argument("--loss", type=Path)
     args = parser.parse_args()
     if args.speed:
-        print("\n".join([*speed_table(done(args.speed)), ""]))
+        print("\n".join([*speed_table(read(args.speed)), ""]))
     if args.loss:
-        print("\n".join(loss_table(done(args.loss))))
+        print("\n".join(loss_table(read(args.loss))))
 
 
 if __name__ == "__main__":

@@ -16,15 +16,10 @@ import asyncio
 import json
 import random
 import resource
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
 from collections import Counter, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +27,10 @@ import psutil
 import torch
 import uvloop
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+from benchmarks.serving.load import percentile
+from benchmarks.support.experiment import append
+from benchmarks.support.processes import sample, serve
 
 PATIENCE = 60.0
 """Seconds after the last request of an open loop in which answers are waited for; a request without one is lost."""
@@ -149,20 +148,14 @@ class Load:
         self.statuses, self.seconds = counted, times
 
 
-def milliseconds(seconds: list[float], share: float) -> float | None:
-    """A percentile in milliseconds; None without values."""
-    ordered = sorted(seconds)
-    return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1) if ordered else None
-
-
 def row(load: Load) -> dict[str, Any]:
     """What a load ended with."""
     good, refused = load.seconds.get("200", []), load.seconds.get("429", [])
     return {
         "statuses": dict(load.statuses),
-        "ms": {name: milliseconds(good, share) for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))},
-        "refused_ms": {name: milliseconds(refused, share) for name, share in (("p50", 0.5), ("p99", 0.99))},
-        "late_ms": milliseconds(load.late, 0.99),
+        "ms": {name: percentile(good, share) for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))},
+        "refused_ms": {name: percentile(refused, share) for name, share in (("p50", 0.5), ("p99", 0.99))},
+        "late_ms": percentile(load.late, 0.99),
     }
 
 
@@ -195,43 +188,6 @@ def requests(words: list[str], texts: int, path: str) -> list[bytes]:
     return found
 
 
-@contextmanager
-def service(folder: Path, port: int, flags: list[str]) -> Iterator[psutil.Process]:
-    """A service that is ready."""
-    command = [sys.executable, "-P", "-m", "lambert", "serve", f"--model={folder}", f"--port={port}", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10).read()
-                break
-            except OSError:
-                assert process.poll() is None, "the service has ended"
-                time.sleep(0.1)
-        yield psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait()
-
-
-@contextmanager
-def samples(process: psutil.Process) -> Iterator[list[int]]:
-    """The memory of a process in MiB, each half second."""
-    memory, stop = [process.memory_info().rss >> 20], threading.Event()
-
-    def sample() -> None:
-        while not stop.wait(0.5):
-            memory.append(process.memory_info().rss >> 20)
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield memory
-    finally:
-        stop.set()
-        thread.join()
-
-
 def measure(args: argparse.Namespace, process: psutil.Process, sent: list[bytes], seed: int) -> dict[str, Any]:
     """A closed loop, an open loop at a multiple of its rate, and a closed loop."""
 
@@ -242,7 +198,7 @@ def measure(args: argparse.Namespace, process: psutil.Process, sent: list[bytes]
 
     before, first = closed()
     load, used, begin = Load(args.port, sent), process.cpu_times(), time.perf_counter()
-    with samples(process) as memory:
+    with sample(lambda: process.memory_info().rss >> 20, 0.5) as memory:
         uvloop.run(load.open_loop(args.times * before, args.seconds, seed))
     seconds, spent = time.perf_counter() - begin, process.cpu_times()
     after, last = closed()
@@ -281,12 +237,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "model")
         words = write_model(folder, args.layers, args.width)
+        command = [sys.executable, "-P", "-m", "lambert", "serve", f"--model={folder}", f"--port={args.port}"]
+        command += args.flags
         for number in range(args.rounds):
             for texts in args.texts:
-                with service(folder, args.port, args.flags) as process:
-                    found = measure(args, process, requests(words, texts, args.path), number)
-                with args.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"texts": texts, "round": number, "width": args.width, **found}) + "\n")
+                with serve(command, f"http://127.0.0.1:{args.port}/readyz") as process:
+                    sent = requests(words, texts, args.path)
+                    found = measure(args, psutil.Process(process.pid), sent, number)
+                append(args.out, {"texts": texts, "round": number, "width": args.width, **found})
                 statuses = found["open"]["statuses"]
                 print(f"{texts:5} {found['capacity']!s:>15} {found['offered']:8} {found['share']:6} "
                       f"{statuses.get('200', 0):7} {statuses.get('429', 0):7} {found['lost']:5} "

@@ -11,6 +11,7 @@ the filters take ten times as long.
 import argparse
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from datatrove.executor import LocalPipelineExecutor
@@ -30,8 +31,11 @@ from datatrove.pipeline.tokens import DocumentTokenizer
 from tokenizers import BertWordPieceTokenizer
 
 
-def words(text: str, language: str = "") -> list[str]:
-    return text.split()
+def replace_splitters(sentences: Callable[[str, str], list[str]]) -> None:
+    """Lets the filters divide texts into words by white space, and into sentences by this function."""
+    c4_filters.split_into_sentences = sentences
+    for module in (gopher_quality_filter, gopher_repetition_filter, fineweb_quality_filter):
+        module.split_into_words = lambda text, language="": text.split()
 
 
 def sentences(text: str, language: str = "") -> list[str]:
@@ -52,9 +56,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--tokenizer", required=True, type=Path)
     arguments = parser.parse_args()
-    c4_filters.split_into_sentences = sentences
-    for module in (gopher_quality_filter, gopher_repetition_filter, fineweb_quality_filter):
-        module.split_into_words = words
+    replace_splitters(sentences)
     halves(arguments.files, arguments.out / "input")
     saved = arguments.out / "tokenizer.json"
     BertWordPieceTokenizer(str(arguments.tokenizer), lowercase=True).save(str(saved))

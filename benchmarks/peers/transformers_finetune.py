@@ -1,8 +1,8 @@
 """The peer of the fine-tuning benchmark: transformers' models in a plain loop, with the same weights, data and recipe.
 
-    python benchmarks/peers/transformers_finetune.py squad --init MODEL --train train.json --dev dev.json --out OUT
-    python benchmarks/peers/transformers_finetune.py classify --init MODEL --train train.tsv --dev dev.tsv --out OUT
-    python benchmarks/peers/transformers_finetune.py tag --init MODEL --train train.jsonl --dev dev.jsonl --out OUT
+    python -m benchmarks.peers.transformers_finetune squad --init MODEL --train train.json --dev dev.json --out OUT
+    python -m benchmarks.peers.transformers_finetune classify --init MODEL --train train.tsv --dev dev.tsv --out OUT
+    python -m benchmarks.peers.transformers_finetune tag --init MODEL --train train.jsonl --dev dev.jsonl --out OUT
 
 As an expert writes it: the fast tokenizer in batches, sdpa attention, bfloat16 autocast where asked, batches of
 sequences of similar length padded to their longest (grouped as by transformers' Trainer; not with `--group 1`), torch's
@@ -14,7 +14,6 @@ JSON with the seconds of reading, training and scoring.
 import argparse
 import collections
 import copy
-import csv
 import json
 import time
 from pathlib import Path
@@ -24,18 +23,10 @@ import numpy as np
 import torch
 import transformers
 
+from benchmarks.support.fine_tuning import read_questions, read_table, recipe_arguments
+
 IGNORED = -100
 Rows = list[dict[str, Any]]
-
-
-def questions(path: Path) -> Rows:
-    """SQuAD's questions, flat."""
-    found = []
-    for article in json.loads(path.read_text())["data"]:
-        for paragraph in article["paragraphs"]:
-            for entry in paragraph["qas"]:
-                found.append({**entry, "context": paragraph["context"]})
-    return found
 
 
 def squad_features(asked: Rows, tokenizer: Any, length: int, training: bool) -> Rows:
@@ -81,8 +72,7 @@ def answers(asked: Rows, rows: Rows, starts: Any, ends: Any) -> dict[str, str]:
 
 def classify_features(path: Path, tokenizer: Any, args: argparse.Namespace, labels: list[str]) -> Rows:
     """A row for each line of a tab-separated file with a header. Labels of the first file are appended to `labels`."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        lines = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    lines = read_table(path)
     labels += [] if labels else sorted({line[args.label] for line in lines})
     texts = [[line[name] for line in lines] for name in (args.text, args.text_b) if name]
     found = tokenizer(*texts, truncation=True, max_length=args.length)
@@ -109,20 +99,20 @@ def tag_features(path: Path, tokenizer: Any, args: argparse.Namespace, labels: l
     return rows
 
 
-def padded(rows: Rows, pad: int) -> dict[str, torch.Tensor]:
+def pad_rows(rows: Rows, pad: int) -> dict[str, torch.Tensor]:
     """The inputs of a model, padded to the longest row."""
     width = max(len(row["input_ids"]) for row in rows)
 
-    def filled(name: str, empty: int) -> torch.Tensor:
+    def fill(name: str, empty: int) -> torch.Tensor:
         return torch.tensor([row[name] + [empty] * (width - len(row[name])) for row in rows])
 
-    made = {"input_ids": filled("input_ids", pad)}
+    made = {"input_ids": fill("input_ids", pad)}
     made["attention_mask"] = torch.tensor([[i < len(row["input_ids"]) for i in range(width)] for row in rows]).long()
     if "token_type_ids" in rows[0]:
-        made["token_type_ids"] = filled("token_type_ids", 0)
+        made["token_type_ids"] = fill("token_type_ids", 0)
     for name in ("labels", "start_positions", "end_positions"):
         if isinstance(rows[0].get(name), list):
-            made[name] = filled(name, IGNORED)
+            made[name] = fill(name, IGNORED)
         elif name in rows[0]:
             made[name] = torch.tensor([row[name] for row in rows])
     return made
@@ -163,7 +153,7 @@ def train(model: Any, rows: Rows, args: argparse.Namespace, pad: int) -> None:
     model.train()
     while done < updates:
         for batch in batches(rows, args.batch_size, args.group, generator)[: updates - done]:
-            inputs = padded(batch, pad)
+            inputs = pad_rows(batch, pad)
             with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
                 made = model(**inputs)
             loss = span_loss(made, inputs) if args.without_padding else made.loss
@@ -184,7 +174,7 @@ def outputs(model: Any, rows: Rows, args: argparse.Namespace, pad: int) -> list[
     with torch.inference_mode():
         for at in range(0, len(order), 32):
             numbers = order[at : at + 32]
-            inputs = padded([rows[i] for i in numbers], pad)
+            inputs = pad_rows([rows[i] for i in numbers], pad)
             made = model(**{name: inputs[name] for name in names if name in inputs}, return_dict=False)
             for place, i in enumerate(numbers):
                 found[i] = [values[place].float().numpy() for values in made]
@@ -192,22 +182,10 @@ def outputs(model: Any, rows: Rows, args: argparse.Namespace, pad: int) -> list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("squad", "classify", "tag"))
-    for name in ("init", "train", "dev", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--lr", type=float, default=1e-4)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--epochs", type=float, default=2)
-    parser.add_argument("--length", type=int, default=384)
+    parser = recipe_arguments(__doc__)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--group", type=int, default=50, help="batches sorted by length together; transformers has 50")
     parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--without-padding", action="store_true", help="squad: the loss over real tokens alone")
-    parser.add_argument("--text", default="sentence")
-    parser.add_argument("--text-b", default="")
-    parser.add_argument("--label", default="label")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -218,8 +196,8 @@ def main() -> None:
     labels: list[str] = []
     asked: Rows = []
     if args.task == "squad":
-        asked = questions(args.dev)
-        rows = squad_features(questions(args.train), tokenizer, args.length, training=True)
+        asked = read_questions(args.dev)
+        rows = squad_features(read_questions(args.train), tokenizer, args.length, training=True)
         dev = squad_features(asked, tokenizer, args.length, training=False)
         model = transformers.AutoModelForQuestionAnswering.from_pretrained(args.init, attn_implementation="sdpa")
     else:

@@ -21,13 +21,13 @@ _FIRST = 2
 """Updates that are not counted: they include the first use of memory."""
 
 
-def predicted(recipe: Path, settings: list[str]) -> float:
+def predict(recipe: Path, settings: list[str]) -> float:
     """Returns the tokens per second of a plan of this machine."""
     plan = lambert.plan(recipe, set=tuple(settings), seconds=30)
     return plan.tokens / plan.updates / plan.chosen.update_seconds
 
 
-def reached(recipe: Path, settings: list[str], updates: int) -> float:
+def measure(recipe: Path, settings: list[str], updates: int) -> float:
     """Returns the tokens per second of the median update of a run of so many."""
     given = {name.replace(".", "__"): value for name, _, value in (setting.partition("=") for setting in settings)}
     seconds, tokens = [], []
@@ -55,10 +55,10 @@ def main() -> None:
         settings = [f"corpus={args.corpus}", *args.set]
         for _ in range(2):
             with mock.patch.object(time, "perf_counter", time.thread_time):
-                fitted = predicted(recipe, settings)
+                fitted = predict(recipe, settings)
                 with mock.patch.object(calibration, "_fit", return_value=1.0):
-                    constants = predicted(recipe, settings)
-            found = reached(recipe, settings, args.updates)
+                    constants = predict(recipe, settings)
+            found = measure(recipe, settings, args.updates)
             cells = [f"{rate:,.0f} ({rate / found - 1:+.0%})" for rate in (fitted, constants)]
             print(f"| {recipe.name} | {' '.join(args.set)} | {' | '.join(cells)} | {found:,.0f} |", flush=True)
 

@@ -54,7 +54,7 @@ def groups(some: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any
     return found
 
 
-def predicted(row: Mapping[str, Any]) -> float:
+def predict_row(row: Mapping[str, Any]) -> float:
     """Returns what the model predicts for a row, in its unit."""
     seconds, sequences, tokens = _run(row)
     if row["unit"] in _SECONDS:
@@ -66,7 +66,7 @@ def predicted(row: Mapping[str, Any]) -> float:
 
 def error(row: Mapping[str, Any]) -> float:
     """Returns the predicted time over the published time, less 1."""
-    ratio = predicted(row) / float(row["published"])
+    ratio = predict_row(row) / float(row["published"])
     return ratio - 1 if row["unit"] in ("times", *_SECONDS) else 1 / ratio - 1
 
 
@@ -126,7 +126,7 @@ def line(row: Mapping[str, Any]) -> str:
     digits = ",.3g" if row["published"] < 100 else ",.0f"
     cells = [
         row["id"], row["publication"], f"{row['devices']} {device}", row["unit"], format(row["published"], digits),
-        format(predicted(row), digits), f"{error(row):+.0%}", "fitted" if row["fitted"] else "", row["note"],
+        format(predict_row(row), digits), f"{error(row):+.0%}", "fitted" if row["fitted"] else "", row["note"],
     ]  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
@@ -158,7 +158,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.json:
         for row in rows():
-            print(json.dumps({"id": row["id"], "predicted": predicted(row), "error": error(row)}))
+            print(json.dumps({"id": row["id"], "predicted": predict_row(row), "error": error(row)}))
         return
     experiment.publish(PAGE, tables())
 

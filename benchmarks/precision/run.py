@@ -70,7 +70,7 @@ def run(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
             "train.compile": "off",
             "train.evaluate-sequences": 256, "log.every": 1, "log.seconds": 60,
         }  # fmt: skip
-        heldout = experiment.pretrained(flags, args.threads).get("mlm")
+        heldout = experiment.pretrain(flags, args.threads).get("mlm")
         losses = [row["loss"] for row in experiment.metrics(out) if "loss" in row]
     return {**plan, "heldout": heldout, "losses": [round(loss, 6) for loss in losses]}
 
@@ -98,7 +98,7 @@ def reference_of(row: Row, rows: Sequence[Row]) -> Row | None:
     return found[0] if found and None not in (row["heldout"], found[0]["heldout"]) else None
 
 
-def missed(row: Row, reference: Row) -> bool:
+def misses_goal(row: Row, reference: Row) -> bool:
     """Whether a run misses a goal of its precision."""
     found = differences(row, reference)
     beyond = found["first_difference"] > FIRST_GOAL or found["last_difference"] > LAST_GOAL
@@ -143,14 +143,12 @@ def show(args: argparse.Namespace) -> bool:
         experiment.plot(args.out.with_name("plot.svg"), panels, "updates", "loss, nats", log=False)
     text = f"{experiment.progress(partial(plans, args), rows)}\n\n{experiment.table(header, lines)}"
     experiment.publish(args.out, text, "Loss over updates in each precision")
-    return any(missed(row, reference) for row in rows if (reference := reference_of(row, rows)))
+    return any(misses_goal(row, reference) for row in rows if (reference := reference_of(row, rows)))
 
 
 def main() -> None:
-    parser = experiment.planned_arguments(__doc__, "precision")
+    parser = experiment.study_arguments(__doc__, "precision")
     experiment.concurrent_arguments(parser)
-    parser.add_argument("--text", type=Path, nargs="+", help="for `lambert prepare`; without: the corpus in --work")
-    parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
     parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16", "float16"])
     parser.add_argument("--dropouts", type=float, nargs="+", default=[0.0])
     parser.add_argument("--micro-tokens", type=int, nargs="+", default=[WHOLE], help="without dropout")
@@ -167,7 +165,7 @@ def main() -> None:
         if not args.work:
             parser.error("--work is needed")
         corpus = experiment.corpus(args.text, args.work, args.vocabulary)
-        experiment.continued(args.out, partial(plans, args), partial(run, args, corpus), args.runs, args.jobs)
+        experiment.continue_runs(args.out, partial(plans, args), partial(run, args, corpus), args.runs, args.jobs)
     if args.json:
         rows = experiment.read(args.out)
         for row in rows:

@@ -13,7 +13,6 @@ the answer of the first side.
 """
 
 import argparse
-import csv
 import json
 import os
 import statistics
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.experiment import BENCHMARKS
+from benchmarks.support.fine_tuning import read_questions, read_table, take_evenly, write_rows
+from benchmarks.support.processes import compare
 from lambert.wings.bench import environments
 from lambert.wings.bench.environments import Variables
 
@@ -35,20 +36,16 @@ PEER = BENCHMARKS / "peers/predictions.py"
 def lines(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The input lines, each with its true answers."""
     if args.task == "squad":
-        data = json.loads(args.data.read_text(encoding="utf-8"))["data"]
         found = [
-            {"question": q["question"], "context": p["context"], "truth": [answer["text"] for answer in q["answers"]]}
-            for article in data for p in article["paragraphs"] for q in p["qas"]
-        ]  # fmt: skip
+            {"question": q["question"], "context": q["context"], "truth": [answer["text"] for answer in q["answers"]]}
+            for q in read_questions(args.data)
+        ]
     else:
-        with args.data.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-        found = [{**row, "truth": [row[args.label]]} for row in rows]
-    count = args.limit or len(found)
-    return [found[number * len(found) // count] for number in range(min(count, len(found)))]
+        found = [{**row, "truth": [row[args.label]]} for row in read_table(args.data)]
+    return take_evenly(found, args.limit or len(found))
 
 
-def timed(command: list[str], given: Path, out: Path, variables: Variables) -> dict[str, Any]:
+def time_command(command: list[str], given: Path, out: Path, variables: Variables) -> dict[str, Any]:
     """Runs the command over the file `given`, with these variables beside the user's environment: its seconds and its
     peak memory."""
     began = time.perf_counter()
@@ -62,7 +59,7 @@ def timed(command: list[str], given: Path, out: Path, variables: Variables) -> d
 
 
 def seconds_of(command: list[str], given: Path, out: Path, variables: Variables) -> float:
-    found: float = timed(command, given, out, variables)["seconds"]
+    found: float = time_command(command, given, out, variables)["seconds"]
     return found
 
 
@@ -97,18 +94,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "lines.jsonl", Path(folder) / "out.jsonl"
         plain = [{key: value for key, value in line.items() if key != "truth"} for line in asked]
-        given.write_text("".join(json.dumps(line) + "\n" for line in plain), encoding="utf-8")
-        few = Path(folder) / "few.jsonl"
-        few.write_text("".join(json.dumps(line) + "\n" for line in plain[: args.tried]), encoding="utf-8")
+        write_rows(given, plain)
+        few = write_rows(Path(folder) / "few.jsonl", plain[: args.tried])
         for peer in args.peers:
             tried = [{**threads, **added} for added in environments.candidates()]
-            trial = environments.fastest(partial(seconds_of, commands[peer], few, out), tried)
+            trial = environments.find_fastest(partial(seconds_of, commands[peer], few, out), tried)
             variables[peer] = trial.variables
             print(json.dumps({"side": peer, **trial.as_json()}), flush=True)
         for number in range(args.rounds):
             first: list[str] = []
             for name, command in commands.items():
-                result = timed(command, given, out, variables[name])
+                result = time_command(command, given, out, variables[name])
                 answers = [json.loads(line)[key] for line in out.read_text(encoding="utf-8").splitlines()]
                 first = first or answers
                 right = sum(a in line["truth"] for a, line in zip(answers, asked, strict=True))
@@ -123,10 +119,7 @@ def main() -> None:
         summary[name]["right"] = results[0]["right"]
     for own_name in (f"lambert-{name}" for name in args.precision):
         for peer in args.peers:
-            ratios = [b["seconds"] / a["seconds"] for a, b in zip(found[own_name], found[peer], strict=True)]
-            low, high = min(ratios), max(ratios)
-            shown = {"median": round(statistics.median(ratios), 2), "range": [round(low, 2), round(high, 2)]}
-            summary[f"{own_name}, times as fast as {peer}"] = shown
+            summary[f"{own_name}, times as fast as {peer}"] = compare(found[own_name], found[peer])
     print(json.dumps(summary))
 
 

@@ -17,7 +17,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -26,6 +25,7 @@ import numpy.typing as npt
 import psutil
 import tokenizers
 
+from benchmarks.support.processes import sample
 from lambert.text.tokenizers import tokenizer as lambert_tokenizer
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.pipeline import prepare
@@ -65,29 +65,22 @@ def peak_memory(vocabulary: Path, files: list[Path], workers: int) -> float:
         "prepare(PrepareConfig(tuple(map(Path, sys.argv[4:])), Path(sys.argv[1]), tokenizer=sys.argv[2], "
         "workers=int(sys.argv[3])))"
     )
-    peak = 0
     with tempfile.TemporaryDirectory() as folder:
         arguments = [f"{folder}/corpus", str(vocabulary), str(workers), *map(str, files)]
         process = subprocess.Popen([sys.executable, "-c", code, *arguments])
         parent = psutil.Process(process.pid)
-        ended = threading.Event()
 
-        def wait() -> None:
-            process.wait()
-            ended.set()
-
-        threading.Thread(target=wait, daemon=True).start()
-        while not ended.wait(0.02):
-            resident = 0
+        def read_resident() -> int:
             try:
-                for member in (parent, *parent.children()):
-                    resident += member.memory_info().rss
+                return sum(member.memory_info().rss for member in (parent, *parent.children()))
             except psutil.NoSuchProcess:
-                continue
-            peak = max(peak, resident)
+                return 0
+
+        with sample(read_resident, 0.02) as resident:
+            process.wait()
     if process.returncode:
         raise SystemExit("prepare failed")
-    return peak / 1e6
+    return max(resident) / 1e6
 
 
 def main() -> None:

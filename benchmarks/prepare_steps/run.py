@@ -46,7 +46,7 @@ print(json.dumps({"bytes": sum(len(text.encode()) for text in texts), "documents
 PEERS = {"datatrove": "datatrove_corpus.py", "datasets.map": "datasets_corpus.py"}
 
 
-def prepared(arguments: argparse.Namespace, workers: int) -> dict[str, Any]:
+def prepare(arguments: argparse.Namespace, workers: int) -> dict[str, Any]:
     """What `lambert prepare` in steps needs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -68,7 +68,7 @@ def side_by_side(arguments: argparse.Namespace) -> float:
     """Seconds of two commands of one process at the same time."""
     started = time.perf_counter()
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: prepared(arguments, 1), range(2)))
+        list(pool.map(lambda _: prepare(arguments, 1), range(2)))
     return time.perf_counter() - started
 
 
@@ -111,7 +111,7 @@ def main() -> None:
         }
         size = library["bytes"] / 1e6
         for workers in arguments.processes:
-            found = prepared(arguments, workers)
+            found = prepare(arguments, workers)
             row[f"prepare_{workers}"] = found | {
                 "MB_per_second": round(size / found["seconds"], 2),
                 "MB_per_processor_second": round(size / found["processor_seconds"], 2),

@@ -53,7 +53,7 @@ def names() -> list[tuple[str, str]]:
     return sorted((actor["name"], actor["namespace"]) for actor in found if DEPLOYMENT in actor["name"])
 
 
-def killed(args: argparse.Namespace, url: str, rate: float) -> dict[str, Any]:
+def kill_replica(args: argparse.Namespace, url: str, rate: float) -> dict[str, Any]:
     """A load during which a replica is killed: its figures, and the seconds until there are two again."""
     import ray
     from ray import serve
@@ -79,7 +79,7 @@ def running(serve: Any) -> bool:
     return {str(getattr(state, "value", state)): count for state, count in states.items()} == {"RUNNING": 2}
 
 
-def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The lines of one side and round."""
     if args.side == "process":
         with serving.server(args, {"bfloat16": "lambert", "int8": "lambert-int8"}[args.precision]) as url:
@@ -97,7 +97,7 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if args.round == 0:
         with replicas(args, 2) as url:
             serving.load(args, url, connections=args.connections, seconds=2)
-            yield {"work": "killed", **killed(args, url, full["answers_per_second"] / 2)}
+            yield {"work": "killed", **kill_replica(args, url, full["answers_per_second"] / 2)}
     serve.shutdown()
     ray.shutdown()
 
@@ -111,21 +111,14 @@ def main() -> None:
     args = parser.parse_args()
     args.work = args.out.with_suffix(".bodies")
     if args.side:
-        for row in measured(args):
+        for row in measure(args):
             serving.record(args, {"side": args.side, "round": args.round, **row})
         return
     args.work.write_bytes(b"\n".join(serving.bodies(args)) + b"\n")
     for number in range(args.rounds):
         for side in SIDES:
             environment = {**os.environ, "RAY_SERVE_ENABLE_HA_PROXY": str(int(side == "haproxy"))}
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.ray_serve.run",
-                *sys.argv[1:],
-                f"--side={side}",
-                f"--round={number}",
-            ]
+            command = [sys.executable, "-m", MODULE, *sys.argv[1:], f"--side={side}", f"--round={number}"]
             subprocess.run(command, check=True, env=environment)
     args.work.unlink()
 

@@ -44,7 +44,7 @@ def seconds(command: list[str]) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def repeated(dump: Path, copies: int, out: Path) -> float:
+def repeat_pages(dump: Path, copies: int, out: Path) -> float:
     """Writes a compressed dump with the pages of another one so many times; returns its XML in MB."""
     with dump.open("rb") as raw:
         xml = unpack(dump, raw)[0].read()
@@ -58,7 +58,7 @@ def measure(dump: Path, rounds: int, copies: int, wikiextractor: list[str]) -> d
     taken: dict[str, list[float]] = {"lambert": [], "wikiextractor": []}
     with tempfile.TemporaryDirectory() as folder:
         input_file = f"{folder}/{dump.name}"
-        size = repeated(dump, copies, Path(input_file))
+        size = repeat_pages(dump, copies, Path(input_file))
         commands = {
             "lambert": [sys.executable, __file__, "--extract", f"{folder}/lambert.jsonl", input_file],
             "wikiextractor": [*wikiextractor, "--json", "-q", "-o", f"{folder}/peer", input_file],

@@ -19,7 +19,7 @@ import torch
 
 import lambert
 from lambert.core.errors import LambertError
-from lambert.wings.convert.config import Against
+from lambert.wings.convert.settings import Against
 
 
 def main(texts: Path, folders: list[Path]) -> None:

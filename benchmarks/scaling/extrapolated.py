@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.network.lab import bits_per_second
-from benchmarks.network.model import LATENCY, planned
+from benchmarks.network.model import LATENCY, plan_row
 from benchmarks.plan import run as plan
 from benchmarks.support import experiment
 from benchmarks.support.experiment import BENCHMARKS, Row
@@ -37,7 +37,7 @@ class Series:
     measured: Mapping[int, float] = field(default_factory=dict)
     """Efficiency by number of devices."""
 
-    def predicted(self) -> dict[int, float]:
+    def predict(self) -> dict[int, float]:
         """Returns the efficiency that the planner predicts, by number of devices."""
         numbers = [devices for devices in DEVICES if devices >= self.base["devices"]]
         return {devices: efficiency(self.base, on(self.base, devices, weak=self.weak)) for devices in numbers}
@@ -51,7 +51,7 @@ def row_of(name: str) -> Row:
 
 def rate(row: Mapping[str, Any]) -> float:
     """Returns the predicted sequences per second of all devices."""
-    return float(plan.predicted({**row, "unit": "sequences/s"}))
+    return float(plan.predict_row({**row, "unit": "sequences/s"}))
 
 
 def efficiency(base: Mapping[str, Any], row: Mapping[str, Any]) -> float:
@@ -81,7 +81,7 @@ def chip_hours(row: Mapping[str, Any]) -> float:
     return float(row["published"]) * int(row["devices"])
 
 
-def published() -> Iterator[Series]:
+def list_published() -> Iterator[Series]:
     """BERT-Large on TPUs and on GPUs."""
     chips = by_chips()
     base = chips[min(chips)]
@@ -124,7 +124,7 @@ def ranks() -> Iterator[Series]:
         yield Series(work, f"{batch:,} in all, strong", False, base)
 
 
-def computing(speed: Sequence[Row], method: str, limit: str) -> list[float]:
+def share_computing(speed: Sequence[Row], method: str, limit: str) -> list[float]:
     """Returns the share of an update that did not wait for the exchange, of each round."""
     rows = experiment.select(speed, method=method, rate=limit)
     return [1 - row["exchange_wait_seconds"] / row["seconds"] for row in rows]
@@ -135,8 +135,8 @@ def links() -> Iterator[Series]:
     speed = experiment.read(BENCHMARKS / "network" / "speed.jsonl")
     for limit in RATES:
         for method in METHODS:
-            base = on(planned(speed[0], method, bits_per_second(limit)), 1, weak=True)
-            measured = {2: statistics.median(computing(speed, method, limit))}
+            base = on(plan_row(speed[0], method, bits_per_second(limit)), 1, weak=True)
+            measured = {2: statistics.median(share_computing(speed, method, limit))}
             yield Series(f"BERT-mini, 4 x 64 tokens a core, {method}, {limit}", f"{method}, weak", True, base, measured)
 
 

@@ -26,7 +26,7 @@ MIXED = "lamb-64k-x1024"
 """The run of the LAMB paper with batches of 64k and 32k."""
 
 
-def published() -> Iterator[list[Any]]:
+def list_published() -> Iterator[list[Any]]:
     """Lines of chips, batch, sequences a chip, hours, and efficiency, published and predicted."""
     chips = by_chips()
     base = chips[min(chips)]
@@ -35,12 +35,12 @@ def published() -> Iterator[list[Any]]:
         batch, each = batches[0], batches[0] // number
         shown = [batch, each] if batches[0] == batches[1] else ["64k, then 32k", "64, then 32"]
         share = chip_hours(base) / chip_hours(row)
-        expected = plan.predicted(base) * base["devices"] / (plan.predicted(row) * number)
-        hours = [f"{row['published']:.2f}", f"{plan.predicted(row):.2f}"]
+        expected = plan.predict_row(base) * base["devices"] / (plan.predict_row(row) * number)
+        hours = [f"{row['published']:.2f}", f"{plan.predict_row(row):.2f}"]
         yield [number, *shown, *hours, f"{share:.1%}", f"{expected:.1%}"]
 
 
-def derived() -> str:
+def describe_times() -> str:
     """What the published times alone say, in words."""
     chips, mixed = by_chips(), row_of(MIXED)
     base, large = chips[min(chips)], chips[max(chips)]
@@ -98,7 +98,7 @@ def links() -> Iterator[list[Any]]:
         cells = []
         for limit in rates:
             found = step(speed[0], method, bits_per_second(limit))
-            measured = statistics.median(extrapolated.computing(speed, method, limit))
+            measured = statistics.median(extrapolated.share_computing(speed, method, limit))
             cells.append(f"{measured:.0%} [{1 - found.exchange / found.seconds:.0%}]")
         yield [method, *cells]
 
@@ -108,7 +108,7 @@ def others() -> Iterator[list[Any]]:
     for row in plan.groups(plan.rows())["Published runs"]:
         if row["devices"] > 1:
             digits = ",.3g" if row["published"] < 100 else ",.0f"
-            figures = [format(row["published"], digits), format(plan.predicted(row), digits)]
+            figures = [format(row["published"], digits), format(plan.predict_row(row), digits)]
             yield [row["publication"], row["id"], row["devices"], row["unit"], *figures, f"{plan.error(row):+.0%}"]
 
 
@@ -130,15 +130,16 @@ def main() -> None:
     args = parser.parse_args()
     header, *rates = links()
     large, ranks, slow = (
-        [(one, one.predicted()) for one in some]
-        for some in (extrapolated.published(), extrapolated.ranks(), extrapolated.links())
+        [(one, one.predict()) for one in some]
+        for some in (extrapolated.list_published(), extrapolated.ranks(), extrapolated.links())
     )
     text = [
         "## BERT-Large with LAMB\n",
         experiment.table(
-            ["TPUv3 chips", "batch", "a chip", "hours", "predicted", "efficiency, published", "predicted"], published()
+            ["TPUv3 chips", "batch", "a chip", "hours", "predicted", "efficiency, published", "predicted"],
+            list_published(),
         ),
-        f"\n{derived()}",
+        f"\n{describe_times()}",
         "\nAn update of 128 tokens, in milliseconds, predicted:\n",
         experiment.table(
             ["chips", "batch", "a chip", "arithmetic", "memory", "kernels", "exchange", "waiting", "all",

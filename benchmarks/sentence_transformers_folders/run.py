@@ -37,22 +37,8 @@ FLAGS = (
     "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken",
 )  # fmt: skip
 WORDS = [
-    "the",
-    "boat",
-    "near",
-    "a",
-    "quiet",
-    "road",
-    "was",
-    "old",
-    "and",
-    "bright",
-    "when",
-    "we",
-    "saw",
-    "its",
-    "river",
-]
+    "the", "boat", "near", "a", "quiet", "road", "was", "old", "and", "bright", "when", "we", "saw", "its", "river",
+]  # fmt: skip
 COUNTS = (2, 5, 9, 13, 14, 15, 16, 20, 30, 40, 60, 7)
 TEXTS = [
     "", " ", "boat", "The Boat!", "a quiet road", "ünïcode döts", "second-hand", "1234567890",

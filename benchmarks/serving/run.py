@@ -16,12 +16,10 @@ Appends a line of JSON for each run to `--out`. `benchmarks.overload.run` measur
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +29,8 @@ from typing import Any
 
 from benchmarks.support import experiment
 from benchmarks.support.experiment import BENCHMARKS
+from benchmarks.support.fine_tuning import read_questions, read_table, take_evenly
+from benchmarks.support.processes import serve
 from lambert.wings.bench import environments
 from lambert.wings.bench.environments import UNCHANGED, Variables
 
@@ -59,18 +59,13 @@ print(json.dumps({"answers_per_second": round(len(texts) / (time.perf_counter() 
 def bodies(args: argparse.Namespace) -> list[bytes]:
     """The bodies of the requests: questions with their paragraphs, or the texts of a column."""
     if args.task == "squad":
-        data = json.loads(args.data.read_text(encoding="utf-8"))["data"]
-        texts: list[Any] = [
-            {"question": q["question"], "context": p["context"]}
-            for article in data for p in article["paragraphs"] for q in p["qas"]
-        ]  # fmt: skip
+        texts: list[Any] = [{name: row[name] for name in ("question", "context")} for row in read_questions(args.data)]
     else:
-        with args.data.open(encoding="utf-8-sig", newline="") as file:
-            texts = [row[args.text] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
-    count = min(args.limit, len(texts))
-    taken: list[Any] = [texts[number * len(texts) // count] for number in range(count)]
+        texts = [row[args.text] for row in read_table(args.data)]
+    taken = take_evenly(texts, args.limit)
     if args.items > 1:
-        taken = [taken[first : first + args.items] for first in range(0, count - count % args.items, args.items)]
+        whole = len(taken) - len(taken) % args.items
+        taken = [taken[at : at + args.items] for at in range(0, whole, args.items)]
     return [json.dumps({"inputs": inputs}).encode() for inputs in taken]
 
 
@@ -85,22 +80,10 @@ def server(args: argparse.Namespace, side: str, variables: Variables = UNCHANGED
         command = [str(BENCHMARKS / "peers/fastapi_server.py"), system, str(args.model), f"--batch={setting}"]
         command += [] if args.task == "embed" else [f"--task={args.task}"]
         path = "/predict"
-    process = subprocess.Popen(
-        [sys.executable, *command, f"--port={args.port}"], stdout=subprocess.DEVNULL, env=environments.of(variables)
-    )
     url = f"http://127.0.0.1:{args.port}{path}"
-    try:
-        asked = urllib.request.Request(url, bodies(args)[0], {"Content-Type": "application/json"})
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(asked, timeout=60).read()
-                break
-            except OSError:
-                time.sleep(0.1)
+    asked = urllib.request.Request(url, bodies(args)[0], {"Content-Type": "application/json"})
+    with serve([sys.executable, *command, f"--port={args.port}"], asked, variables):
         yield url
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def load(args: argparse.Namespace, url: str, **settings: Any) -> dict[str, Any]:
@@ -155,7 +138,7 @@ def peers(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The environment of each peer, and the largest rate of each side."""
     chosen: dict[str, Variables] = dict.fromkeys(args.sides, UNCHANGED)
     for side in (side for side in args.sides if SIDES[side][0] != "lambert"):
-        trial = environments.fastest(partial(seconds_of_answer, args, side), environments.candidates(), rounds=1)
+        trial = environments.find_fastest(partial(seconds_of_answer, args, side), environments.candidates(), rounds=1)
         chosen[side] = trial.variables
         yield {"work": "environment", "side": side, **trial.as_json()}
     for number in range(args.rounds):
@@ -192,9 +175,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
 
 def record(args: argparse.Namespace, row: dict[str, Any]) -> None:
     """Prints a row and appends it to `--out`."""
-    row = {"task": args.task, "cores": os.cpu_count(), **row}
-    print(json.dumps(row), flush=True)
-    experiment.append(args.out, row)
+    experiment.record(args.out, {"task": args.task, "cores": os.cpu_count(), **row})
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.experiment import BASE, DEMO, ROOT
+from benchmarks.support.experiment import BASE, DEMO, ROOT, metrics
 
 LAMBERT = [sys.executable, "-m", "lambert"]
 BUSY = [sys.executable, "-c", "while True: pass"]
@@ -28,7 +28,7 @@ WARM = 2
 """Rows of metrics.jsonl at the start of a run that are not counted."""
 
 
-def prepared(folder: Path) -> None:
+def prepare(folder: Path) -> None:
     """Writes the demo's corpus and an encoder of the shape of base_encoder to the folder, once."""
     if not (folder / "encoder" / "model").exists():
         flags: list[object] = ["--input", DEMO / "data/novels.jsonl.xz", "--out", folder / "corpus", "--workers", 1]
@@ -54,8 +54,7 @@ def command(work: str, folder: Path, out: Path) -> list[str]:
 
 def speed(run: Path) -> float:
     """Real tokens per second of a run's updates, without the first rows."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    rows = [row for row in rows if "loss" in row][WARM - 1 :]
+    rows = [row for row in metrics(run) if "loss" in row][WARM - 1 :]
     pairs = [(after["tokens"] - row["tokens"], after["tokens_per_second"]) for row, after in pairwise(rows)]
     rate: float = sum(tokens for tokens, _ in pairs) / sum(tokens / fast for tokens, fast in pairs)
     return rate
@@ -73,7 +72,7 @@ def busy(count: int) -> Iterator[None]:
             other.wait()
 
 
-def measured(work: str, load: str, folder: Path) -> list[float]:
+def measure(work: str, load: str, folder: Path) -> list[float]:
     """Real tokens per second of each run under a load."""
     runs = [Path(tempfile.mkdtemp(prefix="run-", dir=folder)) / "run" for _ in range(2 if load == "two" else 1)]
     launcher = ["launch", "-np", "2"] if load == "ranks" else []
@@ -99,12 +98,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keeps the corpus and the encoder between calls")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="shared-"))
-    prepared(folder)
+    prepare(folder)
     for number in range(options.rounds):
         for work in options.work:
             quiet = 0.0
             for load in options.loads:
-                found = measured(work, load, folder)
+                found = measure(work, load, folder)
                 quiet = sum(found) if load == "quiet" else quiet
                 row: dict[str, Any] = {"round": number, "work": work, "load": load}
                 row |= {"tokens_per_second": [round(rate) for rate in found], "together": round(sum(found))}

@@ -47,7 +47,7 @@ def processor_time() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def sliced(train: Path, questions: int, slices: int, folder: Path) -> list[Path]:
+def slice_questions(train: Path, questions: int, slices: int, folder: Path) -> list[Path]:
     """The first questions of a file as several files of as many questions each."""
     with_article = [
         (article["title"], paragraph["context"], question)
@@ -130,7 +130,7 @@ def main() -> None:
     peer = Peer(args.tokenizer, args.peer_path)
     rounds: list[dict[str, dict[str, Any]]] = []
     with tempfile.TemporaryDirectory() as temporary:
-        for number, path in enumerate(sliced(args.train, args.questions, args.slices, Path(temporary))):
+        for number, path in enumerate(slice_questions(args.train, args.questions, args.slices, Path(temporary))):
             found = {"lambert": ours(tokenizer, path), "cached": ours(tokenizer, path, Path(temporary) / "features")}
             found |= {method: peer.measure(method, path) for method in args.methods}
             rounds.append(found)

@@ -12,8 +12,10 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
+
+from benchmarks.support import processes
+from benchmarks.support.experiment import append
 
 LINE = json.dumps({"question": "Where is the Amazon rainforest?", "context": "It covers most of the Amazon basin."})
 LAMBERT = [sys.executable, "-P", "-m", "lambert"]
@@ -31,18 +33,8 @@ def serve(args: argparse.Namespace, precision: str) -> float:
     """Seconds from the command to the first answer of /readyz."""
     begin = time.perf_counter()
     command = [*LAMBERT, "serve", f"--model={args.model}", f"--precision={precision}", f"--port={args.port}"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{args.port}/readyz", timeout=10).read()
-                return time.perf_counter() - begin
-            except OSError:
-                time.sleep(0.01)
-                assert process.poll() is None, "the service has ended"
-    finally:
-        process.terminate()
-        process.wait()
+    with processes.serve(command, f"http://127.0.0.1:{args.port}/readyz"):
+        return time.perf_counter() - begin
 
 
 def main() -> None:
@@ -62,8 +54,7 @@ def main() -> None:
                     continue
                 found.setdefault((work.__name__, precision), []).append(seconds)
                 row = {"work": work.__name__, "precision": precision, "round": number, "seconds": round(seconds, 3)}
-                with args.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                append(args.out, row)
     for (name, precision), seconds_n in found.items():
         median, low, high = statistics.median(seconds_n), min(seconds_n), max(seconds_n)
         print(f"{name} {precision}: {median:.2f} s ({low:.2f} to {high:.2f})")

@@ -2,7 +2,7 @@
 
 A study is a function `plans(rows)`, which yields the settings of one run after the other, and `run(plan)`, which gives
 a row: the plan and its results. `rows` grows meanwhile, so that a plan may depend on earlier runs, such as on the
-learning rate that was best. `continued` appends each row to a file and omits the plans that the file has.
+learning rate that was best. `continue_runs` appends each row to a file and omits the plans that the file has.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import fcntl
 import json
 import math
 import os
+import platform
 import signal
 import statistics
 import subprocess
@@ -55,12 +56,28 @@ def append(path: Path, row: Row) -> None:
         file.write((json.dumps(row) + "\n").encode())
 
 
-def missing(plan: Row, rows: Iterable[Row]) -> bool:
+def record(path: Path | None, row: Row) -> None:
+    """Appends a row to a file, if one is given, and prints it."""
+    if path is not None:
+        append(path, row)
+    print(json.dumps(row), flush=True)
+
+
+def software() -> Row:
+    """Returns the versions of torch and Python, and the commit."""
+    import torch
+
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return {"torch": torch.__version__, "python": platform.python_version(), "commit": commit}
+
+
+def is_missing(plan: Row, rows: Iterable[Row]) -> bool:
     """Returns whether no row is of this plan."""
     return not any(plan.items() <= row.items() for row in rows)
 
 
-def continued(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0, jobs: int = 1) -> list[Row]:
+def continue_runs(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0, jobs: int = 1) -> list[Row]:
     """Runs the plans that `out` has not, at most `most` of them (0: all), and returns all rows. SIGTERM ends the run
     that is under way too. With several `jobs` so many run at a time, no plan may depend on a run that is missing, and
     SIGTERM begins no further run, but waits for those that are under way and drops them.
@@ -70,15 +87,14 @@ def continued(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0,
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rows, done = read(out), 0
     if jobs > 1:
-        wanted = [plan for plan in plans(rows) if missing(plan, rows)]
+        wanted = [plan for plan in plans(rows) if is_missing(plan, rows)]
         with ThreadPoolExecutor(jobs) as pool:
             futures = [pool.submit(run, plan) for plan in wanted[: most or None]]
             try:
                 for future in as_completed(futures):
                     if future.exception() is None:
                         rows.append(future.result())
-                        append(out, rows[-1])
-                        print(json.dumps(rows[-1]), flush=True)
+                        record(out, rows[-1])
             except KeyboardInterrupt:
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -86,11 +102,10 @@ def continued(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0,
             future.result()
         return rows
     for plan in plans(rows):
-        if not missing(plan, rows):
+        if not is_missing(plan, rows):
             continue
         rows.append(run(plan))
-        append(out, rows[-1])
-        print(json.dumps(rows[-1]), flush=True)
+        record(out, rows[-1])
         done += 1
         if done == most:
             break
@@ -103,7 +118,7 @@ def progress(plans: Plans, rows: Iterable[Row]) -> str:
     found = [*rows]
     wanted = []
     for plan in plans(found):
-        wanted.append(not missing(plan, found))
+        wanted.append(not is_missing(plan, found))
         if not wanted[-1]:
             found.append(plan)
     return f"Runs so far: {sum(wanted)} of {len(wanted)}."
@@ -119,14 +134,14 @@ def select(rows: Iterable[Row], **values: Any) -> list[Row]:
     return [row for row in rows if values.items() <= row.items()]
 
 
-def ended(values: Iterable[float | None]) -> list[float]:
+def drop_diverged(values: Iterable[float | None]) -> list[float]:
     """Returns the values of the runs that did not diverge, whose value is None."""
     return [value for value in values if value is not None]
 
 
 def spread(values: Sequence[float | None], digits: int = 3) -> str:
     """Returns the mean, and with several values their standard deviation; says how many are None, which diverged."""
-    kept = ended(values)
+    kept = drop_diverged(values)
     lost = "" if len(kept) == len(values) else f"{len(values) - len(kept)} of {len(values)} diverged"
     if not kept:
         return lost
@@ -173,7 +188,7 @@ def plot(path: Path, panels: Mapping[str, Curves], x: str, y: str | Sequence[str
     )
     for number, (axes, (title, curves)) in enumerate(zip(plots[0], panels.items(), strict=True)):
         for (name, points), style in zip(curves.items(), _styles(), strict=False):
-            ordered = [(at, ended(values)) for at, values in sorted(points, key=lambda point: point[0])]
+            ordered = [(at, drop_diverged(values)) for at, values in sorted(points, key=lambda point: point[0])]
             filled = [(at, values) for at, values in ordered if values]
             means = [statistics.fmean(values) for _, values in filled]
             bars = [
@@ -196,26 +211,31 @@ def _styles() -> list[str]:
     return [f"{marker}{line}" for line in ("-", "--", ":") for marker in "os^dvx"]
 
 
+def command(verb: str, recipe: Path | None = None, *, flags: Mapping[str, Any]) -> list[str]:
+    """Returns `lambert VERB RECIPE` with these settings, where True is a flag alone and a list several values."""
+    words = [sys.executable, "-P", "-m", "lambert", verb, *([str(recipe)] if recipe else [])]
+    for name, value in flags.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif isinstance(value, list | tuple):
+            words += [f"--{name}", *map(str, value)]
+        else:
+            words.append(f"--{name}={value}")
+    return words
+
+
 def lambert(
     verb: str, recipe: Path | None = None, *, flags: Mapping[str, Any], threads: int = 1, ends: Sequence[int] = (0,)
 ) -> int:
-    """Runs `lambert VERB RECIPE` with these settings, where True is a flag alone and a list several values, and returns
-    its exit code. What it prints goes to stderr.
+    """Runs `command(verb, recipe, flags)` and returns its exit code. What it prints goes to stderr.
 
     Raises CalledProcessError for an exit code that is not in `ends`.
     """
-    command = [sys.executable, "-P", "-m", "lambert", verb, *([str(recipe)] if recipe else [])]
-    for name, value in flags.items():
-        if value is True:
-            command.append(f"--{name}")
-        elif isinstance(value, list | tuple):
-            command += [f"--{name}", *map(str, value)]
-        else:
-            command.append(f"--{name}={value}")
+    words = command(verb, recipe, flags=flags)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(command, check=False, stdout=sys.stderr, env=environment)
+    done = subprocess.run(words, check=False, stdout=sys.stderr, env=environment)
     if done.returncode not in ends:
-        raise subprocess.CalledProcessError(done.returncode, command)
+        raise subprocess.CalledProcessError(done.returncode, words)
     return done.returncode
 
 
@@ -231,7 +251,7 @@ def scores(run: Path) -> dict[str, float]:
     return found
 
 
-def pretrained(flags: Mapping[str, Any], threads: int, recipe: Path | None = None) -> dict[str, float]:
+def pretrain(flags: Mapping[str, Any], threads: int, recipe: Path | None = None) -> dict[str, float]:
     """Runs `lambert pretrain` with these settings, `out` among them, and returns the scores; {} if it diverged."""
     ended_with = lambert("pretrain", recipe, flags=flags, threads=threads, ends=(0, DIVERGED))
     return {} if ended_with == DIVERGED else scores(flags["out"])
@@ -279,6 +299,14 @@ def planned_arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
     parser = arguments(doc, name)
     parser.add_argument("--table", action="store_true", help="show the runs of --out, and draw the plot beside them")
     parser.add_argument("--runs", type=int, default=0, help="end after so many new runs; 0: all")
+    return parser
+
+
+def study_arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
+    """Returns a parser with what all studies take whose runs are a plan and read a corpus."""
+    parser = planned_arguments(doc, name)
+    parser.add_argument("--text", type=Path, nargs="+", help="for `lambert prepare`; without: the corpus in --work")
+    parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
     return parser
 
 

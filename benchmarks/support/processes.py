@@ -1,16 +1,23 @@
-"""Commands that are run and measured: seconds, memory and disk."""
+"""Runs commands and services, and measures their time, memory and disk."""
 
 import json
 import os
+import statistics
 import subprocess
+import threading
 import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from lambert.wings.bench import environments
 from lambert.wings.bench.environments import UNCHANGED, Variables
+
+T = TypeVar("T")
 
 
 def measure(command: list[str], variables: Variables = UNCHANGED) -> dict[str, Any]:
@@ -27,6 +34,12 @@ def measure(command: list[str], variables: Variables = UNCHANGED) -> dict[str, A
     return {"process_seconds": round(time.perf_counter() - began, 2), "mb": used.ru_maxrss // 1024, **last}
 
 
+def compare(own: Sequence[dict[str, Any]], peer: Sequence[dict[str, Any]], name: str = "seconds") -> dict[str, Any]:
+    """Returns how many times as fast as a peer Lambert was round by round: the median, and the range."""
+    ratios = [theirs[name] / ours[name] for ours, theirs in zip(own, peer, strict=True)]
+    return {"median": round(statistics.median(ratios), 2), "range": [round(min(ratios), 2), round(max(ratios), 2)]}
+
+
 def size_of(folder: Path) -> int:
     """Returns the bytes of all files below a folder."""
     total = 0
@@ -37,6 +50,45 @@ def size_of(folder: Path) -> int:
             except OSError:
                 continue
     return total
+
+
+@contextmanager
+def serve(
+    command: list[str], probe: str | urllib.request.Request, variables: Variables = UNCHANGED
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A context with a service that has answered a request, with these variables beside the user's environment."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environments.of(variables))
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(probe, timeout=60).read()
+                break
+            except OSError:
+                if process.poll() is not None:
+                    raise SystemExit(f"{' '.join(command)} ended before it answered") from None
+                time.sleep(0.01)
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def sample(read: Callable[[], T], seconds: float) -> Iterator[list[T]]:
+    """A context in which a thread reads a value every so many seconds, with the list of the values so far."""
+    values, ended = [read()], threading.Event()
+
+    def run() -> None:
+        while not ended.wait(seconds):
+            values.append(read())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield values
+    finally:
+        ended.set()
+        thread.join()
 
 
 def watch(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> dict[str, float]:

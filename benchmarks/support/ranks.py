@@ -73,7 +73,7 @@ def run(work: Callable[..., None], *arguments: object, ranks: int = 2) -> None:
 def updates(args: argparse.Namespace, world: World, aggregate: int) -> Iterator[GlobalBatch]:
     """This rank's micro-batches of every update: `aggregate` of them, drawn before the first."""
     config = BenchConfig(size=args.size, sequences=args.sequences, length=args.length, lengths="full")
-    encoder, lengths_S = batches.encoder_of(config), batches.drawn_lengths(config)
+    encoder, lengths_S = batches.encoder_of(config), batches.draw_lengths(config)
     pool = []
     for number in range(POOL):
         seeds = [(number * world.size + world.rank) * aggregate + i for i in range(aggregate)]

@@ -20,7 +20,7 @@ SAVED_EVERY = 20
 SHAPE = {"layers": 2, "hidden": 128, "heads": 2, "intermediate": 512, "positions": 64}
 
 
-def prepared(folder: Path) -> Path:
+def prepare_corpus(folder: Path) -> Path:
     """A corpus of 400 documents of random words, one a line."""
     draw = random.Random(0)
     words = ["".join(draw.choices("aeiou", k=1) + draw.choices("bcdfgklmnprst", k=2)) for _ in range(300)]
@@ -47,7 +47,7 @@ def workers(launcher: psutil.Process) -> list[psutil.Process]:
     return sorted(launcher.children(), key=lambda child: float(child.create_time()))
 
 
-def waited_for_row(path: Path, since: float, count: int = 1) -> dict[str, Any]:
+def wait_for_row(path: Path, since: float, count: int = 1) -> dict[str, Any]:
     """The last of the first `count` rows of updates written after `since`, in seconds since 1970."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
@@ -71,7 +71,7 @@ def kills(launcher: psutil.Process, metrics: Path, rounds: int) -> Iterator[dict
     """The figures of each."""
     since = 0.0
     for number in range(rounds):
-        waited_for_row(metrics, since, UPDATES)
+        wait_for_row(metrics, since, UPDATES)
         old = workers(launcher)
         before = rows(metrics)[-1]["step"]
         victim = len(old) - 1 if number % 2 == 0 else 0
@@ -79,7 +79,7 @@ def kills(launcher: psutil.Process, metrics: Path, rounds: int) -> Iterator[dict
         os.kill(old[victim].pid, signal.SIGKILL)
         wait_for_workers(launcher, old)
         since = time.time()  # a process' own time of birth is up to a second off
-        row = waited_for_row(metrics, since)
+        row = wait_for_row(metrics, since)
         yield {
             "round": number, "victim": victim, "seconds": row["time"] - struck, "started_seconds": since - struck,
             "lost": before + 1 - row["step"],
@@ -92,7 +92,7 @@ def restart(rounds: int) -> Iterator[dict[str, Any]]:
         folder = Path(name)
         out = folder / "run"
         flags = {f"model.{key}": value for key, value in SHAPE.items()} | {
-            "corpus": prepared(folder), "out": out, "packing.sequence-length": 64, "train.batch-size": 16,
+            "corpus": prepare_corpus(folder), "out": out, "packing.sequence-length": 64, "train.batch-size": 16,
             "train.micro-tokens": 512, "train.steps": 10**6, "train.save-every": SAVED_EVERY, "log.every": 1,
             "train.device": "cpu",
         }  # fmt: skip

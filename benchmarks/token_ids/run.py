@@ -79,7 +79,7 @@ def compare(library: Any, encoder: Encoder, texts: list[str]) -> tuple[int, int,
     return len(found.ids_T), cut, different
 
 
-def _rounded(row: dict[str, float]) -> dict[str, float]:
+def _round(row: dict[str, float]) -> dict[str, float]:
     return {field: round(value, 2) if field == "MB" else int(value) for field, value in row.items()}
 
 
@@ -125,8 +125,8 @@ def main() -> None:
         "tokenizer": arguments.tokenizer.name,
         "by_words": encoder.by_words,
         "seconds": round(time.perf_counter() - started),
-        **{name: _rounded(row) for name, row in counts.items()},
-        "total": _rounded(total),
+        **{name: _round(row) for name, row in counts.items()},
+        "total": _round(total),
     }
     print(json.dumps(result) if arguments.json else "\n".join(f"{name:<40}{value}" for name, value in result.items()))
     if first:

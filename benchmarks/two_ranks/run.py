@@ -29,11 +29,8 @@ Sides take their rounds in turn, each after untimed updates; a line of JSON a ro
 """
 
 import argparse
-import json
-import platform
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections import deque
@@ -47,7 +44,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.support.experiment import ROOT
+from benchmarks.support.experiment import record, software
 from benchmarks.support.ranks import MANY, Side, everyones, fresh, run, seconds_of, updates
 from benchmarks.support.restart import restart
 from benchmarks.two_ranks.hidden import hidden
@@ -227,7 +224,7 @@ def say(args: argparse.Namespace, rows: Iterable[Row], settings: Row) -> None:
         found.append(row)
         _write({"work": args.work} | row, args.out)
     for row in _medians(found):
-        _write({"work": args.work, "rounds": args.rounds} | settings | row | _software(), args.out)
+        _write({"work": args.work, "rounds": args.rounds} | settings | row | software(), args.out)
 
 
 def _medians(rows: Sequence[Row]) -> Iterator[Row]:
@@ -244,24 +241,14 @@ def _medians(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _write(row: Row, out: Path | None) -> None:
-    line = json.dumps({name: _rounded(value) for name, value in row.items()})
-    print(line, flush=True)
-    if out is not None:
-        with out.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+    record(out, {name: _round(value) for name, value in row.items()})
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     """Floats with five digits that count, in lists too."""
     if isinstance(value, list):
-        return [_rounded(part) for part in value]
+        return [_round(part) for part in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value
-
-
-def _software() -> Row:
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    return {"torch": torch.__version__, "python": platform.python_version(), "commit": commit}
 
 
 def rank(args: argparse.Namespace) -> None:

@@ -100,7 +100,7 @@ def stage(
         "train.device": args.device, "train.compile": "off",
         "log.every": max(1, steps // 64), **more,
     }  # fmt: skip
-    return experiment.pretrained(flags, args.threads).get("mlm")
+    return experiment.pretrain(flags, args.threads).get("mlm")
 
 
 def run(args: argparse.Namespace, plan: Row) -> Row:
@@ -148,9 +148,9 @@ def show(args: argparse.Namespace) -> None:
     groups = {f"long, {share:.0%}": experiment.select(rows, arm="long", share=share) for share in SHARES}
     losses_of = {name: [row["mlm"] for row in found] for name, found in groups.items()}
     curve = [
-        (found[0]["operations"], statistics.fmean(experiment.ended(losses_of[name])))
+        (found[0]["operations"], statistics.fmean(experiment.drop_diverged(losses_of[name])))
         for name, found in groups.items()
-        if experiment.ended(losses_of[name])
+        if experiment.drop_diverged(losses_of[name])
     ]
     whole = curve[-1][0] if curve else 1.0
     lines, drawn = [], {"long": [(found[0]["operations"], losses_of[name]) for name, found in groups.items() if found]}
@@ -160,7 +160,7 @@ def show(args: argparse.Namespace) -> None:
             continue
         losses, spent, saved = [row["mlm"] for row in found], found[0]["operations"], ""
         if name in ARMS:
-            kept = experiment.ended(losses)
+            kept = experiment.drop_diverged(losses)
             needed = equal_loss(curve, statistics.fmean(kept)) if kept else None
             saved = f"{1 - spent / needed:+.0%}" if needed else "outside of the curve"
             drawn[name] = [(spent, losses)]
@@ -172,12 +172,8 @@ def show(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = experiment.planned_arguments(__doc__, "two_stages")
+    parser = experiment.study_arguments(__doc__, "two_stages")
     experiment.concurrent_arguments(parser)
-    parser.add_argument(
-        "--text", type=Path, nargs="+", help="about 10 MB for `lambert prepare`; without: the corpus in --work"
-    )
-    parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
     parser.add_argument("--samples", type=int, default=81_920, help="sequences of `long`, and of both stages together")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument(
@@ -191,7 +187,7 @@ def main() -> None:
     if not args.work:
         parser.error("--work is needed")
     args.corpus = experiment.corpus(args.text, args.work, experiment.ENCODER)
-    experiment.continued(args.out, partial(plans, args), partial(run, args), args.runs, args.jobs)
+    experiment.continue_runs(args.out, partial(plans, args), partial(run, args), args.runs, args.jobs)
 
 
 if __name__ == "__main__":

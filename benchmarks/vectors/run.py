@@ -25,8 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support import experiment
 from benchmarks.support.experiment import BENCHMARKS
-from benchmarks.support.fine_tuning import read_training_time
+from benchmarks.support.fine_tuning import read_questions, read_training_time, write_rows
 from benchmarks.support.processes import measure
 from lambert.wings.bench import environments
 from lambert.wings.bench.environments import UNCHANGED, Trial, Variables
@@ -51,8 +52,7 @@ def squad(args: argparse.Namespace) -> None:
     (args.out / "beir" / "qrels").mkdir(parents=True)
     rows = pairs(args.train)
     rows = rows[:: max(1, len(rows) // args.limit)][: args.limit]
-    lines = [json.dumps({"query": question, "passage": passage}) for question, passage in rows]
-    (args.out / "pairs.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    write_rows(args.out / "pairs.jsonl", ({"query": question, "passage": passage} for question, passage in rows))
     found = pairs(args.dev)[: args.queries]
     passages = list(dict.fromkeys(passage for _, passage in found))
     numbers = {passage: number for number, passage in enumerate(passages)}
@@ -64,13 +64,11 @@ def squad(args: argparse.Namespace) -> None:
 
 def pairs(path: Path) -> list[tuple[str, str]]:
     """The questions of a SQuAD file with their paragraphs."""
-    data = json.loads(path.read_text(encoding="utf-8"))["data"]
-    return [(q["question"], p["context"]) for article in data for p in article["paragraphs"] for q in p["qas"]]
+    return [(row["question"], row["context"]) for row in read_questions(path)]
 
 
 def write(path: Path, texts: list[str]) -> None:
-    rows = [json.dumps({"_id": str(number), "text": text}) for number, text in enumerate(texts)]
-    path.write_text("".join(row + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, ({"_id": str(number), "text": text} for number, text in enumerate(texts)))
 
 
 def part(path: Path, lines: int, out: Path) -> Path:
@@ -79,9 +77,9 @@ def part(path: Path, lines: int, out: Path) -> Path:
     return out
 
 
-def tried(side: str, seconds: Callable[[Variables], float]) -> Trial:
+def try_environments(side: str, seconds: Callable[[Variables], float]) -> Trial:
     """The fastest environment of a side."""
-    trial = environments.fastest(seconds, environments.candidates())
+    trial = environments.find_fastest(seconds, environments.candidates())
     print(json.dumps({"side": side, **trial.as_json()}), flush=True)
     return trial
 
@@ -90,7 +88,7 @@ def train(args: argparse.Namespace) -> None:
     runs: dict[str, list[dict[str, Any]]] = {"lambert": [], **{f"sentence-transformers {m}": [] for m in args.peers}}
     with tempfile.TemporaryDirectory() as folder:
         few, out = part(args.data / "pairs.jsonl", args.tried, Path(folder, "pairs.jsonl")), Path(folder, "model")
-        trials = {loss: tried(loss, partial(trained_in, args, out, loss, few)) for loss in args.peers}
+        trials = {loss: try_environments(loss, partial(time_training, args, out, loss, few)) for loss in args.peers}
     for round_ in range(1, args.rounds + 1):
         for side, results in runs.items():
             out = args.out / f"{side.replace(' ', '-')}-{round_}"
@@ -100,9 +98,9 @@ def train(args: argparse.Namespace) -> None:
                 loss = side.split()[1]
                 result = theirs(args, out, round_, loss, trials[loss].variables)
             model = out / "model" if side == "lambert" else out
-            scored = [sys.executable, "-m", "lambert", "evaluate", "--model", model, "--task", "embed", "--json"]
-            scored += ["--data", args.data / "beir" / "qrels" / "test.tsv"]
-            result["ndcg_10"] = measure([*map(str, scored)])["ndcg_10"]
+            data = args.data / "beir" / "qrels" / "test.tsv"
+            flags = {"model": model, "task": "embed", "data": data, "json": True}
+            result["ndcg_10"] = measure(experiment.command("evaluate", flags=flags))["ndcg_10"]
             results.append(result)
             print(json.dumps({"side": side, "seed": round_, **result}), flush=True)
     summarize(args, runs)
@@ -115,13 +113,12 @@ def ours(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
         "train.batch-size": args.batch_size, "train.epochs": 1, "train.precision": args.precision,
         "train.threads": args.threads, "log.every": 1, "optim.weight-decay": 0,
     }  # fmt: skip
-    command = [sys.executable, "-m", "lambert", "finetune", *(f"--{name}={value}" for name, value in flags.items())]
-    result = measure(command)
+    result = measure(experiment.command("finetune", flags=flags))
     seconds, done = read_training_time(out)
     return {**result, "seconds": round(seconds, 2), "pairs": done}
 
 
-def trained_in(args: argparse.Namespace, out: Path, loss: str, pairs: Path, variables: Variables) -> float:
+def time_training(args: argparse.Namespace, out: Path, loss: str, pairs: Path, variables: Variables) -> float:
     found: float = theirs(args, out, 0, loss, variables, pairs)["seconds"]
     return found
 
@@ -161,7 +158,7 @@ def encode(args: argparse.Namespace) -> None:
             return found
 
         few = part(args.texts, args.tried, Path(folder, "texts.jsonl"))
-        trials = {side: tried(" ".join(side), partial(seconds, *side)) for side in sides}
+        trials = {side: try_environments(" ".join(side), partial(seconds, *side)) for side in sides}
         for round_ in range(1, args.rounds + 1):
             for side, precision in sides:
                 result = encoded(side, precision, args.texts, trials[side, precision].variables)

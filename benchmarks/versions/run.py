@@ -21,6 +21,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from benchmarks.support.experiment import append
+
 BENCH = {
     "pretrain mini 8 x 512": "--size mini --sequences 8 --rounds 5",
     "pretrain base 4 x 512": "--size base --sequences 4 --rounds 3",
@@ -66,7 +68,7 @@ def whole(tree: Path, options: argparse.Namespace, folder: Path) -> dict[str, fl
     return {"prepare": prepare, "pretrain, whole run": pretrain, "predict, one line in a new process": first}
 
 
-def measured(
+def measure(
     rounds: int, sides: tuple[Path, Path], take: Callable[[Path], dict[str, float]]
 ) -> dict[str, list[list[float]]]:
     """Seconds by row, of each round, of both sides; the side that begins changes with the round."""
@@ -97,19 +99,18 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             return whole(tree, options, Path(folder))
 
-    def said(seconds: dict[str, list[list[float]]]) -> None:
+    def report(seconds: dict[str, list[list[float]]]) -> None:
         for row, pairs in seconds.items():
             ratios = [before / after for before, after in pairs]
             print(f"{row:40} {statistics.median(ratios):6.3f} ({min(ratios):.3f} to {max(ratios):.3f})", flush=True)
             if options.out:
-                with options.out.open("a") as file:
-                    file.write(json.dumps({"row": row, "seconds": pairs}) + "\n")
+                append(options.out, {"row": row, "seconds": pairs})
 
     for row in BENCH:
         if not options.rows or any(row.startswith(name) for name in options.rows):
-            said(measured(options.rounds, sides, partial(bench, row)))
+            report(measure(options.rounds, sides, partial(bench, row)))
     if options.text:
-        said(measured(options.rounds, sides, commands))
+        report(measure(options.rounds, sides, commands))
 
 
 if __name__ == "__main__":

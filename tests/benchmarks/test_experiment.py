@@ -46,14 +46,14 @@ def test_a_study_that_was_killed_makes_the_runs_that_are_missing(tmp_path: Path)
         return {**plan, "mlm": plan["lr"] + 5}
 
     with pytest.raises(KeyboardInterrupt):
-        experiment.continued(out, three, run)
+        experiment.continue_runs(out, three, run)
     assert experiment.read(out) == [{"lr": 1.0, "seed": 1, "mlm": 6.0}]
-    assert experiment.continued(out, three, run, most=1) == experiment.read(out)
-    rows = experiment.continued(out, three, run)
+    assert experiment.continue_runs(out, three, run, most=1) == experiment.read(out)
+    rows = experiment.continue_runs(out, three, run)
     assert rows == experiment.read(out)
     assert [(row["lr"], row["seed"]) for row in rows] == [(1.0, 1), (0.1, 1), (0.1, 2)]
     before = list(made)
-    experiment.continued(out, three, run)
+    experiment.continue_runs(out, three, run)
     assert made == before
 
 
@@ -75,7 +75,7 @@ def test_sigterm_ends_the_run_under_way(tmp_path: Path) -> None:
         "command = [sys.executable, '-c', 'import time, os; print(os.getpid(), flush=True); time.sleep(600)']\n"
         "run = lambda plan: subprocess.run(command) and plan\n"
         f"out = pathlib.Path({str(tmp_path / 'runs.jsonl')!r})\n"
-        "experiment.continued(out, lambda rows: iter([{'seed': 1}]), run)\n"
+        "experiment.continue_runs(out, lambda rows: iter([{'seed': 1}]), run)\n"
     )
     study = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert study.stdout is not None
@@ -146,7 +146,7 @@ def test_the_runs_of_the_aggregation_study_are_recognised() -> None:
     )
     rows = experiment.read(BENCHMARKS / "aggregation" / "runs.jsonl")
     plans = [*aggregation.plans(args, 2000, rows)]
-    assert sum(not experiment.missing(plan, rows) for plan in plans) >= 10
+    assert sum(not experiment.is_missing(plan, rows) for plan in plans) >= 10
 
 
 def test_another_seed_is_tried_where_the_base_is_on_the_plateau(
@@ -156,10 +156,10 @@ def test_another_seed_is_tried_where_the_base_is_on_the_plateau(
     monkeypatch.setattr(base_encoder, "lambert", lambda verb, recipe, flags, threads: made.append(flags["out"]))
     losses = {"pretrain-64-1": 5.7, "pretrain-64-2": 4.2}
     monkeypatch.setattr(base_encoder, "scores", lambda run: {"mlm": losses.get(run.name, 6.0)})
-    assert base_encoder.trained(tmp_path, 1, seeds=(1, 2, 3)).name == "pretrain-64-2"
+    assert base_encoder.train(tmp_path, 1, seeds=(1, 2, 3)).name == "pretrain-64-2"
     assert [path.name for path in made][-2:] == ["pretrain-32-2", "pretrain-64-2"]
     with pytest.raises(SystemExit, match="on the plateau"):
-        base_encoder.trained(tmp_path, 1, seeds=(1, 3))
+        base_encoder.train(tmp_path, 1, seeds=(1, 3))
 
 
 def test_the_compute_at_equal_loss_is_interpolated() -> None:
@@ -198,16 +198,16 @@ def test_jobs_keep_the_rows_beside_a_run_that_fails(tmp_path: Path) -> None:
 
     plans = [{"seed": seed} for seed in (1, 2, 3)]
     with pytest.raises(ValueError, match="seed 2"):
-        experiment.continued(tmp_path / "runs.jsonl", lambda rows: iter(plans), run, jobs=2)
+        experiment.continue_runs(tmp_path / "runs.jsonl", lambda rows: iter(plans), run, jobs=2)
     assert sorted(row["seed"] for row in experiment.read(tmp_path / "runs.jsonl")) == [1, 3]
-    rows = experiment.continued(tmp_path / "runs.jsonl", lambda rows: iter(plans[::2]), run, jobs=2)
+    rows = experiment.continue_runs(tmp_path / "runs.jsonl", lambda rows: iter(plans[::2]), run, jobs=2)
     assert len(rows) == 2
 
 
 def test_rates_beyond_the_grid_are_tried_while_the_best_is_at_its_edge() -> None:
     def tried(loss: Callable[[float], float | None]) -> list[float]:
         rows: list[Row] = []
-        for rate in large_batches.tuned((1.0, 2.0, 4.0), rows, arm="lamb"):
+        for rate in large_batches.find_rates((1.0, 2.0, 4.0), rows, arm="lamb"):
             rows.append({"arm": "lamb", "lr": rate, "mlm": loss(rate)})
             rows.append({"arm": "adamw", "lr": rate, "mlm": -rate})
         return [row["lr"] for row in rows[::2]]

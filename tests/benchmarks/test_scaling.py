@@ -35,5 +35,5 @@ def test_efficiency_falls_with_the_devices_and_is_lower_on_a_slower_link() -> No
 def test_the_network_study_has_the_predictions_of_the_planner() -> None:
     speed = json.loads((BENCHMARKS / "network" / "speed.jsonl").read_text(encoding="utf-8").splitlines()[0])
     for rate, method in (("none", "float32"), ("10gbit", "int8"), ("100mbit", "powersgd-32")):
-        row = scaling.planned(speed, method, scaling.bits_per_second(rate))
+        row = scaling.plan_row(speed, method, scaling.bits_per_second(rate))
         assert scaling.rate(row) == pytest.approx(scaling.rate(scaling.row_of(f"link-{rate}-{method}")))

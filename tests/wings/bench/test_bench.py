@@ -48,7 +48,7 @@ def sides_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "COPIED", 2**20)
 
 
-def measured(lambert: Lambert, *peers: str, unit: str = "tokens", more: tuple[str, ...] = (), **settings: Any) -> Any:
+def measure(lambert: Lambert, *peers: str, unit: str = "tokens", more: tuple[str, ...] = (), **settings: Any) -> Any:
     """The one JSON object of a run, its form checked."""
     done = lambert("bench", "--json", peer=",".join(peers), **settings)
     assert (done.code, done.err) == (0, "")
@@ -68,7 +68,7 @@ def measured(lambert: Lambert, *peers: str, unit: str = "tokens", more: tuple[st
 
 
 def test_pretraining_alone(lambert: Lambert) -> None:
-    found = measured(lambert, **TINY)
+    found = measure(lambert, **TINY)
     assert found["sides"]["lambert"]["check"] == pytest.approx(np.log(30522) + np.log(2), rel=0.02)
     assert found["ceiling_gflops"] == 10
     assert found["shaped_ceiling_gflops"] > 0
@@ -78,7 +78,7 @@ def test_pretraining_beside_peers(lambert: Lambert, monkeypatch: pytest.MonkeyPa
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)  # a minute of compiling
     peers = ("transformers", "transformers-compiled")
-    found = measured(lambert, *peers, **TINY, optimizer=True, precision="float32")
+    found = measure(lambert, *peers, **TINY, optimizer=True, precision="float32")
     assert [type(model).__name__ for model in compiled] == ["BertForPreTraining"]
     assert found["padded_tokens"] < 2 * 24  # to the longest of the batch
     # All sides have the same weights and data.
@@ -90,12 +90,12 @@ def test_pretraining_beside_peers(lambert: Lambert, monkeypatch: pytest.MonkeyPa
 def test_finetuning(lambert: Lambert, padding: str) -> None:
     """Transformers' loss of spans also runs over the padding: the sides agree where there is none."""
     given = {**TINY, "work": "finetune", "padding": padding, "precision": "float32"}
-    full = measured(lambert, "transformers", **given, lengths="full")
+    full = measure(lambert, "transformers", **given, lengths="full")
     assert full["padded_tokens"] == full["tokens"] == 2 * 24
     own, peer = (side["check"] for side in full["sides"].values())
     assert own == pytest.approx(np.log(24), rel=0.1)
     assert own == pytest.approx(peer, abs=2e-3)
-    drawn = measured(lambert, **given, optimizer=True, dropout=0.1)
+    drawn = measure(lambert, **given, optimizer=True, dropout=0.1)
     assert (drawn["padded_tokens"] == 2 * 24) == (padding == "length")
     assert drawn["settings"]["lengths"] == "squad"
 
@@ -103,7 +103,7 @@ def test_finetuning(lambert: Lambert, padding: str) -> None:
 def test_optimizers(lambert: Lambert) -> None:
     more = ("milliseconds", "ns_per_parameter", "gb_per_second")
     peers = ("adamw", "adamw-foreach")
-    found = measured(lambert, *peers, work="optimizer", size="tiny", rounds=2, unit="parameters", more=more)
+    found = measure(lambert, *peers, work="optimizer", size="tiny", rounds=2, unit="parameters", more=more)
     layer = 4 * (128**2 + 128) + 2 * (128 * 512) + 512 + 128 + 4 * 128
     heads = 2 * (128**2 + 128) + 2 * 128 + 30522 + 2 * 129  # pooler, transform, its norm, the decoder's bias, nsp
     assert found["parameters"] == (30522 + 512 + 2) * 128 + 2 * 128 + 2 * layer + heads
@@ -119,7 +119,7 @@ def test_optimizers(lambert: Lambert) -> None:
 @pytest.mark.parametrize("packing", ["pairs", "full"])
 def test_loading_a_corpus(lambert: Lambert, corpus: Path, packing: str) -> None:
     given = {"work": "loader", "corpus": corpus, "rounds": 2, "length": 48, "packing": packing, "seed": 3}
-    found = measured(lambert, "dataloader", **given, sequences=1, consumes=1000, more=("times_consumed",))
+    found = measure(lambert, "dataloader", **given, sequences=1, consumes=1000, more=("times_consumed",))
     # One sequence an update: the round is the whole epoch.
     specials = roles.specials(tokenizers.load(corpus))
     config = PackingConfig(mode=packing, sequence_length=48)  # type: ignore[arg-type]
@@ -135,20 +135,20 @@ def test_loading_a_corpus(lambert: Lambert, corpus: Path, packing: str) -> None:
 
 
 def test_loading_random_documents(lambert: Lambert) -> None:
-    found = measured(lambert, "dataloader", work="loader", rounds=1, length=64, sequences=512)
+    found = measure(lambert, "dataloader", work="loader", rounds=1, length=64, sequences=512)
     assert found["sequences"] == 2048
     own, peer = found["sides"].values()
     assert own["check"] == pytest.approx(0.15 * found["tokens"], rel=0.05)
     assert peer["check"] == pytest.approx(own["check"], rel=0.1)
     assert found["padded_tokens"] == 2048 * 64  # the longest of 512
-    words = measured(lambert, work="loader", rounds=1, length=64, sequences=512, whole_word=True)
+    words = measure(lambert, work="loader", rounds=1, length=64, sequences=512, whole_word=True)
     assert words["tokens"] == found["tokens"]
 
 
 def test_tokenizers(lambert: Lambert, corpus: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")  # put back at the end
     given = {"work": "tokenizer", "rounds": 2, "tokenizer": corpus / "vocab.txt", "text": texts}
-    found = measured(lambert, "tokenizers", **given, unit="bytes", more=("mb_per_second",))
+    found = measure(lambert, "tokenizers", **given, unit="bytes", more=("mb_per_second",))
     assert found["bytes"] == texts.stat().st_size
     tokens = len(tokenizers.load(corpus).encode(texts.read_text(), add_special_tokens=False))
     assert [side["check"] for side in found["sides"].values()] == [tokens] * 2
@@ -162,7 +162,7 @@ def test_works_and_peers_from_outside(lambert: Lambert, tmp_path: Path, monkeypa
     text += "def peer(value): return lambda: value\n"
     (tmp_path / "bench_mine.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    found = measured(lambert, "bench_mine:peer", work="bench_mine:work", rounds=1)
+    found = measure(lambert, "bench_mine:peer", work="bench_mine:work", rounds=1)
     assert [side["check"] for side in found["sides"].values()] == [1, 2]
 
 

@@ -23,7 +23,7 @@ OTHERS = ("onnxruntime", "openvino", "openvino-latency")
 
 
 def checks(precision: str, peers: tuple[str, ...]) -> dict[str, float]:
-    config = BenchConfig(**TINY, precision=precision, peer=",".join(peers)).resolved()  # type: ignore[arg-type]
+    config = BenchConfig(**TINY, precision=precision, peer=",".join(peers)).resolve()  # type: ignore[arg-type]
     torch.manual_seed(0)
     found = {}
     for name, side in inference.inference(config, World()).sides.items():
@@ -80,13 +80,13 @@ def test_openvino_neither_forks_nor_reports(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_side_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    original: Callable[..., Any] = inference.batches.padded
+    original: Callable[..., Any] = inference.batches.pad
 
     def shifted(*arguments: Any, **options: Any) -> Any:
         inputs = original(*arguments, **options)
         return inputs | {"input_ids": inputs["input_ids"].flip(0)}
 
-    monkeypatch.setattr(inference.batches, "padded", shifted)
+    monkeypatch.setattr(inference.batches, "pad", shifted)
     with pytest.raises(MachineError, match="transformers in float32 differs from float32 by"):
         checks("float32", ("transformers",))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sides import SideHere
 
-from lambert.wings.bench.profile import grouped, kind_of
+from lambert.wings.bench.profile import group_costs, kind_of
 
 Lambert = Callable[..., Any]
 
@@ -50,12 +50,12 @@ def test_costs_are_summed_without_inner_ones() -> None:
     linear = event("aten::linear", 1.0)
     events = [linear, event("aten::mm", 5.0, linear), event("aten::mm", 7.0, linear), event("aten::add", 9.0)]
     events.append(event("kernel", 100.0, device="CUDA"))
-    assert [*grouped(events, cuda=False).items()] == [
+    assert [*group_costs(events, cuda=False).items()] == [
         (("matrix product", "aten::mm"), (12.0, 2)),
         (("other", "aten::add"), (9.0, 1)),
         (("matrix product", "aten::linear"), (1.0, 1)),
     ]
-    assert grouped(events, cuda=True)["other", "aten::add"] == (90.0, 1)
+    assert group_costs(events, cuda=True)["other", "aten::add"] == (90.0, 1)
 
 
 def test_a_profile_names_the_costs_of_a_step(lambert: Lambert, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from sides import SideHere
 from lambert.core.errors import MachineError
 from lambert.measure import ceilings
 from lambert.wings.bench import environments, peer_run, runs
-from lambert.wings.bench.processes import ended
+from lambert.wings.bench.runs import run_process
 from lambert.wings.bench.verb import BenchConfig
 
 Lambert = Callable[..., Any]
@@ -35,7 +35,7 @@ def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def config(corpus: Path) -> BenchConfig:
     settings: dict[str, Any] = SMALL
-    return BenchConfig(**settings, corpus=corpus).resolved()
+    return BenchConfig(**settings, corpus=corpus).resolve()
 
 
 @pytest.mark.slow
@@ -107,22 +107,29 @@ def test_the_fastest_micro_batches_are_taken(config: BenchConfig, tmp_path: Path
     config = dataclasses.replace(config, length=512, sequences=64)
     seconds = {2048: 3.0, 4096: 1.0, 8192: 2.0}
 
-    def trial(config: BenchConfig, name: str, command: Any, tokens: int, side: runs.Side, *rest: object) -> None:
+    def trial(config: BenchConfig, name: str, command: Any, tokens: int, side: runs.RunTimes, *rest: object) -> None:
         assert config.updates == 3
         side.seconds.append(seconds[tokens])
 
     monkeypatch.setattr(runs, "_peer", trial)
-    assert runs.fastest(config, "mine", runs.PEERS["transformers"], tmp_path) == 4096
-    assert runs.fastest(dataclasses.replace(config, sequences=1), "mine", runs.PEERS["transformers"], tmp_path) == 2048
-    assert runs.fastest(dataclasses.replace(config, micro_tokens=99), "m", runs.PEERS["transformers"], tmp_path) == 99
+    command = runs.PEERS["transformers"]
+    assert runs.find_micro_tokens(config, "mine", command, tmp_path) == 4096
+    assert (
+        runs.find_micro_tokens(dataclasses.replace(config, sequences=1), "mine", runs.PEERS["transformers"], tmp_path)
+        == 2048
+    )
+    assert (
+        runs.find_micro_tokens(dataclasses.replace(config, micro_tokens=99), "m", runs.PEERS["transformers"], tmp_path)
+        == 99
+    )
 
 
 def test_a_command_is_measured_and_its_failure_told(tmp_path: Path) -> None:
     held = np.zeros(2**26, dtype=np.uint8) + 1  # the memory of this process does not count
-    small = ended("small", [sys.executable, "-c", "print(1)"], tmp_path, os.environ)
-    large = ended("large", [sys.executable, "-c", "x = bytearray(b'1' * 2**27)"], tmp_path, os.environ)
+    small = run_process("small", [sys.executable, "-c", "print(1)"], tmp_path, os.environ)
+    large = run_process("large", [sys.executable, "-c", "x = bytearray(b'1' * 2**27)"], tmp_path, os.environ)
     assert small.memory_mb < 60
     assert large.memory_mb > 120
     assert len(held)
     with pytest.raises(MachineError, match=r"broken ended with code 3: no room"):
-        ended("broken", [sys.executable, "-c", "import sys; print('no room'); sys.exit(3)"], tmp_path, os.environ)
+        run_process("broken", [sys.executable, "-c", "import sys; print('no room'); sys.exit(3)"], tmp_path, os.environ)

@@ -145,7 +145,7 @@ def test_peers_of_a_run_inherit_nothing(
     for environment in seen:
         assert {name: environment.get(name) for name in user} == user
         added = {name: value for name, value in environment.items() if user.get(name) != value}
-        assert environments.described(added) in tried
+        assert environments.describe(added) in tried
     assert len({json.dumps(environment) for environment in seen}) == len(tried) > 1
     last = {name: value for name, value in seen[-1].items() if user.get(name) != value}
     assert last == found["environment"]
@@ -173,12 +173,12 @@ def test_the_fastest_environment_is_taken() -> None:
         return next(seconds)
 
     tried = [{}, {"M": "1"}, {"M": "1", "W": "2"}]
-    found = environments.fastest(trial, tried)
+    found = environments.find_fastest(trial, tried)
     assert asked == tried * 2
     assert found.as_json() == {
         "environment": {}, "environments_tried": {"unchanged": 1.0, "M": 2.0, "M W": 4.0},
     }  # fmt: skip
-    alone = environments.fastest(trial, [{}])
+    alone = environments.find_fastest(trial, [{}])
     assert alone.as_json() == {"environment": {}, "environments_tried": {}}
 
 

@@ -17,7 +17,7 @@ def test_modernbert_beside_transformers(work: str) -> None:
     config = BenchConfig(
         work=work, block="modernbert", size="mini", sequences=2, length=80, precision="float32", peer="transformers",
         lengths="full" if work == "finetune" else "squad",
-    ).resolved()  # fmt: skip
+    ).resolve()  # fmt: skip
     torch.manual_seed(0)
     made = WORKS[work](config, World())
     own, peer = (side()() for side in made.sides.values())

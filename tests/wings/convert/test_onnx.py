@@ -11,13 +11,14 @@ from exported import cases, saved
 
 from lambert.inference.text_model import load
 from lambert.wings.convert import onnx
-from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.formats import export
+from lambert.wings.convert.settings import ExportConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
 def exported(model: Path, out: Path, **settings: Any) -> list[str]:
-    return [*onnx.export(ExportConfig(model, out, "onnx", **settings))]
+    return [*export(onnx.FORMAT, ExportConfig(model, out, "onnx", **settings))]
 
 
 @pytest.mark.parametrize(("kind", "head"), cases(("bert", "mlm"), slow=[("modernbert", "span")]))

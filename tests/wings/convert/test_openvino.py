@@ -13,13 +13,14 @@ from exported import cases, saved
 
 from lambert.core.errors import DataError
 from lambert.wings.convert import openvino
-from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.formats import export
+from lambert.wings.convert.settings import ExportConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 
 
 def exported(model: Path, out: Path, **settings: Any) -> list[str]:
-    return [*openvino.export(ExportConfig(model, out, "openvino", **settings))]
+    return [*export(openvino.FORMAT, ExportConfig(model, out, "openvino", **settings))]
 
 
 def difference(lines: list[str]) -> float:
@@ -43,7 +44,7 @@ def test_int8_has_fixed_scales(tmp_path: Path) -> None:
     model = saved("bert", "label", tmp_path / "model")
     lines = exported(model, tmp_path / "out", precision="int8", calibration=tmp_path / "texts.txt")
     assert 0 < difference(lines) < 0.25
-    run = openvino.opened(tmp_path / "out")
+    run = openvino.load_model(tmp_path / "out")
     ids = np.array([[2, 9, 11, 30, 3], [2, 40, 17, 8, 3]], dtype=np.int64)
 
     def logits(rows: Any) -> Any:
@@ -59,7 +60,7 @@ def test_weights_of_7_bits_where_products_of_8_saturate(tmp_path: Path, monkeypa
     monkeypatch.setattr(openvino, "_exact_products", lambda: False)
     lines = exported(saved("bert", "label", tmp_path / "model"), tmp_path / "out", precision="int8")
     assert "note: weights have 7 bits: this processor has no 8-bit dot products (VNNI)." in lines
-    model = openvino._openvino().Core().read_model(str(tmp_path / "out" / openvino.FILE))
+    model = openvino._import("openvino").Core().read_model(str(tmp_path / "out" / openvino.FILE))
     constants = [node.data for node in model.get_ops() if node.get_type_name() == "Constant"]
     largest = [int(np.abs(values.astype(int)).max()) for values in constants if values.dtype == np.int8]
     assert sum(value > 64 for value in largest) == 2 < len(largest)  # the tables of pieces and types multiply nothing
@@ -80,7 +81,8 @@ def test_calibration_texts(tmp_path: Path) -> None:
 def test_no_telemetry(tmp_path: Path) -> None:
     """The package of telemetry keeps its settings and counts in the home folder, before it sends anything."""
     code = (
-        "import sys\nfrom lambert.wings.convert import openvino\nopenvino._openvino(), openvino._nncf()\n"
+        "import sys\nfrom lambert.wings.convert import openvino\n"
+        "openvino._import('openvino'), openvino._import('nncf')\n"
         "from nncf.telemetry import telemetry\nprint(type(telemetry).__name__)\n"
         "assert not any(name.startswith('openvino_telemetry') for name in sys.modules)"
     )

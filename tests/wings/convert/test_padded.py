@@ -7,10 +7,10 @@ import pytest
 import torch
 from exported import HEADS, KINDS, saved
 
-from lambert.wings.convert.config import ExportConfig
 from lambert.wings.convert.original import Original, read
-from lambert.wings.convert.padded import PaddedModel, exported, output_names
-from lambert.wings.convert.sample import Difference, padded, samples
+from lambert.wings.convert.padded import PaddedModel, export_program, output_names
+from lambert.wings.convert.sample import Difference, pad, samples
+from lambert.wings.convert.settings import ExportConfig
 
 
 def opened(kind: str, head: str, folder: Path, **settings: bool) -> tuple[Original, PaddedModel]:
@@ -38,8 +38,8 @@ def test_padding_changes_nothing(kind: str, tmp_path: Path) -> None:
     """Also far more padding than tokens, where tokens near the end read only padding."""
     _, net = opened(kind, "tag", tmp_path)
     row, other = [2, 9, 11, 30, 3], [2] + [7 + n % 40 for n in range(150)] + [3]
-    several = padded([row, other], [[0] * len(row), [0] * len(other)], net.inputs)
-    alone = padded([row], [[0] * len(row)], net.inputs)
+    several = pad([row, other], [[0] * len(row), [0] * len(other)], net.inputs)
+    alone = pad([row], [[0] * len(row)], net.inputs)
     with torch.inference_mode():
         (wide,), (found,) = (
             net.eval()(*[torch.from_numpy(inputs[name]) for name in net.inputs]) for inputs in (several, alone)
@@ -62,7 +62,7 @@ def test_vectors_as_they_are(tmp_path: Path) -> None:
 def test_a_program_of_any_size(tmp_path: Path) -> None:
     """One program takes 1 row and several, of 2 tokens and as many as there are positions."""
     original, net = opened("modernbert", "choice", tmp_path)
-    program = exported(net.eval(), original.model.config.positions).module()
+    program = export_program(net.eval(), original.model.config.positions).module()
     for shape in [(1, 1, 2), (1, 4, 192), (3, 2, 33)]:
         inputs = torch.full(shape, 9), torch.ones(shape, dtype=torch.int64)
         with torch.inference_mode():

@@ -14,7 +14,8 @@ from exported import cases, saved
 from lambert.core.errors import MachineError
 from lambert.inference.text_model import load
 from lambert.wings.convert import program
-from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.formats import export
+from lambert.wings.convert.settings import ExportConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 SLOW = os.environ.get("LAMBERT_TEST_EXPORTS") == "all"
@@ -22,7 +23,7 @@ SLOW = os.environ.get("LAMBERT_TEST_EXPORTS") == "all"
 
 @pytest.mark.parametrize(("kind", "head"), cases(slow=[("distilbert", "value"), ("modernbert", "multilabel")]))
 def test_equal_outputs(kind: str, head: str, tmp_path: Path) -> None:
-    lines = [*program.export_torch(ExportConfig(saved(kind, head, tmp_path / "m"), tmp_path / "out", "torch"))]
+    lines = [*export(program.TORCH, ExportConfig(saved(kind, head, tmp_path / "m"), tmp_path / "out", "torch"))]
     assert "unpickles" in lines[0]
     assert (tmp_path / "out" / "model.pt2").is_file()
 
@@ -30,7 +31,7 @@ def test_equal_outputs(kind: str, head: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_elsewhere(tmp_path: Path) -> None:
     model = saved("modernbert", "vector", tmp_path / "model")
-    [*program.export_torch(ExportConfig(model, tmp_path / "out", "torch"))]
+    [*export(program.TORCH, ExportConfig(model, tmp_path / "out", "torch"))]
     ids = load(model).tokenizer.encode("A text.").ids
     code = (
         f"import sys, torch\nids = torch.tensor([{ids}, {ids[::-1]}])\n"

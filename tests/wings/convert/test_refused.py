@@ -14,10 +14,10 @@ from exported import saved
 
 from lambert.core.errors import DataError, UsageError
 from lambert.wings.convert import onnx
-from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.formats import compare_outputs, export
 from lambert.wings.convert.original import read
 from lambert.wings.convert.sample import Difference, samples
-from lambert.wings.convert.written import compared, written
+from lambert.wings.convert.settings import ExportConfig
 
 FORMATS = ("hf", "sentence-transformers", "onnx", "openvino", "torch", "aoti")
 Command = Callable[..., Called]
@@ -137,11 +137,11 @@ def test_other_outputs_leave_nothing(model: Path, tmp_path: Path) -> None:
         def opened(folder: Path, change: Any = change) -> Any:
             return lambda inputs: change(right[inputs["input_ids"].tobytes()])
 
-        form = replace(onnx.FORMAT, write=write, opened=opened)
+        form = replace(onnx.FORMAT, write=write, load=opened)
         with pytest.raises(DataError, match=message):
-            [*written(form, ExportConfig(model, tmp_path / "out", "onnx"))]
+            [*export(form, ExportConfig(model, tmp_path / "out", "onnx"))]
         assert [path.name for path in tmp_path.iterdir()] == ["written"]
-    exact = compared(original, lambda inputs: {"logits": right[inputs["input_ids"].tobytes()]})
+    exact = compare_outputs(original, lambda inputs: {"logits": right[inputs["input_ids"].tobytes()]})
     assert (exact.absolute, exact.outputs["logits"][1] > 0) == (0.0, True)
 
 

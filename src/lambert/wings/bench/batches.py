@@ -35,14 +35,14 @@ def encoder_of(config: BenchConfig) -> EncoderConfig:
     )
 
 
-def drawn_lengths(config: BenchConfig) -> Ints:
+def draw_lengths(config: BenchConfig) -> Ints:
     """Returns lengths in tokens [S]. Lognormal lengths are drawn until their mean is within 0.02 `length` of the
     measured mean, or within half a token in total. Lengths of a file are drawn from its lines and cut to `length`."""
     draw = np.random.default_rng(config.seed)
     if config.lengths == "full":
         return np.full(config.sequences, config.length, dtype=np.int64)
     if config.lengths not in FITTED:
-        listed = _listed(Path(config.lengths))
+        listed = _read_lengths(Path(config.lengths))
         found: Ints = draw.choice(listed, config.sequences, replace=len(listed) < config.sequences)
         return np.minimum(found, config.length)
     fill, median, spread = FITTED[config.lengths]
@@ -54,7 +54,7 @@ def drawn_lengths(config: BenchConfig) -> Ints:
             return lengths_S
 
 
-def _listed(path: Path) -> Ints:
+def _read_lengths(path: Path) -> Ints:
     lengths = []
     for number, line in enumerate(read_file(path).decode(errors="replace").splitlines(), start=1):
         if not line.strip().isdecimal() or int(line) < 1:
@@ -76,7 +76,7 @@ def rows(batch: Batch, values_T: Tensor, width: int, empty: int = 0) -> Tensor:
     return torch.full(inside.shape, empty, device=values_T.device).masked_scatter(inside, values_T)
 
 
-def padded(batch: Batch, width: int, *, segments: bool = True) -> dict[str, Tensor]:
+def pad(batch: Batch, width: int, *, segments: bool = True) -> dict[str, Tensor]:
     """Returns the same sequences as inputs of transformers models: rows [S, width] and their attention mask, with
     `segments` also their segment types."""
     found = {"input_ids": rows(batch, batch.ids_T, width), "attention_mask": _inside(batch, width).long()}

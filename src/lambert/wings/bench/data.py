@@ -50,20 +50,20 @@ def loader(config: BenchConfig, world: World) -> Work:
         split, specials = _random_corpus(config)
     packing = PackingConfig(mode=config.packing, sequence_length=config.length)
 
-    def planned() -> CorpusSource:
+    def plan() -> CorpusSource:
         return CorpusSource(split, packing, MaskingConfig(whole_word=config.whole_word), specials, config.seed)
 
-    source = planned()
+    source = plan()
     size = min(config.sequences, source.size(0))
     updates = max(1, min(A_ROUND, source.size(0)) // size)
     # The sequences of each update in the order of the stream, without masks, for the peer.
-    rows = [row for batch in _streamed(source, config, size, updates) for row in _rows(batch)]
+    rows = [row for batch in _stream_batches(source, config, size, updates) for row in _rows(batch)]
     longest = [max(len(row["ids"]) for row in rows[at : at + size]) for at in range(0, len(rows), size)]
     width = sum(longest) if config.padding == "longest" else config.length * updates
 
     def own() -> Step:
-        fresh = planned()
-        return lambda: float(sum(batch.targets["mlm"].count for batch in _streamed(fresh, config, size, updates)))
+        fresh = plan()
+        return lambda: float(sum(batch.targets["mlm"].count for batch in _stream_batches(fresh, config, size, updates)))
 
     tokens = sum(len(row["ids"]) for row in rows)
 
@@ -79,7 +79,7 @@ def loader(config: BenchConfig, world: World) -> Work:
     )
 
 
-def _streamed(source: CorpusSource, config: BenchConfig, size: int, updates: int) -> Iterator[Batch]:
+def _stream_batches(source: CorpusSource, config: BenchConfig, size: int, updates: int) -> Iterator[Batch]:
     whole = stream(source, batch_size=size, micro_tokens=MICRO_TOKENS, seed=config.seed, stop=updates)
     return (batch for update in whole for _, batch in update.micro_batches)
 
@@ -123,11 +123,11 @@ def _dataloader(config: BenchConfig, rows: list[dict[str, Tensor]], size: int, s
         raise UsageError("peer = dataloader masks single pieces: drop --whole-word or the peer.")
     width = config.length if config.padding == "length" else 0
     data: Any = rows
-    batched = DataLoader(data, size, collate_fn=partial(_collated, specials=specials, width=width))
+    batched = DataLoader(data, size, collate_fn=partial(_collate, specials=specials, width=width))
     return lambda: float(sum(int((batch["labels"] >= 0).sum()) for batch in batched))
 
 
-def _collated(rows: list[dict[str, Tensor]], specials: Specials, width: int) -> dict[str, Tensor]:
+def _collate(rows: list[dict[str, Tensor]], specials: Specials, width: int) -> dict[str, Tensor]:
     """Returns rows padded to the longest, or to `width`, with 15% of the pieces masked as in Devlin et al., 2018,
     section 3.1: the usual collate function, in tensor operations."""
     width = width or max(len(row["ids"]) for row in rows)

@@ -26,7 +26,7 @@ class Trial:
 
     variables: Variables
     tried: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by `described`; empty if there was no choice."""
+    """Seconds by `describe`; empty if there was no choice."""
 
     def as_json(self) -> dict[str, object]:
         """Returns its entries in a log."""
@@ -52,12 +52,12 @@ def of(variables: Variables) -> dict[str, str]:
     return {**process.STARTED, **variables}
 
 
-def described(variables: Variables) -> str:
+def describe(variables: Variables) -> str:
     """Returns the names of the variables, or a text that says that there are none."""
     return " ".join(variables) or "unchanged"
 
 
-def fastest(seconds: Callable[[Variables], float], tried: Sequence[Variables], rounds: int = 2) -> Trial:
+def find_fastest(seconds: Callable[[Variables], float], tried: Sequence[Variables], rounds: int = 2) -> Trial:
     """Returns the best of `rounds` alternating trials of each of the environments; `seconds` runs one trial."""
     if len(tried) == 1:
         return Trial(tried[0])
@@ -66,5 +66,5 @@ def fastest(seconds: Callable[[Variables], float], tried: Sequence[Variables], r
         for variables, times in zip(tried, taken, strict=True):
             times.append(seconds(variables))
     best = [min(times) for times in taken]
-    found = {described(variables): round(value, 4) for variables, value in zip(tried, best, strict=True)}
+    found = {describe(variables): round(value, 4) for variables, value in zip(tried, best, strict=True)}
     return Trial(tried[best.index(min(best))], found)

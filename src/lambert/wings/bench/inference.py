@@ -32,8 +32,8 @@ from lambert.model.families import family_of
 from lambert.planning import operations as flops
 from lambert.wings.bench import batches
 from lambert.wings.bench.settings import BenchConfig
-from lambert.wings.bench.training import compiled, peer_model
-from lambert.wings.bench.work import Checked, Work, needed, sides
+from lambert.wings.bench.training import compile_model, peer_model
+from lambert.wings.bench.work import Checked, Work, import_peer, sides
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 TOLERANCE = {"float32": 1e-2, "bfloat16": 0.15, "float16": 0.15, "int8": 0.5}
@@ -46,7 +46,7 @@ Logits = Callable[[], Tensor]
 def inference(config: BenchConfig, world: World) -> Work:
     """Computes the logits of answer starts and ends from tokens on the device."""
     encoder = batches.encoder_of(config)
-    lengths_S = batches.drawn_lengths(config)
+    lengths_S = batches.draw_lengths(config)
     batch = drawn.draw_batch(encoder, lengths_S, config.seed, ()).to(world.device)
     lengths = lengths_S.tolist()
     return Work(
@@ -87,7 +87,7 @@ def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World
     def logits() -> Tensor:
         return torch.cat([found["span"].float() for found in outputs(model, source, precision, world, micro_tokens)])
 
-    return _checked("lambert", config.precision, logits, encoder, batch)
+    return _add_check("lambert", config.precision, logits, encoder, batch)
 
 
 def _float_precision(config: BenchConfig) -> str:
@@ -101,8 +101,8 @@ def _transformers(
     """The weights are cast once; rows are as long as the longest sequence."""
     name = _float_precision(config)
     model = peer_model(("span",), encoder).eval().to(world.device, getattr(torch, name))
-    called = compiled(model, world.device) if compile else model
-    inputs = batches.padded(batch, batches.width_of(config, batch), segments=family_of(encoder).segments)
+    called = compile_model(model, world.device) if compile else model
+    inputs = batches.pad(batch, batches.width_of(config, batch), segments=family_of(encoder).segments)
     inside = inputs["attention_mask"].bool()
 
     def logits() -> Tensor:
@@ -110,17 +110,17 @@ def _transformers(
             found = called(**inputs)
             return torch.stack([found.start_logits[inside], found.end_logits[inside]], 1).float()
 
-    return _checked("transformers", name, logits, encoder, batch)
+    return _add_check("transformers", name, logits, encoder, batch)
 
 
 def _onnxruntime(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
     """Padded rows in float32, or in int8 by dynamic quantisation: onnxruntime has no bfloat16 on CPUs."""
     if batch.ids_T.device.type != "cpu":
         raise UsageError("peer = onnxruntime is measured on a CPU: use --device cpu.")
-    onnxruntime = needed("onnxruntime", "onnxruntime", "onnxruntime onnx")
-    needed("onnx", "onnxruntime", "onnxruntime onnx")
+    onnxruntime = import_peer("onnxruntime", "onnxruntime", "onnxruntime onnx")
+    import_peer("onnx", "onnxruntime", "onnxruntime onnx")
     model = peer_model(("span",), encoder).eval()
-    inputs = batches.padded(batch, batches.width_of(config, batch))
+    inputs = batches.pad(batch, batches.width_of(config, batch))
     axes = {name: {0: "sequences", 1: "tokens"} for name in (*NAMES, "start", "end")}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -130,7 +130,7 @@ def _onnxruntime(config: BenchConfig, encoder: EncoderConfig, batch: Batch, worl
             dynamic_axes=axes, dynamo=False,
         )  # fmt: skip
         if config.precision == "int8":
-            quantisation = needed("onnxruntime.quantization", "onnxruntime", "onnxruntime onnx")
+            quantisation = import_peer("onnxruntime.quantization", "onnxruntime", "onnxruntime onnx")
             quantisation.quantize_dynamic(path, path.with_suffix(".int8"), per_channel=True)
             path = path.with_suffix(".int8")
         options = onnxruntime.SessionOptions()
@@ -143,7 +143,7 @@ def _onnxruntime(config: BenchConfig, encoder: EncoderConfig, batch: Batch, worl
         start, end = (torch.from_numpy(found)[inside] for found in session.run(None, feed))
         return torch.stack([start, end], 1)
 
-    return _checked("onnxruntime", "int8" if config.precision == "int8" else "float32", logits, encoder, batch)
+    return _add_check("onnxruntime", "int8" if config.precision == "int8" else "float32", logits, encoder, batch)
 
 
 def _openvino(
@@ -152,7 +152,7 @@ def _openvino(
     """One request a sequence, without padding: one stream a thread, or with `latency` one stream with all threads."""
     # Its import and each conversion send a report to the vendor from a forked process, unless this module is missing.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    openvino = needed("openvino", "openvino", "openvino")
+    openvino = import_peer("openvino", "openvino", "openvino")
     if batch.ids_T.device.type != "cpu":
         raise UsageError("peer = openvino is measured on a CPU: use --device cpu.")
     name = _float_precision(config)
@@ -183,7 +183,7 @@ def _openvino(
     def logits() -> Tensor:
         return torch.from_numpy(np.concatenate(list(pool.map(answer, requests))))
 
-    return _checked("openvino", name, logits, encoder, batch)
+    return _add_check("openvino", name, logits, encoder, batch)
 
 
 def _requests(batch: Batch) -> Iterator[dict[str, Any]]:
@@ -203,7 +203,7 @@ PEERS: Mapping[str, Callable[..., Step]] = {
 one: bfloat16 for int8, float32 for bfloat16 (onnxruntime)."""
 
 
-def _checked(side: str, precision: str, logits: Logits, encoder: EncoderConfig, batch: Batch) -> Step:
+def _add_check(side: str, precision: str, logits: Logits, encoder: EncoderConfig, batch: Batch) -> Step:
     """Returns a round that computes `logits`, and compares them with those of the same model in float32."""
 
     def compare() -> None:

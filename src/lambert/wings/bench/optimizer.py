@@ -39,14 +39,14 @@ def optimizer(config: BenchConfig, world: World) -> Work:
 
 
 def _adamw(encoder: EncoderConfig, world: World, *, fused: bool) -> Step:
-    def made(model: Model) -> torch.optim.Optimizer:
+    def make(model: Model) -> torch.optim.Optimizer:
         groups = [
             {"params": [parameter for _, parameter in group["params"]], "weight_decay": group["weight_decay"]}
             for group in decay_groups(model, OptimConfig().weight_decay)
         ]
         return torch.optim.AdamW(groups, lr=OptimConfig().lr, fused=fused, foreach=not fused)
 
-    return _step(made, encoder, world)
+    return _step(make, encoder, world)
 
 
 PEERS: Mapping[str, Callable[..., Step]] = {
@@ -56,12 +56,12 @@ PEERS: Mapping[str, Callable[..., Step]] = {
 """Functions (encoder, world) that build a step."""
 
 
-def _step(made: Callable[[Model], torch.optim.Optimizer], encoder: EncoderConfig, world: World) -> Step:
+def _step(make: Callable[[Model], torch.optim.Optimizer], encoder: EncoderConfig, world: World) -> Step:
     model = weights.fresh(encoder, {"mlm": 0, "nsp": 0}).to(world.device)
     generator = torch.Generator(world.device).manual_seed(0)
     for parameter in model.parameters():
         parameter.grad = 1e-3 * torch.randn(parameter.shape, device=world.device, generator=generator)
-    updates = made(model)
+    updates = make(model)
     watched = next(parameter for parameter in model.parameters() if parameter.ndim == 1)
 
     def step() -> float:

@@ -126,7 +126,7 @@ def train(options: argparse.Namespace) -> None:
     data = Sequences(options.folder / "sequences.npz", options.form, options.micro_tokens, options.length)
     updates = min(options.updates or data.updates, data.updates)
     # Assembled in advance: the peer never waits for its data.
-    batches = [[_moved(part, device) for part in data.update(number)] for number in range(updates)]
+    batches = [[_move(part, device) for part in data.update(number)] for number in range(updates)]
     kind = transformers.AutoModelForPreTraining if len(data.nsp) else transformers.AutoModelForMaskedLM
     settings = json.loads((options.folder / "model.json").read_text())
     config = transformers.AutoConfig.for_model(**settings)
@@ -161,7 +161,7 @@ def train(options: argparse.Namespace) -> None:
             out.flush()
 
 
-def _moved(inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def _move(inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return {name: value.to(device) if torch.is_tensor(value) else value for name, value in inputs.items()}
 
 

@@ -77,7 +77,7 @@ def profile(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
         for _ in range(ROUNDS):
             step()
         seconds = time.perf_counter() - began
-    costs = grouped(found.events() or [], world.device.type == "cuda")
+    costs = group_costs(found.events() or [], world.device.type == "cuda")
     whole = sum(micros for micros, _ in costs.values())
     if whole < 1e5 * seconds:
         raise UsageError(
@@ -121,7 +121,7 @@ def kind_of(names: Iterable[str]) -> str:
     return "other"
 
 
-def grouped(events: Iterable[Any], cuda: bool) -> Costs:
+def group_costs(events: Iterable[Any], cuda: bool) -> Costs:
     """Returns the costs of the events of a profile, largest first, in device time on a GPU and else in CPU time."""
     costs: Costs = {}
     for event in events:

@@ -5,8 +5,8 @@ last one; the time before that, in which it starts, reads, compiles and warms up
 """
 
 import json
-import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -42,10 +42,9 @@ from lambert.verb import name_of
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.wings.bench import batches, environments
 from lambert.wings.bench.environments import Trial
-from lambert.wings.bench.processes import Process, ended
 from lambert.wings.bench.settings import BenchConfig
 from lambert.wings.bench.side_process import CEILINGS, SideProcess
-from lambert.wings.bench.work import OWN, needed
+from lambert.wings.bench.work import OWN, compare_rounds, describe_machine, import_peer
 
 TRIED = (2048, 4096, 8192)
 """Tokens of a peer's micro-batches, padding included, that are tried before the rounds."""
@@ -55,6 +54,19 @@ HELDOUT = 8
 SEQUENCES, MODEL = "sequences.npz", "model.json"
 LR = {"lamb": 1e-3, "adamw": 1e-4}
 """Learning rates of the runs, without warm-up."""
+_WATCH = """
+import json, os, sys, threading, time
+began = time.time()
+child = os.posix_spawn(sys.argv[2], sys.argv[2:], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, 0, 0)])
+threading.Thread(target=lambda: (sys.stdin.read(), os.kill(child, 9)), daemon=True).start()
+_, status, used = os.wait4(child, 0)
+with open(sys.argv[1], "w") as file:
+    json.dump([began, used.ru_maxrss, used.ru_utime + used.ru_stime], file)
+os._exit(os.waitstatus_to_exitcode(status) % 256)
+"""
+"""A small process between this one and the command. A process inherits the peak of the one that starts it as its own
+first peak, so a command that this process started would never take less memory than this process. It ends the command
+when its standard input ends, so the command never outlives this process."""
 Command = Callable[[BenchConfig, Path, Path, int, int], list[str]]
 """Returns the command of a peer from the settings, the folder with SEQUENCES and MODEL, the file to which it appends a
 line of JSON after each update ("time" in seconds since 1970, "loss"), the tokens of its micro-batches and its number of
@@ -76,9 +88,21 @@ class Sequences:
         return int(self.lengths_US[1:].sum())
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A command that has ended."""
+
+    began: float
+    """Seconds since 1970."""
+    memory_mb: int
+    """Peak of its resident memory."""
+    processor_seconds: float
+    """Processor time of all its threads, in user and kernel mode."""
+
+
 @dataclass
-class Side:
-    """The times of the rounds of a side."""
+class RunTimes:
+    """What the rounds of a side took."""
 
     seconds: list[float] = field(default_factory=list)
     """Seconds from the end of the first update to the end of the last one."""
@@ -91,7 +115,7 @@ class Side:
     """Losses of the first and of the last update."""
 
 
-def measured(config: BenchConfig, world: World) -> dict[str, Any]:
+def measure(config: BenchConfig, world: World) -> dict[str, Any]:
     """Returns everything that is measured, as plain values. Raises UsageError if a setting is missing or unknown,
     DataError if the corpus is not one, MachineError if a side fails."""
     config = replace(config, device=str(world.device), threads=torch.get_num_threads())
@@ -99,14 +123,14 @@ def measured(config: BenchConfig, world: World) -> dict[str, Any]:
     commands = {name: lookup(PEERS, name, "peer", kind) for name in config.peers()}
     for name in commands:
         if name in PEERS:
-            needed("transformers", name, "lambert-bert[hf]")
+            import_peer("transformers", name, "lambert-bert[hf]")
         if name.endswith("-compiled"):
             need_compiler(f"peer = {name}", world.device)
     with tempfile.TemporaryDirectory(prefix="lambert-bench-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         data = write(config, folder)
-        sides = {name: Side() for name in (OWN, *commands)}
-        chosen = {name: fastest(config, name, command, folder) for name, command in commands.items()}
+        sides = {name: RunTimes() for name in (OWN, *commands)}
+        chosen = {name: find_micro_tokens(config, name, command, folder) for name, command in commands.items()}
         trials = {name: _trial(config, name, command, chosen[name], folder) for name, command in commands.items()}
         trials[OWN] = Trial(process.variables())  # `lambert pretrain` gives them to itself
         with SideProcess(config, CEILINGS, environments.of(process.variables())) as measuring:
@@ -154,7 +178,7 @@ def write(config: BenchConfig, folder: Path) -> Sequences:
     return Sequences(encoder, lengths_US, operations)
 
 
-def fastest(config: BenchConfig, name: str, command: Command, folder: Path) -> int:
+def find_micro_tokens(config: BenchConfig, name: str, command: Command, folder: Path) -> int:
     """Returns the tokens of a peer's micro-batches: the setting, or the fastest of TRIED over a few updates."""
     update = config.length * config.sequences
     tried = [tokens for tokens in TRIED if tokens < 2 * update] or [TRIED[0]]
@@ -162,7 +186,7 @@ def fastest(config: BenchConfig, name: str, command: Command, folder: Path) -> i
         return config.micro_tokens or tried[0]
     found = {}
     for tokens in tried:
-        trial = Side()
+        trial = RunTimes()
         _peer(replace(config, updates=min(TRIAL_UPDATES, config.updates)), name, command, tokens, trial, folder, {})
         found[tokens] = trial.seconds[0]
     return min(found, key=found.__getitem__)
@@ -190,17 +214,37 @@ def _trial(config: BenchConfig, name: str, command: Command, tokens: int, folder
     part = replace(config, updates=min(config.updates, max(TRIAL_UPDATES, config.updates // 3)))
 
     def seconds(variables: environments.Variables) -> float:
-        trial = Side()
+        trial = RunTimes()
         _peer(part, name, command, tokens, trial, folder, variables)
         return trial.seconds[0]
 
-    return environments.fastest(seconds, environments.candidates(config.device))
+    return environments.find_fastest(seconds, environments.candidates(config.device))
 
 
-def _lambert(config: BenchConfig, side: Side, folder: Path, data: Sequences) -> None:
+def run_process(name: str, command: list[str], folder: Path, environment: Mapping[str, str]) -> Process:
+    """Runs the command in this environment to its end, with its output in files of `folder`. Raises MachineError with
+    its last line if it fails; `name` is for this error."""
+    used, output = folder / "used.json", folder / "output.txt"
+    watched = [sys.executable, "-I", "-S", "-c", _WATCH, str(used), *command]
+    with (
+        output.open("wb") as file,
+        subprocess.Popen(
+            watched, env=environment, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process,
+    ):  # fmt: skip
+        code = process.wait()
+    if code:
+        lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise MachineError(f"{name} ended with code {code}: {(lines or ['killed, perhaps for memory'])[-1].strip()}")
+    began, memory, processor = json.loads(used.read_text())
+    return Process(began, memory // (2**20 if sys.platform == "darwin" else 1024), processor)
+
+
+def _lambert(config: BenchConfig, side: RunTimes, folder: Path, data: Sequences) -> None:
     with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as temporary:
         out = Path(temporary) / "run"
-        done = ended(OWN, own_command(config, data.encoder, out), folder, environments.of({}))
+        done = run_process(OWN, own_command(config, data.encoder, out), folder, environments.of({}))
         rows = [json.loads(line) for line in (out / METRICS).read_text(encoding="utf-8").splitlines()]
     rows = [row for row in rows if "loss" in row]
     if rows[-1]["tokens"] != data.lengths_US.sum():
@@ -213,19 +257,19 @@ def _peer(
     name: str,
     command: Command,
     tokens: int,
-    side: Side,
+    side: RunTimes,
     folder: Path,
     variables: environments.Variables,
 ) -> None:
     out = folder / "updates.jsonl"
     out.unlink(missing_ok=True)
     whole = command(config, folder, out, tokens, config.updates)
-    done = ended(name, whole, folder, environments.of(variables))
+    done = run_process(name, whole, folder, environments.of(variables))
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     _add(side, rows, done)
 
 
-def _add(side: Side, rows: list[dict[str, Any]], done: Process) -> None:
+def _add(side: RunTimes, rows: list[dict[str, Any]], done: Process) -> None:
     side.seconds.append(rows[-1]["time"] - rows[0]["time"])
     side.starts.append(rows[0]["time"] - done.began)
     side.processor_seconds.append(done.processor_seconds)
@@ -257,7 +301,7 @@ PEERS: Mapping[str, Command] = {
 def _result(
     config: BenchConfig,
     data: Sequences,
-    sides: Mapping[str, Side],
+    sides: Mapping[str, RunTimes],
     chosen: Mapping[str, int],
     trials: Mapping[str, Trial],
     rates: Rates,
@@ -280,10 +324,7 @@ def _result(
             **trials[name].as_json(),
         }
         if name != OWN:
-            ratios = [theirs / ours for ours, theirs in zip(own.seconds, side.seconds, strict=True)]
-            found[name]["micro_tokens"] = chosen[name]
-            found[name]["ratio"] = round(statistics.median(ratios), 2)
-            found[name]["ratio_range"] = [round(min(ratios), 2), round(max(ratios), 2)]
+            found[name] |= {"micro_tokens": chosen[name], **compare_rounds(own.seconds, side.seconds)}
     return {
         "settings": as_dict(config),
         "unit": "tokens",
@@ -291,12 +332,6 @@ def _result(
         "sequences": updates * config.sequences,
         "fill": round(data.tokens / (updates * config.sequences * config.length), 4),
         "gflop": round(data.operations / 1e9, 3),
-        "threads": config.threads,
-        "torch": torch.__version__,
-        "machine": platform.processor() or platform.machine(),
-        "device": config.device,
-        "ceiling_gflops": round(rates.product / 1e9, 1),
-        "shaped_ceiling_gflops": round(rates.shaped / 1e9, 1),
-        "copy_gb_per_second": round(rates.copy / 1e9, 1),
+        **describe_machine(config, rates),
         "sides": found,
     }

@@ -144,7 +144,7 @@ class BenchConfig:
         if foreign := [name for name in self.peers() if name.startswith(("onnxruntime", "openvino"))]:
             raise UsageError(f"peer = {foreign[0]} is measured with BERT's block only: leave block or the peer out.")
 
-    def resolved(self) -> "BenchConfig":
+    def resolve(self) -> "BenchConfig":
         """Returns the settings with the work's defaults for lengths and sequences."""
         lengths = self.lengths or LENGTHS_OF.get(self.work, "wikipedia")
         sequences = self.sequences or SEQUENCES_OF.get(self.work, 8)

@@ -7,6 +7,8 @@ line of JSON. The sides take turns, and a side that waits for its turn sleeps.
 import json
 import os
 import pickle
+import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -14,6 +16,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +27,6 @@ from lambert.distributed.detection import detect
 from lambert.engine.precision import PRECISIONS
 from lambert.measure.ceilings import Ceilings, Rates
 from lambert.measure.training import Step
-from lambert.wings.bench.memory import allocated, peak_mb, risen
 from lambert.wings.bench.profile import profile
 from lambert.wings.bench.settings import BenchConfig
 from lambert.wings.bench.work import Checked, Times
@@ -52,13 +54,17 @@ class Side:
         """Builds the side, runs its first round and one more, and returns the values of `Times`."""
         self._work, device = work_of(self._config, self._world), self._world.device
         side = self._work.sides[self._name]
-        before, began = allocated(device), time.perf_counter()
+        cuda, before = device.type == "cuda", 0
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+        began = time.perf_counter()
         self._step = side()
         built = time.perf_counter()
         check = self._step()
         first = time.perf_counter() - built
         self._step()
-        memory = risen(device, before) if device.type == "cuda" else peak_mb(device)
+        memory = (torch.cuda.max_memory_allocated(device) - before) // 2**20 if cuda else _peak_mb()
         if isinstance(self._step, Checked):
             self._step.compare()
         return {"build": built - began, "first": first, "check": check, "memory_mb": memory}
@@ -136,7 +142,7 @@ class SideProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise self._ended()
+            raise self._read_error()
         answer = json.loads(line)
         if "error" in answer:
             raise getattr(errors, answer["error"], errors.MachineError)(answer["message"])
@@ -148,7 +154,7 @@ class SideProcess:
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
-    def _ended(self) -> MachineError:
+    def _read_error(self) -> MachineError:
         self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
@@ -156,6 +162,14 @@ class SideProcess:
         return MachineError(
             f"The process of {self._name} ended: {last}. If it lacked memory, lower --sequences or --length."
         )
+
+
+def _peak_mb() -> int:
+    """Returns the peak of the resident memory of this process, in MB."""
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss starts at the peak of the parent process
+        return int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]) // 1024  # type: ignore[index]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "linux" else 2**20)
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lambert.wings.bench.environments import described
+from lambert.wings.bench.environments import describe
 from lambert.wings.bench.settings import BenchConfig
 from lambert.wings.bench.work import OWN
 
@@ -38,9 +38,7 @@ def table(config: BenchConfig, result: dict[str, Any]) -> list[str]:
             low, high = side["ratio_range"]
             lines.append(f"{side['ratio']} times {name} (round by round {low} to {high})")
             if tried := side["environments_tried"]:
-                lines.append(
-                    f"    {name}: the fastest of {len(tried)} environments is {described(side['environment'])}"
-                )
+                lines.append(f"    {name}: the fastest of {len(tried)} environments is {describe(side['environment'])}")
     return [*lines, *_ceilings(config, result)]
 
 

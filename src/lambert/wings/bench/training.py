@@ -19,22 +19,22 @@ from lambert.model.families import family_of, predicts_next
 from lambert.planning import operations as flops
 from lambert.wings.bench import batches
 from lambert.wings.bench.settings import BenchConfig
-from lambert.wings.bench.work import Work, needed, sides
+from lambert.wings.bench.work import Work, import_peer, sides
 
 
 def pretrain(config: BenchConfig, world: World) -> Work:
     """Forward and backward pass with the losses of masked tokens and, if the family has it, of next sentences."""
-    return _training(config, world, ("mlm", "nsp") if predicts_next(batches.encoder_of(config)) else ("mlm",))
+    return _build_training(config, world, ("mlm", "nsp") if predicts_next(batches.encoder_of(config)) else ("mlm",))
 
 
 def finetune(config: BenchConfig, world: World) -> Work:
     """Forward and backward pass with the loss of answer spans, as for SQuAD."""
-    return _training(config, world, ("span",))
+    return _build_training(config, world, ("span",))
 
 
-def _training(config: BenchConfig, world: World, heads: tuple[str, ...]) -> Work:
+def _build_training(config: BenchConfig, world: World, heads: tuple[str, ...]) -> Work:
     encoder = batches.encoder_of(config)
-    lengths_S = batches.drawn_lengths(config)
+    lengths_S = batches.draw_lengths(config)
     batch = drawn.draw_batch(encoder, lengths_S, config.seed, heads).to(world.device)
     kind, _ = layout.architecture(encoder, heads)
     return Work(
@@ -59,7 +59,7 @@ def _transformers(
     config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, kind: str, *, compile: bool = False
 ) -> Step:
     model = peer_model(tuple(batch.targets), encoder).train().to(world.device)
-    called = compiled(model, world.device) if compile else model
+    called = compile_model(model, world.device) if compile else model
     inputs = peer_inputs(batch, batches.width_of(config, batch), segments=family_of(encoder).segments)
     return training_step(_pass_of(config), model, lambda: called(**inputs).loss, world, model.zero_grad)
 
@@ -75,7 +75,7 @@ transformers model."""
 def peer_model(heads: tuple[str, ...], encoder: EncoderConfig) -> Any:
     """Returns transformers' model with these heads, with sdpa attention and the weights of Lambert's side. Raises
     UsageError if transformers is not installed."""
-    transformers = needed("transformers", "transformers", "lambert-bert[hf]")
+    transformers = import_peer("transformers", "transformers", "lambert-bert[hf]")
     own = weights.fresh(encoder, dict.fromkeys(heads, 0))
     settings = transformers.AutoConfig.for_model(**layout.config_of(own), attn_implementation="sdpa")
     model = getattr(transformers, layout.architecture(encoder, heads)[0])(settings)
@@ -83,7 +83,7 @@ def peer_model(heads: tuple[str, ...], encoder: EncoderConfig) -> Any:
     return model
 
 
-def compiled(model: nn.Module, device: torch.device) -> Callable[..., Any]:
+def compile_model(model: nn.Module, device: torch.device) -> Callable[..., Any]:
     """Returns the model under torch.compile, which compiles in the first call. Raises MachineError without a
     compiler."""
     need_compiler("peer = transformers-compiled", device)
@@ -93,7 +93,7 @@ def compiled(model: nn.Module, device: torch.device) -> Callable[..., Any]:
 
 def peer_inputs(batch: Batch, width: int, *, segments: bool = True) -> dict[str, Tensor]:
     """Returns the batch and its labels as inputs of a transformers model; -100 marks tokens without a label."""
-    inputs = batches.padded(batch, width, segments=segments)
+    inputs = batches.pad(batch, width, segments=segments)
     if "mlm" in batch.targets:
         mlm = batch.targets["mlm"]
         labels_T = torch.full_like(batch.ids_T, -100)

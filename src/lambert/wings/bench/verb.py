@@ -1,9 +1,9 @@
 """`lambert bench`: the speed of each kind of work, its share of this device's ceilings, and the speed of its peers.
 
-Read in this order: config, work, batches, then a kind of work, such as training; then side_process and environments.
+Read in this order: settings, work, batches, then a kind of work, such as training; then side_process and environments.
 """
 
-import platform
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
@@ -24,10 +24,8 @@ from lambert.wings.bench.profile import costs_table
 from lambert.wings.bench.settings import BenchConfig, BenchPrecision
 from lambert.wings.bench.side_process import CEILINGS, SideProcess
 from lambert.wings.bench.table import table
-from lambert.wings.bench.work import OWN, Work, figures, timed
-from lambert.wings.bench.works import WORKS, work_of
-
-__all__ = ["WORKS", "BenchConfig", "run"]
+from lambert.wings.bench.work import OWN, Times, Work, describe_machine, figures
+from lambert.wings.bench.works import work_of
 
 TRIAL_ROUNDS = 3
 """Rounds of a peer in each of the environments that are tried."""
@@ -35,7 +33,7 @@ TRIAL_ROUNDS = 3
 
 def run(config: BenchConfig, say: Say = silent) -> None:
     """Measures, and prints a table or one JSON object."""
-    config = config.resolved()
+    config = config.resolve()
     if config.profile:
         check_replaceable(config.profile, lambda beginning: b'"traceEvents"' in beginning, "bench")
     if config.threads:
@@ -51,14 +49,14 @@ def run(config: BenchConfig, say: Say = silent) -> None:
     if config.work == "run":
         from lambert.wings.bench import runs
 
-        result = runs.measured(config, world)
+        result = runs.measure(config, world)
     else:
-        result = measured(config, work_of(config, world), world)
+        result = measure(config, work_of(config, world), world)
     for line in [json_text(result)] if config.json else table(config, result):
         say(line)
 
 
-def measured(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
+def measure(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
     """Returns everything that is measured, as plain values."""
     alike = replace(config, device=str(world.device), threads=torch.get_num_threads())
     own = process.variables()
@@ -70,7 +68,7 @@ def measured(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
             for name, trial in trials.items()
         }
         rates: list[Rates] = []
-        times = timed(started, config.rounds, between=lambda: rates.append(measuring.ceilings()))
+        times = time_rounds(started, config.rounds, between=lambda: rates.append(measuring.ceilings()))
     ceilings = rates[-1]
     found = figures(work, times, ceilings.product, ceilings.shaped)
     for name, side in found.items():
@@ -82,15 +80,23 @@ def measured(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
         f"padded_{work.unit}": work.padded or None,
         "sequences": work.sequences or None,
         "gflop": round(work.operations / 1e9, 3) if work.operations else None,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "machine": platform.processor() or platform.machine(),
-        "device": str(world.device),
-        "ceiling_gflops": round(ceilings.product / 1e9, 1) if ceilings.product else None,
-        "shaped_ceiling_gflops": round(ceilings.shaped / 1e9, 1) if ceilings.shaped else None,
-        "copy_gb_per_second": round(ceilings.copy / 1e9, 1),
+        **describe_machine(alike, ceilings),
         "sides": found,
     }
+
+
+def time_rounds(
+    sides: Mapping[str, SideProcess], rounds: int, between: Callable[[], None] = lambda: None
+) -> dict[str, Times]:
+    """Builds every side, then runs `rounds` of each in alternation. `between` is called before these rounds and after
+    each of them."""
+    times = {name: side.build() for name, side in sides.items()}
+    between()
+    for _ in range(rounds):
+        for name, side in sides.items():
+            times[name].rounds.append(side.round())
+        between()
+    return times
 
 
 def _trial(config: BenchConfig, name: str) -> Trial:
@@ -101,4 +107,4 @@ def _trial(config: BenchConfig, name: str) -> Trial:
             side.build()
             return min(side.round() for _ in range(TRIAL_ROUNDS))
 
-    return environments.fastest(seconds, environments.candidates(config.device), rounds=1)
+    return environments.find_fastest(seconds, environments.candidates(config.device), rounds=1)

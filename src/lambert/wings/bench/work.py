@@ -1,15 +1,18 @@
 """Sides that do the same work in alternating rounds, and the figures computed from their times."""
 
 import importlib
+import platform
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
+
+import torch
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import Kind, lookup
-from lambert.measure.ceilings import Shape
+from lambert.measure.ceilings import Rates, Shape
 from lambert.measure.training import Step
 from lambert.wings.bench.settings import BenchConfig
 
@@ -28,7 +31,7 @@ class Checked:
         return self.step()
 
 
-Side = Callable[[], Step]
+Build = Callable[[], Step]
 """Builds a side: weights, compiled graphs, inputs. Its time counts as start-up."""
 
 
@@ -36,7 +39,7 @@ Side = Callable[[], Step]
 class Work:
     """A kind of work and its sides, which all compute the same thing in their own way."""
 
-    sides: Mapping[str, Side]
+    sides: Mapping[str, Build]
     """By name, OWN first; made by `sides`."""
     tokens: int
     """Number of units of a round, such as tokens without padding; see `unit`."""
@@ -80,8 +83,8 @@ class Times:
 
 
 def sides(
-    config: BenchConfig, own: Side, peers: Mapping[str, Callable[..., Step]], *arguments: object
-) -> dict[str, Side]:
+    config: BenchConfig, own: Build, peers: Mapping[str, Callable[..., Step]], *arguments: object
+) -> dict[str, Build]:
     """Returns Lambert's side and one for each peer that `config` names: a function in `peers`, or from outside, that
     builds a step from `arguments`. Raises UsageError, with the nearest name, for an unknown peer."""
     kind = Kind(tuple(type(argument) for argument in arguments))
@@ -89,7 +92,7 @@ def sides(
     return {OWN: own, **chosen}
 
 
-def needed(package: str, peer: str, install: str) -> Any:
+def import_peer(package: str, peer: str, install: str) -> Any:
     """Imports and returns the package. Raises UsageError that says what to install."""
     try:
         return importlib.import_module(package)
@@ -97,35 +100,8 @@ def needed(package: str, peer: str, install: str) -> Any:
         raise UsageError(f"peer = {peer} needs {package}: pip install '{install}'.") from error
 
 
-class Turns(Protocol):
-    """A side that takes turns with others, as `side_process.SideProcess`."""
-
-    def build(self) -> Times:
-        """Builds the side and runs two rounds."""
-        ...
-
-    def round(self) -> float:
-        """Returns the seconds of a round."""
-        ...
-
-
-def timed(sides: Mapping[str, Turns], rounds: int, between: Callable[[], None] = lambda: None) -> dict[str, Times]:
-    """Builds every side, then runs `rounds` of each in alternation. `between` is called before these rounds and after
-    each of them."""
-    times = {name: side.build() for name, side in sides.items()}
-    between()
-    for _ in range(rounds):
-        for name, side in sides.items():
-            times[name].rounds.append(side.round())
-        between()
-    return times
-
-
 def figures(work: Work, times: Mapping[str, Times], best: float, shaped: float) -> dict[str, dict[str, Any]]:
-    """Returns the figures of each side. `best` and `shaped` are ceilings in operations per second, 0 if not measured.
-
-    A peer's ratio is its seconds divided by Lambert's seconds in the same round: median, minimum and maximum.
-    """
+    """Returns the figures of each side. `best` and `shaped` are ceilings in operations per second; 0: not measured."""
     found = {}
     for name, taken in times.items():
         seconds = taken.median
@@ -142,7 +118,27 @@ def figures(work: Work, times: Mapping[str, Times], best: float, shaped: float) 
             **{figure: round(value, 3) for figure, value in work.more(name, seconds).items()},
         }
         if name != OWN:
-            ratios = [theirs / ours for ours, theirs in zip(times[OWN].rounds, taken.rounds, strict=True)]
-            found[name]["ratio"] = round(statistics.median(ratios), 2)
-            found[name]["ratio_range"] = [round(min(ratios), 2), round(max(ratios), 2)]
+            found[name] |= compare_rounds(times[OWN].rounds, taken.rounds)
     return found
+
+
+def compare_rounds(own: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    """Returns the ratio of a peer's seconds to Lambert's in the same round: the median, and the range."""
+    ratios = [peer / ours for ours, peer in zip(own, theirs, strict=True)]
+    return {
+        "ratio": round(statistics.median(ratios), 2),
+        "ratio_range": [round(min(ratios), 2), round(max(ratios), 2)],
+    }
+
+
+def describe_machine(config: BenchConfig, rates: Rates) -> dict[str, Any]:
+    """Returns the device of a measurement, and its ceilings; None for those that were not measured."""
+    return {
+        "threads": config.threads,
+        "torch": torch.__version__,
+        "machine": platform.processor() or platform.machine(),
+        "device": config.device,
+        "ceiling_gflops": round(rates.product / 1e9, 1) if rates.product else None,
+        "shaped_ceiling_gflops": round(rates.shaped / 1e9, 1) if rates.shaped else None,
+        "copy_gb_per_second": round(rates.copy / 1e9, 1),
+    }

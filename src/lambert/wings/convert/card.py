@@ -44,7 +44,7 @@ outputs = program(*[rows[name] for name in NAMES])
 }
 
 
-def card(format: str, precision: str, padded: PaddedModel, lines: tuple[str, ...]) -> str:
+def format_card(format: str, precision: str, padded: PaddedModel, lines: tuple[str, ...]) -> str:
     """Returns the text of README.md."""
     shape = "[batch, choices, length]" if padded.choices else "[batch, length]"
     inputs = [f"| `{name}` | int64 {shape}: {_INPUTS[name]} |" for name in padded.inputs]

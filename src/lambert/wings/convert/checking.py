@@ -34,7 +34,7 @@ from lambert.tasks.vectors.sentence_transformers import MODULES, activation_of, 
 from lambert.text.rows import kind, read_lines
 from lambert.text.tokenizers import roles
 from lambert.wings.convert import source_library
-from lambert.wings.convert.config import Against
+from lambert.wings.convert.settings import Against
 
 MOST = 1000
 """Maximum number of rows of a file that are compared (ours): on a CPU, a BERT-Base computes them in about two
@@ -122,7 +122,7 @@ class Check:
             problem = f"{what} of {place} differ by {differences[wrong[0]]:.1e}, more than {bound:.1e}"
             if np.shape(theirs) != np.shape(ours):
                 shapes = [list(np.shape(values)) for values in (theirs, ours)]
-                problem = f"{what} of {place} have the shape {shapes[0]} there and {shapes[1]} here"
+                problem = f"{what} of {place} have the shape {shapes[0]} in the library and {shapes[1]} in Lambert"
         self.table.append(Comparison(what, f"{len(compared):,} {unit}", worst, bound, problem))
 
 
@@ -193,11 +193,11 @@ def check(source: Path, folder: Path, texts: Path, against: Against = "", code: 
     if library == "sentence-transformers" and not ours:
         raise UsageError(f"--against sentence-transformers: {source} has no {MODULES}. Use --against transformers.")
     model = load_model(folder, device="cpu", code=code)
-    _Comparing(found, model, source, settings, rows, texts).run()
+    _FolderComparison(found, model, source, settings, rows, texts).run()
     return found
 
 
-class _Comparing:
+class _FolderComparison:
     """The comparison of one folder with one library."""
 
     def __init__(
@@ -219,9 +219,9 @@ class _Comparing:
         self.task = name if name in _SENTENCES and (self.crosses or found.library == "transformers") else ""
         columns = model.task_config.columns
         pairs = name in ("squad", "choice") or self.crosses or bool(columns.text_b and not columns.text_b_optional)
-        self.rows = self._arranged(rows, pairs, texts)
+        self.rows = self._arrange_rows(rows, pairs, texts)
 
-    def _arranged(self, rows: list[CheckRow], pairs: bool, texts: Path) -> list[CheckRow]:
+    def _arrange_rows(self, rows: list[CheckRow], pairs: bool, texts: Path) -> list[CheckRow]:
         """Returns the rows that can be compared, for pairs as pairs, with one longer than every limit."""
         special = {roles.content(self.tokenizer, number) for number in roles.own(self.tokenizer)}
         plain = [row for row in rows if not any(name in text for name in special for text in row.texts)]
@@ -252,7 +252,7 @@ class _Comparing:
 
     def run(self) -> None:
         """Computes with both and compares."""
-        facts, arrays = self._computed("float32")
+        facts, arrays = self._run_library("float32")
         if "unsupported" in facts:
             self.found.notes.append(f"{facts['unsupported']}, so nothing was compared with it.")
             return
@@ -261,7 +261,7 @@ class _Comparing:
 
         def in_float64(key: str) -> Any:
             if not exact:
-                exact.append(self._computed("float64")[1])
+                exact.append(self._run_library("float64")[1])
             return exact[0][key]
 
         if self.by_vectors:
@@ -271,7 +271,7 @@ class _Comparing:
         else:
             self._direct(facts, arrays, in_float64)
 
-    def _computed(self, dtype: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    def _run_library(self, dtype: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
         job = {
             "library": self.found.library.partition(" ")[0], "dtype": dtype,
             "folder": str((root(self.source) or self.source if self.by_vectors else self.source).resolve()),
@@ -298,7 +298,9 @@ class _Comparing:
         for name, theirs, own in (
             ("queries", prompts.get("query", ""), embed.prompt), ("documents", document, embed.prompt_b),
         ):  # fmt: skip
-            problem = f"the prompt of {name} is {theirs!r} there and {own!r} here" if theirs != own else ""
+            problem = (
+                f"the prompt of {name} is {theirs!r} in the library and {own!r} in Lambert" if theirs != own else ""
+            )
             self.found.equal(f"prompt of {name}", "1 prompt", problem)
         found = self.model.encode(texts[:few])
         if facts["default_prompt"] is None and prompts.get("query"):
@@ -378,7 +380,7 @@ class _Comparing:
             and len(facts["types"][row]) == len(ours[row])
         ]  # fmt: skip
         if types and not problem:
-            problem = f"the segment types of {self._named(types[0])} differ"
+            problem = f"the segment types of {self._describe_row(types[0])} differ"
         self.found.equal("token ids", f"{len(ours):,} rows", problem)
         return same
 
@@ -402,29 +404,29 @@ class _Comparing:
         problem = ""
         if wrong:
             one, other = theirs[wrong[0]], ours[wrong[0]]
-            problem = f"{what} of {self._named(wrong[0])} differ: there are {len(one)} there and {len(other)} here"
+            difference = f"there are {len(one)} in the library and {len(other)} in Lambert"
             at = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
             if at is not None:
                 pieces = [f"{ids[at]} ({self.tokenizer.id_to_token(ids[at])!r})" for ids in (one, other)]
-                counted = f"token {at} is {pieces[0]} there and {pieces[1]} here"
-                problem = f"{what} of {self._named(wrong[0])} differ: {counted}"
-            problem += f" ({len(wrong):,} of {len(ours):,} rows differ)"
+                difference = f"token {at} is {pieces[0]} in the library and {pieces[1]} in Lambert"
+            place = self._describe_row(wrong[0])
+            problem = f"{what} of {place} differ: {difference} ({len(wrong):,} of {len(ours):,} rows differ)"
         differing = {*wrong}
         return [row for row in range(len(ours)) if row not in differing], problem
 
     def _labels(self, theirs: Sequence[str], ours: Sequence[str]) -> None:
         pairs = enumerate(zip(theirs, ours, strict=False))
         wrong = next(((number, one, other) for number, (one, other) in pairs if one != other), None)
-        problem = "label {} is {!r} there and {!r} here".format(*wrong) if wrong else ""
+        problem = "label {} is {!r} in the library and {!r} in Lambert".format(*wrong) if wrong else ""
         if len(theirs) != len(ours):
-            problem = f"there are {len(theirs)} labels there and {len(ours)} here"
+            problem = f"there are {len(theirs)} labels in the library and {len(ours)} in Lambert"
         self.found.equal("labels in their order", f"{len(theirs):,} labels", problem)
 
     def _close(self, what: str, rows: Sequence[int], theirs: Any, ours: Any, exact: Callable[[int], Any]) -> None:
-        compared = [(self._named(row), theirs[row], ours[row]) for row in rows]
+        compared = [(self._describe_row(row), theirs[row], ours[row]) for row in rows]
         self.found.close(what, compared, "rows", lambda number: exact(rows[number]))
 
-    def _named(self, row: int) -> str:
+    def _describe_row(self, row: int) -> str:
         return f"{self.rows[row].place} ({quote(self.rows[row].texts[0])})"
 
 

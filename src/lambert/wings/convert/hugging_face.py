@@ -15,10 +15,10 @@ from lambert.model import weights
 from lambert.model.heads import Model
 from lambert.model.publish import quiet_transformers
 from lambert.tasks.card import card_of_converted
-from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.formats import check, check_installed, check_precision, quiet
 from lambert.wings.convert.original import Original, read
 from lambert.wings.convert.sample import LONGEST, Difference, samples
-from lambert.wings.convert.written import check, check_installed, check_precision, quiet
+from lambert.wings.convert.settings import ExportConfig
 
 _VECTORS = 1e-5
 """Largest difference of a component of a vector from that of sentence-transformers, in float32."""
@@ -34,7 +34,7 @@ def export_bfloat16(config: ExportConfig) -> Iterator[str]:
         _write(original, aside, config)
         difference = _reread(original, aside, config)
         check(difference, config, _HALF, "The folder with weights in bfloat16")
-    yield f"verified: reads back bit for bit; {_rounded(difference)}"
+    yield f"verified: reads back bit for bit; {_describe_rounding(difference)}"
     yield f"model  {config.out}"
 
 
@@ -61,13 +61,13 @@ def export_vectors(config: ExportConfig) -> Iterator[str]:
     yield f"model  {config.out}"
 
 
-def _rounded(difference: Difference) -> str:
+def _describe_rounding(difference: Difference) -> str:
     share = f"{difference.relative:.1%} of the outputs on average"
     return f"rounding to bfloat16 changes outputs by at most {difference.absolute:.1e} ({share})"
 
 
 def _write(original: Original, folder: Path, config: ExportConfig) -> None:
-    with _stored(original.model, config.precision) as model:
+    with _cast_weights(original.model, config.precision) as model:
         weights.save(model, folder, original.extra)
     original.write_tokenizer(folder)
     card = card_of_converted(original.model, config.out, original.folder, original.task)
@@ -76,7 +76,7 @@ def _write(original: Original, folder: Path, config: ExportConfig) -> None:
 
 
 @contextmanager
-def _stored(model: Model, precision: str) -> Iterator[Model]:
+def _cast_weights(model: Model, precision: str) -> Iterator[Model]:
     """A context with the model in the type in which it is stored; afterwards it has its own weights again."""
     before = [(parameter, parameter.data) for parameter in model.parameters()]
     try:

@@ -6,8 +6,7 @@ from pathlib import Path
 from lambert.inference.config import Precisions
 from lambert.runs.result import Result
 from lambert.wings.convert import verb as conversion
-from lambert.wings.convert.config import Against
-from lambert.wings.convert.settings import ExportConfig, ImportConfig
+from lambert.wings.convert.settings import Against, ExportConfig, ImportConfig
 from lambert.wings.convert.verb import Imported
 
 

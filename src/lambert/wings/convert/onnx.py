@@ -3,19 +3,18 @@
 Source: torch.onnx.export(dynamo=True), torch 2.11 and later.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lambert.model.publish import TOLERANCE
-from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.formats import Format
 from lambert.wings.convert.int8 import quantize
 from lambert.wings.convert.original import Original
-from lambert.wings.convert.padded import PaddedModel, exported
+from lambert.wings.convert.padded import PaddedModel, export_program
 from lambert.wings.convert.sample import Arrays, Runtime
-from lambert.wings.convert.written import Format, written
+from lambert.wings.convert.settings import ExportConfig
 
 FILE = "model.onnx"
 OPSET = 20
@@ -23,11 +22,6 @@ OPSET = 20
 operators, and attention consists of products that both fuse."""
 _ONE_FILE = 2**31 - 2**20
 """Bytes of weights from which a file of protobuf is too small, and they are in a file beside it."""
-
-
-def export(config: ExportConfig) -> Iterator[str]:
-    """Writes model.onnx with dynamic numbers of rows and tokens."""
-    yield from written(FORMAT, config)
 
 
 def _write(padded: PaddedModel, original: Original, folder: Path, config: ExportConfig) -> None:
@@ -39,7 +33,7 @@ def _write(padded: PaddedModel, original: Original, folder: Path, config: Export
 def write_program(padded: PaddedModel, original: Original, path: Path) -> None:
     """Writes the ONNX file, with its weights beside it if they exceed 2 GB."""
     program: Any = torch.onnx.export(
-        exported(padded, original.model.config.positions), input_names=[*padded.inputs],
+        export_program(padded, original.model.config.positions), input_names=[*padded.inputs],
         output_names=[*padded.outputs], opset_version=OPSET, dynamo=True, verbose=False,
     )  # fmt: skip
     _name_axes(program.model, padded)
@@ -68,7 +62,7 @@ def _remove_traces(model: Any) -> None:
     model.graph.metadata_props.clear()
 
 
-def _opened(folder: Path) -> Runtime:
+def _load(folder: Path) -> Runtime:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -97,6 +91,6 @@ FORMAT = Format(
     packages=("onnx", "onnxscript", "onnxruntime"),
     tolerances={"float32": TOLERANCE, "int8": 0.25},
     write=_write,
-    opened=_opened,
+    load=_load,
     notes=_notes,
 )

@@ -1,10 +1,10 @@
 """OpenVINO's intermediate representation, from the ONNX graph; in int8 by NNCF with calibration texts."""
 
+import importlib
 import io
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ from lambert.core.files import read_file
 from lambert.inference import cpu
 from lambert.model.publish import TOLERANCE
 from lambert.wings.convert import onnx
-from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.formats import Format, check_installed
 from lambert.wings.convert.original import Original
 from lambert.wings.convert.padded import PaddedModel, input_names
-from lambert.wings.convert.sample import TEXTS, Arrays, Runtime, cut, padded
-from lambert.wings.convert.written import Format, check_installed, written
+from lambert.wings.convert.sample import TEXTS, Arrays, Runtime, cut, pad
+from lambert.wings.convert.settings import ExportConfig
 
 FILE = "openvino_model.xml"
 """Name of the file, as in Optimum."""
@@ -29,37 +29,17 @@ _CALIBRATED = 300
 """Number of calibration texts that are read: the default of NNCF."""
 
 
-def export(config: ExportConfig) -> Iterator[str]:
-    """Writes openvino_model.xml and openvino_model.bin with dynamic numbers of rows and tokens."""
-    yield from written(FORMAT, config)
-
-
-@contextmanager
-def _no_telemetry() -> Iterator[None]:
-    """A context in which openvino and nncf, when they are imported, do not find the package that sends their usage to
-    Google Analytics; both run without it."""
-    name = "openvino_telemetry"
-    before = sys.modules.get(name)
-    sys.modules[name] = None  # type: ignore[assignment]  # importing it raises ImportError
+def _import(name: str) -> Any:
+    """Imports openvino or nncf without the package that sends their usage to Google Analytics; both run without it."""
+    telemetry = "openvino_telemetry"
+    before = sys.modules.get(telemetry)
+    sys.modules[telemetry] = None  # type: ignore[assignment]  # importing it raises ImportError
     try:
-        yield
+        return importlib.import_module(name)
     finally:
-        if before is None:
-            del sys.modules[name]
-        else:
-            sys.modules[name] = before
-
-
-def _openvino() -> Any:
-    with _no_telemetry():
-        import openvino
-    return openvino
-
-
-def _nncf() -> Any:
-    with _no_telemetry():
-        import nncf
-    return nncf
+        del sys.modules[telemetry]
+        if before is not None:
+            sys.modules[telemetry] = before
 
 
 def _write(net: PaddedModel, original: Original, folder: Path, config: ExportConfig) -> None:
@@ -67,29 +47,29 @@ def _write(net: PaddedModel, original: Original, folder: Path, config: ExportCon
         check_installed("openvino --precision int8", "openvino-int8", ("nncf",))
     path = folder / onnx.FILE
     onnx.write_program(net, original, path)
-    openvino = _openvino()
+    openvino = _import("openvino")
     model = openvino.Core().read_model(str(path))  # convert_model would send telemetry
     if config.precision == "int8":
-        model = _quantized(model, original, config)
+        model = _quantize(model, original, config)
     openvino.save_model(model, str(folder / FILE), compress_to_fp16=False)
     del model
     for left in folder.glob(f"{onnx.FILE}*"):
         left.unlink()
 
 
-def _quantized(model: Any, original: Original, config: ExportConfig) -> Any:
+def _quantize(model: Any, original: Original, config: ExportConfig) -> Any:
     """Returns the model with static 8-bit scales, and weights of 7 bits if this processor adds 8-bit products in 16.
 
     Source: NNCF, quantize(model_type=TRANSFORMER), with SmoothQuant; OverflowFix.
     """
-    nncf = _nncf()
+    nncf = _import("nncf")
     logging.getLogger("nncf").setLevel(logging.ERROR)  # nncf.set_log_level would change handlers of others
     names = input_names(original.model)
     shape = (1, 1) if "choice" in original.model.labels else (1,)
 
     def inputs(text: str) -> Arrays:
         found = original.tokenizer.encode(*text.split("\t", 1))
-        return padded([cut(found.ids, original.longest)], [cut(found.type_ids, original.longest)], names, shape)
+        return pad([cut(found.ids, original.longest)], [cut(found.type_ids, original.longest)], names, shape)
 
     texts = calibration_texts(config.calibration)
     data = nncf.Dataset(texts, inputs)
@@ -124,10 +104,10 @@ def calibration_texts(path: Path | None) -> list[str]:
     return [line for line in lines if line][:_CALIBRATED]
 
 
-def opened(folder: Path, hint: str = _FLOAT32) -> Runtime:
-    """Opens the model with the threads of torch, computing in the precision `hint`."""
+def load_model(folder: Path, hint: str = _FLOAT32) -> Runtime:
+    """Loads the model with the threads of torch, computing in the precision `hint`."""
     threads = torch.get_num_threads()
-    core = _openvino().Core()
+    core = _import("openvino").Core()
     settings = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
     model = core.compile_model(str(folder / FILE), "CPU", settings)
     names = [value.get_any_name() for value in model.outputs]
@@ -155,6 +135,6 @@ FORMAT = Format(
     packages=("openvino", "onnx", "onnxscript"),
     tolerances={"float32": TOLERANCE, "int8": 0.25},
     write=_write,
-    opened=opened,
+    load=load_model,
     notes=_notes,
 )

@@ -17,7 +17,7 @@ from lambert.tasks.model_folder import read_extras, task_of
 from lambert.tasks.vectors import sentence_transformers
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
-from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.settings import ExportConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class PaddedModel(nn.Module):
 
     def _rows(self, ids_BM: Tensor, mask_BM: Tensor, types_BM: Tensor | None) -> tuple[Tensor, ...]:
         states_BMD: Tensor = self.encoder(ids_BM, mask_BM, types_BM)
-        pooled_BD = self._pooled(states_BMD, mask_BM) if self.pooled else None
+        pooled_BD = self._pool(states_BMD, mask_BM) if self.pooled else None
         found: list[Tensor] = []
         for name, head in self.heads.items():
             if isinstance(head, Vector):
@@ -82,7 +82,7 @@ class PaddedModel(nn.Module):
                 found.append(head(rows))
         return tuple(found) or (states_BMD,)
 
-    def _pooled(self, states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
+    def _pool(self, states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
         assert self.pooler is not None
         mean = getattr(self.pooler, "pooling", "cls") == "mean"
         transform: Any = self.pooler.transform
@@ -122,7 +122,7 @@ _POOLINGS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Function from (states, mask) to vectors [B, D] by pooling (`model.pooling.POOLINGS`)."""
 
 
-def exported(padded: PaddedModel, positions: int) -> torch.export.ExportedProgram:
+def export_program(padded: PaddedModel, positions: int) -> torch.export.ExportedProgram:
     """Returns the program of torch.export, with any number of rows, of choices, and of tokens up to `positions`."""
     dims: dict[int, torch.export.Dim] = {0: torch.export.Dim("batch")}
     if padded.choices:

@@ -8,32 +8,24 @@ from typing import Any
 import torch
 
 from lambert.core.errors import MachineError
-from lambert.model.publish import TOLERANCE
-from lambert.wings.convert.config import ExportConfig
+from lambert.wings.convert.formats import Format, export
 from lambert.wings.convert.original import Original
-from lambert.wings.convert.padded import PaddedModel, exported
+from lambert.wings.convert.padded import PaddedModel, export_program
 from lambert.wings.convert.sample import Arrays, Runtime
-from lambert.wings.convert.written import Format, written
+from lambert.wings.convert.settings import ExportConfig
 
 FILE = "model.pt2"
-NOTE = "warning: torch unpickles model.pt2: load it only if you trust who made it."
-NATIVE_NOTE = "warning: model.pt2 is native code for processors like this one: loading it runs code."
-
-
-def export_torch(config: ExportConfig) -> Iterator[str]:
-    """Writes model.pt2, a program of torch.export with dynamic numbers of rows and tokens."""
-    yield from written(TORCH, config)
 
 
 def export_aoti(config: ExportConfig) -> Iterator[str]:
     """Writes model.pt2, a package of AOTInductor: machine code that torch loads without Python code of the model."""
     if not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
         raise MachineError("--format aoti needs a C++ compiler: install g++, or use --format torch.")
-    yield from written(AOTI, config)
+    yield from export(AOTI, config)
 
 
 def _write_torch(padded: PaddedModel, original: Original, folder: Path, config: ExportConfig) -> None:
-    program = exported(padded, original.model.config.positions).run_decompositions({})
+    program = export_program(padded, original.model.config.positions).run_decompositions({})
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # lines of source code with the paths of this machine
     torch.export.save(program, folder / FILE)
@@ -42,15 +34,15 @@ def _write_torch(padded: PaddedModel, original: Original, folder: Path, config: 
 def _write_aoti(padded: PaddedModel, original: Original, folder: Path, config: ExportConfig) -> None:
     import torch._inductor
 
-    program = exported(padded, original.model.config.positions)
+    program = export_program(padded, original.model.config.positions)
     torch._inductor.aoti_compile_and_package(program, package_path=str(folder / FILE))
 
 
-def _opened_torch(folder: Path) -> Runtime:
+def _load_torch(folder: Path) -> Runtime:
     return _runtime(torch.export.load(folder / FILE).module())
 
 
-def _opened_aoti(folder: Path) -> Runtime:
+def _load_aoti(folder: Path) -> Runtime:
     import torch._inductor
 
     return _runtime(torch._inductor.aoti_load_package(str(folder / FILE)))
@@ -69,19 +61,13 @@ def _runtime(call: Any) -> Runtime:
 
 TORCH = Format(
     title="torch.export",
-    extra="",
-    packages=(),
-    tolerances={"float32": TOLERANCE},
     write=_write_torch,
-    opened=_opened_torch,
-    notes=lambda config: (NOTE,),
+    load=_load_torch,
+    notes=lambda config: ("warning: torch unpickles model.pt2: load it only if you trust who made it.",),
 )
 AOTI = Format(
     title="AOTInductor",
-    extra="",
-    packages=(),
-    tolerances={"float32": TOLERANCE},
     write=_write_aoti,
-    opened=_opened_aoti,
-    notes=lambda config: (NATIVE_NOTE,),
+    load=_load_aoti,
+    notes=lambda config: ("warning: model.pt2 is native code for processors like this one: loading it runs code.",),
 )

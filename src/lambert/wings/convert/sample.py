@@ -83,9 +83,9 @@ def _rows(original: Original, texts: Sequence[Sequence[str]]) -> Rows:
     batch = _batch(original, ids, types)
     single = tuple(parts[0] for parts in texts) if all(len(parts) == 1 for parts in texts) else ()
     with torch.inference_mode():
-        expected = expected_outputs(original, batch)
+        expected = compute_outputs(original, batch)
     names = input_names(original.model)
-    return Rows(padded(ids, types, names, _shape(original, len(ids))), tuple(map(len, ids)), expected, single)
+    return Rows(pad(ids, types, names, _shape(original, len(ids))), tuple(map(len, ids)), expected, single)
 
 
 def cut(row: Sequence[int], longest: int) -> list[int]:
@@ -99,7 +99,7 @@ def _shape(original: Original, rows: int) -> tuple[int, ...]:
     return (rows // 2, 2) if rows % 2 == 0 else (rows, 1)
 
 
-def padded(
+def pad(
     ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]], names: Sequence[str], shape: tuple[int, ...] = ()
 ) -> Arrays:
     """Returns the inputs of these `names` for sequences of token ids, padded on the right with zeros. `shape` is that
@@ -121,7 +121,7 @@ def _batch(original: Original, ids: Sequence[Sequence[int]], types: Sequence[Seq
     return flat_batch(flat, kinds if original.segments else np.zeros_like(flat), lengths, targets)
 
 
-def expected_outputs(original: Original, batch: Batch) -> Arrays:
+def compute_outputs(original: Original, batch: Batch) -> Arrays:
     """Returns the outputs of the model for a flat batch by the names that an exported model has."""
     model, found = original.model, {}
     if not model.labels or original.vectors:

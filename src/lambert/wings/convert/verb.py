@@ -24,10 +24,9 @@ from lambert.tasks.model_folder import read_extras, task_of
 from lambert.tasks.vectors.sentence_transformers import length
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
-from lambert.wings.convert import hugging_face, onnx, openvino, program, written
+from lambert.wings.convert import formats, hugging_face, onnx, openvino, program
 from lambert.wings.convert.checking import Check, Comparison, check
-from lambert.wings.convert.config import ExportConfig
-from lambert.wings.convert.settings import ImportConfig
+from lambert.wings.convert.settings import ExportConfig, ImportConfig
 from lambert.wings.convert.tensorflow import bert_names as tensorflow
 from lambert.wings.convert.tensorflow.checkpoint import Checkpoint, find
 
@@ -46,12 +45,12 @@ def run_import(config: ImportConfig, say: Say = silent) -> Imported:
     checks: list[Comparison] = []
     if config.out is None and config.check is None:
         raise UsageError("import requires --out, the model folder to write, or --check, texts to compare with only.")
-    for line in _compared(config, checks) if config.out is None else _imported(config, config.out, checks):
+    for line in _compare_only(config, checks) if config.out is None else _convert(config, config.out, checks):
         say(line)
     return Imported(config.out or config.source, checks=tuple(checks))
 
 
-def _compared(config: ImportConfig, checks: list[Comparison]) -> Iterator[str]:
+def _compare_only(config: ImportConfig, checks: list[Comparison]) -> Iterator[str]:
     """Compares the unconverted folder with the library that made it."""
     if find(config.source) is not None:
         raise UsageError(
@@ -76,10 +75,10 @@ def _lines(found: Check, checks: list[Comparison], config: ImportConfig, end: st
     checks += found.table
     yield from found.lines()
     if problem := found.problem():
-        raise DataError(f"{config.source} is read otherwise by {found.library}: {problem}{end}.")
+        raise DataError(f"{found.library} reads {config.source} differently: {problem}{end}.")
 
 
-def _imported(config: ImportConfig, out: Path, checks: list[Comparison]) -> Iterator[str]:
+def _convert(config: ImportConfig, out: Path, checks: list[Comparison]) -> Iterator[str]:
     prefix = find(config.source)
     folder = config.source / encoder_path(config.source) if prefix is None else prefix.parent
     if prefix is None:
@@ -87,7 +86,7 @@ def _imported(config: ImportConfig, out: Path, checks: list[Comparison]) -> Iter
     elif not folder.is_dir():
         raise DataError(f"No such folder: {folder}. {NOT_DOWNLOADED}")
     check_new_folder(out)
-    checkpoint = None if prefix is None else tensorflow.opened(prefix)
+    checkpoint = None if prefix is None else tensorflow.open_checkpoint(prefix)
     layout.check_family(layout.read_config(folder), folder)
     if checkpoint is None:
         weights_file(folder)  # raises if there is none, before the tokenizer is read
@@ -173,20 +172,20 @@ def run_export(config: ExportConfig, say: Say = silent) -> Result:
     return Result(config.out)
 
 
-def _hugging_face(config: ExportConfig) -> Iterator[str]:
-    written.check_precision(config, {"float32": 0, "bfloat16": 0})
+def _export_hugging_face(config: ExportConfig) -> Iterator[str]:
+    formats.check_precision(config, {"float32": 0, "bfloat16": 0})
     if config.precision == "bfloat16":
         yield from hugging_face.export_bfloat16(config)
     else:
         folder = layout.model_folder(config.model)
-        yield from _imported(ImportConfig(source=folder, code=config.code), config.out, [])
+        yield from _convert(ImportConfig(source=folder, code=config.code), config.out, [])
 
 
 FORMATS: dict[str, Callable[[ExportConfig], Iterable[str] | None]] = {
-    "hf": _hugging_face,
+    "hf": _export_hugging_face,
     "sentence-transformers": hugging_face.export_vectors,
-    "onnx": onnx.export,
-    "openvino": openvino.export,
-    "torch": program.export_torch,
+    "onnx": partial(formats.export, onnx.FORMAT),
+    "openvino": partial(formats.export, openvino.FORMAT),
+    "torch": partial(formats.export, program.TORCH),
     "aoti": program.export_aoti,
 }

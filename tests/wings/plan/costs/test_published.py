@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[4]
 
 @pytest.fixture(autouse=True, scope="module")
 def _each_row_is_predicted_once() -> Iterator[None]:
-    predicted, known = plan.predicted, dict[str, float]()
+    predict, known = plan.predict_row, dict[str, float]()
 
     def once(row: Mapping[str, Any]) -> float:
         key = json.dumps(row, sort_keys=True) + os.environ.get("LAMBERT_NATIVE", "")
-        return known[key] if key in known else known.setdefault(key, predicted(row))
+        return known[key] if key in known else known.setdefault(key, predict(row))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "predicted", once)
+        patch.setattr(plan, "predict_row", once)
         yield
 
 
@@ -60,9 +60,9 @@ def test_the_documentation_has_the_tables_of_these_rows() -> None:
 
 
 def test_predictions_do_not_depend_on_the_kernels_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = [plan.predicted(row) for row in plan.rows()]
+    before = [plan.predict_row(row) for row in plan.rows()]
     monkeypatch.setenv("LAMBERT_NATIVE", "0")
-    assert [plan.predicted(row) for row in plan.rows()] == before
+    assert [plan.predict_row(row) for row in plan.rows()] == before
 
 
 def test_the_errors_are_stated_as_they_are() -> None:
@@ -96,4 +96,4 @@ def test_the_errors_are_stated_as_they_are() -> None:
 
 def test_the_bound_of_mrpc_on_a_k80_is_kept() -> None:
     (row,) = (row for row in plan.rows() if row["id"] == "hf-mrpc-v100")
-    assert plan.predicted({**row, "device": "K80", "precision": "float32"}) < 10 / 60
+    assert plan.predict_row({**row, "device": "K80", "precision": "float32"}) < 10 / 60

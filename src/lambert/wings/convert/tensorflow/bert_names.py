@@ -37,7 +37,7 @@ _STATE = ("global_step", "beta1_power", "beta2_power")
 """Variables of optimizers that belong to no other variable."""
 
 
-def opened(prefix: Path) -> Checkpoint:
+def open_checkpoint(prefix: Path) -> Checkpoint:
     """Returns the checkpoint with a prefix. Raises DataError if it is damaged, incomplete or of another model."""
     checkpoint = Checkpoint(prefix)
     names = checkpoint.entries

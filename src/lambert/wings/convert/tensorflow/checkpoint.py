@@ -85,7 +85,9 @@ class Checkpoint:
         except ValueError as error:
             raise DataError(f"{self.path} is damaged: {error}. Fetch it again.") from error
         if header.get(_ENDIANNESS):
-            raise DataError(f"{self.path} is of a big-endian machine, which is not supported. Take another checkpoint.")
+            raise DataError(
+                f"{self.path} was written on a big-endian machine, which is not supported. Take another checkpoint."
+            )
         self.shards = header[_SHARDS]
         self._mapped: dict[int, NDArray[np.uint8]] = {}
 

@@ -9,7 +9,7 @@ _MOST_TIMES = 32
 """No data is shortened to less than 1/22: a copy takes at least 3 bytes and gives at most 64."""
 
 
-def decompressed(data: bytes) -> bytes:
+def decompress(data: bytes) -> bytes:
     """Returns the content of compressed data. Raises ValueError if it is damaged."""
     length, position = varint(data, 0)
     if length > _MOST_TIMES * len(data):
@@ -38,7 +38,7 @@ def decompressed(data: bytes) -> bytes:
         if len(out) > length:
             break
     if len(out) != length or position != len(data):
-        raise ValueError("the length is another than announced")
+        raise ValueError("the length differs from that in the header")
     return bytes(out)
 
 

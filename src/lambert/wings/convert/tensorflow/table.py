@@ -12,7 +12,7 @@ from pathlib import Path
 from lambert.core.errors import DataError
 from lambert.core.files import open_regular
 from lambert.wings.convert.tensorflow.crc32c import masked_crc32c
-from lambert.wings.convert.tensorflow.snappy import decompressed
+from lambert.wings.convert.tensorflow.snappy import decompress
 from lambert.wings.convert.tensorflow.wire import varint
 
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
@@ -71,12 +71,12 @@ def _block(data: bytes, place: tuple[int, int], what: str) -> bytes:
     """Returns the content of a block. Its bytes are followed by the kind of compression and the CRC-32C of both."""
     offset, end = place[0], place[0] + place[1]
     if end + 5 > len(data):
-        raise ValueError(f"{what} ends behind the file")
+        raise ValueError(f"{what} ends after the end of the file")
     if masked_crc32c(data[offset : end + 1]) != int.from_bytes(data[end + 1 : end + 5], "little"):
         raise ValueError(f"{what} (bytes {offset:,} to {end:,}) does not have its CRC-32C")
     if data[end] not in (_PLAIN, _SNAPPY):
-        raise ValueError(f"{what} is compressed in the unknown way {data[end]}")
-    return data[offset:end] if data[end] == _PLAIN else decompressed(data[offset:end])
+        raise ValueError(f"{what} has the unknown compression {data[end]}")
+    return data[offset:end] if data[end] == _PLAIN else decompress(data[offset:end])
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:

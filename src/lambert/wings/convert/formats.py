@@ -5,7 +5,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,11 +14,12 @@ from lambert.core.contents import write_sums
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import atomic_folder, check_new_folder, json_text, write_errors, write_files
 from lambert.model import folder as layout
-from lambert.wings.convert.card import card
-from lambert.wings.convert.config import ExportConfig
+from lambert.model.publish import TOLERANCE
+from lambert.wings.convert.card import format_card
 from lambert.wings.convert.original import Original, check_pooled, check_traceable, read
 from lambert.wings.convert.padded import PaddedModel, output_names
 from lambert.wings.convert.sample import Arrays, Difference, Runtime, samples
+from lambert.wings.convert.settings import ExportConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +28,17 @@ class Format:
 
     title: str
     """Name of the runtime in messages."""
-    extra: str
-    """Extra of pyproject.toml with the packages."""
-    packages: tuple[str, ...]
-    """Modules that must be installed."""
-    tolerances: Mapping[str, float]
-    """Largest difference from the model, by precision: `Difference.scaled` for float32, `Difference.relative` for the
-    others."""
     write: Callable[[PaddedModel, Original, Path, ExportConfig], None]
     """Writes the model into the folder."""
-    opened: Callable[[Path], Runtime]
-    """Opens the model in the folder with its runtime, computing in float32 where the model does."""
+    load: Callable[[Path], Runtime]
+    """Loads the model in the folder with its runtime, computing in float32 where the model does."""
+    extra: str = ""
+    """Extra of pyproject.toml with the packages."""
+    packages: tuple[str, ...] = ()
+    """Modules that must be installed."""
+    tolerances: Mapping[str, float] = field(default_factory=lambda: {"float32": TOLERANCE})
+    """Largest difference from the model, by precision: `Difference.scaled` for float32, `Difference.relative` for the
+    others."""
     notes: Callable[[ExportConfig], tuple[str, ...]] = lambda config: ()
     """Lines to show, which the folder's README.md has too."""
 
@@ -56,7 +57,7 @@ def check_installed(format: str, extra: str, packages: tuple[str, ...]) -> None:
             raise UsageError(f"--format {format} needs {package}: pip install 'lambert-bert[{extra}]'.")
 
 
-def written(form: Format, config: ExportConfig) -> Iterator[str]:
+def export(form: Format, config: ExportConfig) -> Iterator[str]:
     """Writes the folder `config.out` in this format and yields lines to show. The folder appears after the outputs of
     the runtime have been compared with the model's.
 
@@ -74,25 +75,27 @@ def written(form: Format, config: ExportConfig) -> Iterator[str]:
         padded = PaddedModel(original.model, original.finish).eval()
         with torch.inference_mode(False), torch.no_grad():
             form.write(padded, original, aside, config)
-        difference = compared(original, form.opened(aside))
+        difference = compare_outputs(original, form.load(aside))
         check(difference, config, form.tolerances[config.precision], form.title)
         share = f" ({difference.relative:.1%} of the outputs on average)" if config.precision != "float32" else ""
         line = f"verified: largest difference of {form.title} from Lambert {difference.absolute:.1e}{share}"
-        write_surroundings(original, aside, card(config.format, config.precision, padded, (line, *form.notes(config))))
+        write_surroundings(
+            original, aside, format_card(config.format, config.precision, padded, (line, *form.notes(config)))
+        )
     yield from form.notes(config)
     yield line
     yield f"model  {config.out}"
 
 
-def compared(original: Original, runtime: Runtime) -> Difference:
+def compare_outputs(original: Original, runtime: Runtime) -> Difference:
     """Returns the largest difference of the outputs of a runtime from those of the model, on the texts of `samples`."""
     difference, names = Difference(), output_names(original.model.labels)
     for rows in samples(original):
-        difference.add(rows, named(runtime(rows.inputs), names))
+        difference.add(rows, name_outputs(runtime(rows.inputs), names))
     return difference
 
 
-def named(found: Arrays, names: tuple[str, ...]) -> Arrays:
+def name_outputs(found: Arrays, names: tuple[str, ...]) -> Arrays:
     """Returns the outputs of a runtime by name; programs of torch number theirs."""
     return {names[int(name)] if name.isdecimal() else name: values for name, values in found.items()}
 
