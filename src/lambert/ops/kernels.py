@@ -211,16 +211,23 @@ def _activate(gate, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def gated(
-    both_at, key_at, threshold, scale, F, out_at, QUADS: tl.constexpr, ACTIVATION: tl.constexpr
-):  # fmt: skip
-    """dropout(f(a) b) of the halves a and b of the columns; a program a block of QUADS x 4 columns of a row."""
+def _halves(both_at, F, QUADS: tl.constexpr):
+    """Returns the row of this program, its first column, its columns, which there are, and both halves of them."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * QUADS * 4
     columns = first + _columns(QUADS)
     inside = columns < F
     gate = tl.load(both_at + row * 2 * F + columns, inside, 0.0).to(tl.float32)
     up = tl.load(both_at + row * 2 * F + F + columns, inside, 0.0).to(tl.float32)
+    return row, first, columns, inside, gate, up
+
+
+@triton.jit
+def gated(
+    both_at, key_at, threshold, scale, F, out_at, QUADS: tl.constexpr, ACTIVATION: tl.constexpr
+):  # fmt: skip
+    """dropout(f(a) b) of the halves a and b of the columns; a program a block of QUADS x 4 columns of a row."""
+    row, first, columns, inside, gate, up = _halves(both_at, F, QUADS)
     out = _dropped(_activate(gate, ACTIVATION) * up, key_at, row * F + first, threshold, scale, QUADS)
     tl.store(out_at + row * F + columns, out.to(out_at.dtype.element_ty), inside)
 
@@ -230,12 +237,7 @@ def gated_backward(
     both_at, grad_at, key_at, threshold, scale, F, found_at, QUADS: tl.constexpr, ACTIVATION: tl.constexpr
 ):  # fmt: skip
     """The gradient of both halves, recomputing the activation."""
-    row = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * QUADS * 4
-    columns = first + _columns(QUADS)
-    inside = columns < F
-    gate = tl.load(both_at + row * 2 * F + columns, inside, 0.0).to(tl.float32)
-    up = tl.load(both_at + row * 2 * F + F + columns, inside, 0.0).to(tl.float32)
+    row, first, columns, inside, gate, up = _halves(both_at, F, QUADS)
     grad = tl.load(grad_at + row * F + columns, inside, 0.0).to(tl.float32)
     grad = _dropped(grad, key_at, row * F + first, threshold, scale, QUADS)
     if ACTIVATION == "silu":

@@ -5,15 +5,26 @@ import triton.language as tl
 
 
 @triton.jit
-def _means(grad, mean_at, square_at, at, inside, numbers_at, beta1, beta2, taken):
-    """Updates both running means, and returns m / correction."""
-    mean = tl.load(mean_at + at, inside, 0.0)
-    square = tl.load(square_at + at, inside, 0.0)
+def _part(parts_at, BLOCK: tl.constexpr):
+    """Returns the number of the tensor that this program updates, its elements in the buffers, and which there are."""
+    row = parts_at + tl.program_id(0) * 3
+    offsets = tl.arange(0, BLOCK)
+    return tl.load(row), tl.load(row + 1) + offsets, offsets < tl.load(row + 2)
+
+
+@triton.jit
+def _adam(weight_at, grad_at, mean_at, square_at, decay, numbers_at, beta1, beta2, eps, at, inside):
+    """Updates both running means, and returns w and m / (sqrt(v) + eps) + decay w."""
+    taken = tl.load(numbers_at + 4) > 0
+    grad = tl.load(grad_at + at, inside, 0.0) * tl.load(numbers_at + 3)
+    mean, square = tl.load(mean_at + at, inside, 0.0), tl.load(square_at + at, inside, 0.0)
     mean = tl.where(taken, mean + (1 - beta1) * (grad - mean), mean)
     square = tl.where(taken, square + (1 - beta2) * (grad * grad - square), square)
     tl.store(mean_at + at, mean, inside)
     tl.store(square_at + at, square, inside)
-    return mean / tl.load(numbers_at + 1), square / tl.load(numbers_at + 2)
+    weight = tl.load(weight_at + at, inside, 0.0)
+    mean, square = mean / tl.load(numbers_at + 1), square / tl.load(numbers_at + 2)
+    return weight, mean / (tl.sqrt(square) + eps) + decay * weight
 
 
 @triton.jit
@@ -22,16 +33,11 @@ def adamw(
     BLOCK: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """w <- w - rate (m / (sqrt(v) + eps) + decay w). ROUNDED: a copy in another dtype is written in the same pass."""
-    part = tl.program_id(0)
-    tensor = tl.load(parts_at + part * 3)
-    offsets = tl.arange(0, BLOCK)
-    at, inside = tl.load(parts_at + part * 3 + 1) + offsets, offsets < tl.load(parts_at + part * 3 + 2)
-    taken = tl.load(numbers_at + 4) > 0
-    grad = tl.load(grad_at + at, inside, 0.0) * tl.load(numbers_at + 3)
-    mean, square = _means(grad, mean_at, square_at, at, inside, numbers_at, beta1, beta2, taken)
-    weight = tl.load(weight_at + at, inside, 0.0)
-    step = mean / (tl.sqrt(square) + eps) + tl.load(decay_at + tensor) * weight
-    weight = tl.where(taken, weight - tl.load(numbers_at) * step, weight)
+    tensor, at, inside = _part(parts_at, BLOCK)
+    weight, step = _adam(
+        weight_at, grad_at, mean_at, square_at, tl.load(decay_at + tensor), numbers_at, beta1, beta2, eps, at, inside
+    )  # fmt: skip
+    weight = tl.where(tl.load(numbers_at + 4) > 0, weight - tl.load(numbers_at) * step, weight)
     tl.store(weight_at + at, weight, inside)
     if ROUNDED:
         tl.store(rounded_at + at, weight.to(rounded_at.dtype.element_ty), inside)
@@ -44,19 +50,14 @@ def lamb_steps(
 ):  # fmt: skip
     """Replaces the gradient by u = m / (sqrt(v) + eps) + decay w, and writes the squares of the norms of w and u of
     each part to `norms` [P, 2]."""
-    part = tl.program_id(0)
-    tensor = tl.load(parts_at + part * 3)
-    offsets = tl.arange(0, BLOCK)
-    at, inside = tl.load(parts_at + part * 3 + 1) + offsets, offsets < tl.load(parts_at + part * 3 + 2)
-    taken = tl.load(numbers_at + 4) > 0
-    grad = tl.load(grad_at + at, inside, 0.0) * tl.load(numbers_at + 3)
-    mean, square = _means(grad, mean_at, square_at, at, inside, numbers_at, beta1, beta2, taken)
-    weight = tl.load(weight_at + at, inside, 0.0)
-    step = mean / (tl.sqrt(square) + eps) + tl.load(decay_at + tensor) * weight
+    tensor, at, inside = _part(parts_at, BLOCK)
+    weight, step = _adam(
+        weight_at, grad_at, mean_at, square_at, tl.load(decay_at + tensor), numbers_at, beta1, beta2, eps, at, inside
+    )  # fmt: skip
     step = tl.where(inside, step, 0.0)
     tl.store(grad_at + at, step, inside)
-    tl.store(norms_at + part * 2, tl.sum(weight * weight, 0))
-    tl.store(norms_at + part * 2 + 1, tl.sum(step * step, 0))
+    tl.store(norms_at + tl.program_id(0) * 2, tl.sum(weight * weight, 0))
+    tl.store(norms_at + tl.program_id(0) * 2 + 1, tl.sum(step * step, 0))
 
 
 @triton.jit
@@ -81,10 +82,7 @@ def lamb(
     weight_at, step_at, rounded_at, parts_at, ratios_at, numbers_at, BLOCK: tl.constexpr, ROUNDED: tl.constexpr
 ):  # fmt: skip
     """w <- w - rate ratio u."""
-    part = tl.program_id(0)
-    tensor = tl.load(parts_at + part * 3)
-    offsets = tl.arange(0, BLOCK)
-    at, inside = tl.load(parts_at + part * 3 + 1) + offsets, offsets < tl.load(parts_at + part * 3 + 2)
+    tensor, at, inside = _part(parts_at, BLOCK)
     weight = tl.load(weight_at + at, inside, 0.0)
     rate = tl.load(numbers_at) * tl.load(ratios_at + tensor)
     moved = weight - rate * tl.load(step_at + at, inside, 0.0)
