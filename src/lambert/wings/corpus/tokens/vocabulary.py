@@ -20,11 +20,11 @@ from lambert.wings.corpus.tokens.splits import select_share
 from lambert.wings.corpus.workers import read_ahead
 
 ACCENTED = 0.005
-"""From this share of letters that stripping accents would change, accents are kept unless stripping is set (our choice:
-English has 0.0006 on Wikipedia, German 0.016, French 0.03, Korean nearly 1)."""
+"""If stripping accents would change at least this share of letters, accents are kept, unless the setting says otherwise
+(our choice: English has 0.0006 on Wikipedia, German 0.016, French 0.03, Korean nearly 1)."""
 COVERED = 0.9999
 """Share of the characters of the text that single pieces should cover. SentencePiece's default is 0.9995 (Kudo and
-Richardson 2018); ours is higher, because WordPiece makes the whole word [UNK] for one unknown character."""
+Richardson 2018); this one is higher, because WordPiece makes the whole word [UNK] for one unknown character."""
 
 
 class Characters:
