@@ -154,8 +154,8 @@ def kubernetes(choice: Choice, config: PlanConfig, verb: str, flags: Sequence[st
         nodes=choice.cluster.nodes, processes="auto" if gpu else each, resource=resource, arguments=arguments,
         verb=verb, recipe=_format_block(read_file(config.recipe).decode()),
         image=_quote(config.image or _IMAGE), claim=_quote(config.claim or _CLAIM),
-        image_comment=config.image or f"CHANGE {_IMAGE} below, or plan with --image",
-        claim_comment=config.claim or f"CHANGE {_CLAIM} below, or plan with --claim; all pods must write to it",
+        image_comment=config.image or f"Replace {_IMAGE} below, or run `lambert plan --image`",
+        claim_comment=config.claim or f"Replace {_CLAIM} below (all pods write to it), or run `lambert plan --claim`",
     )  # fmt: skip
 
 

@@ -35,14 +35,14 @@ def explain_memory(config: PlanConfig, plan: Planned, found: Sequence[Choice], *
     fitting = [" ".join(_list_flags(config, plan, one, named)) for one in (changed, elsewhere) if one.lacking <= 0]
     nearest = min(changed, elsewhere, key=lambda one: one.lacking)
     text = (
-        f"The run does not fit: it needs {step.bytes / 1e9:,.1f} GB a device and the {device.name} has "
+        f"The run does not fit: it needs {step.bytes / 1e9:,.1f} GB per device and the {device.name} has "
         f"{device.memory / 1e9:,.1f}, {(step.bytes - device.memory) / 1e9:,.1f} GB too few. "
     )
     if fitting or others:
         return f"{text}It fits with {' or with '.join(dict.fromkeys([*fitting, *others]))}."
     sharded = ", train.shard_optimizer = true" if nearest.work.shard_optimizer else ""
     return (
-        f"{text}No change of these makes it fit: on {nearest.cluster.name} with train.micro_tokens = "
+        f"{text}None of the changes tried makes it fit: on {nearest.cluster.name} with train.micro_tokens = "
         f"{nearest.step.micro_tokens:,}{sharded} a device still lacks {nearest.lacking / 1e9:,.1f} GB. Take a smaller "
         "model or shorter sequences."
     )
@@ -76,14 +76,14 @@ def format_plan(config: PlanConfig, plan: Planned, chosen: Choice, table: Sequen
         f"update   {duration(step.seconds)}: " + ", ".join(
             f"{name} {part / step.seconds:.0%}" for name, part in step.parts.items() if part > 0.0005 * step.seconds
         ),
-        f"memory   {step.bytes / 1e9:,.1f} of {device.memory / 1e9:,.1f} GB a device, micro-batches of up to "
-        f"{step.micro_tokens:,} tokens, {step.rounds:,} an update",
+        f"memory   {step.bytes / 1e9:,.1f} of {device.memory / 1e9:,.1f} GB per device, micro-batches of up to "
+        f"{step.micro_tokens:,} tokens, {step.rounds:,} per update",
     ]  # fmt: skip
     if chosen.cluster.devices > 1:
         links = ", ".join(link.name for link in (chosen.cluster.inside, chosen.cluster.network) if link.name != "none")
         shown.append(
-            f"network  {step.sent / 1e6:,.0f} MB an update from each device over {links} as {chosen.work.method}, "
-            f"{duration(step.sending)}, of which {duration(step.exchange)} are not hidden"
+            f"network  {step.sent / 1e6:,.0f} MB per update from each device over {links} as {chosen.work.method}, "
+            f"{duration(step.sending)}, {duration(step.exchange)} of it not overlapped with computation"
         )
     shown.append(f"limit    {found.limit}")
     if result.failures is not None:

@@ -26,7 +26,7 @@ from lambert.wings.plan.costs.stragglers import estimate_lateness
 from lambert.wings.plan.costs.work import DTYPES, Work, find_software, shapes_of
 
 PRODUCTS = {"matrix": 0.63, "plain": 0.88, "measured": 0.79}
-"""Share of the peak that long products of the blocks reach: on matrix units, without them, and for a measured peak."""
+"""Efficiency of the blocks' large matrix products: on matrix units, without them, and for a measured peak."""
 ATTENTION = 0.2
 """Share of the peak that the products of attention reach, whose inner width is that of a head, 64."""
 MEMORY = 0.85
@@ -34,7 +34,7 @@ MEMORY = 0.85
 KERNELS = 60
 """Number of kernels of a block in both passes."""
 KERNEL_END = 2.5e-6
-"""Additional seconds of a kernel, because its last blocks do not fill the device."""
+"""Additional seconds of a kernel, because its last wave of thread blocks does not fill the device."""
 KERNEL_START = {"cuda": 8e-6, "tpu": 0.0, "cpu": 1.25e-4}
 """Seconds of the host to start a kernel. A CPU computes nothing meanwhile."""
 TENSOR_STEP = 5e-6
@@ -64,7 +64,7 @@ class Step:
     rounds: int
     """Number of micro-batches of the rank that has the most."""
     busy: float
-    """Share of the places in these rounds, over all ranks, that have a micro-batch."""
+    """Share of rank-rounds that have a micro-batch to compute."""
     operations: float
     """Floating-point operations of the update, on all devices."""
     bytes: int
