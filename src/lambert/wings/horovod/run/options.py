@@ -57,9 +57,9 @@ def create_parser() -> argparse.ArgumentParser:
     _add_elastic(p)
     _add_variables(p)
     controller = p.add_argument_group("controller").add_mutually_exclusive_group()
-    controller.add_argument("--gloo", action="store_true", help="has no effect: the only controller")
-    controller.add_argument("--mpi", action="store_true", help="refused: MPI is not supported")
-    controller.add_argument("--jsrun", action="store_true", help="refused: MPI is not supported")
+    controller.add_argument("--gloo", action="store_true", help="no effect: Gloo is the only controller")
+    controller.add_argument("--mpi", action="store_true", help="not supported")
+    controller.add_argument("--jsrun", action="store_true", help="not supported")
     for flag in FLAGS_IGNORED:
         p.add_argument(flag, dest="ignored", action="append_const", const=flag, help=argparse.SUPPRESS)
     for flag in VALUES_IGNORED:
