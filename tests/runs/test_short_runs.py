@@ -51,7 +51,7 @@ def test_a_short_run_warns_at_its_first_start_and_at_its_end(
     first, *_, model, last = done.out.splitlines()
     assert first.startswith("warning: the run has only 2 updates.")
     assert model.startswith("model  ")
-    assert "the encoder uses next to no context yet" in last
+    assert "the encoder hardly uses context yet" in last
     log = read(tmp_path / "run", "run").log
     assert [text for _, text in log if text.startswith("warning: ")] == [first, last]
     assert log[0][1] == first

@@ -146,8 +146,8 @@ def beside_unigrams(losses: Mapping[str, float], manifest: Mapping[str, Any]) ->
         return ""
     return (
         f"warning: the held-out masked-LM loss is {losses['mlm']:.2f} nats, that of a unigram model {bar:.2f}: the "
-        "encoder uses next to no context yet. Train for more updates (train.steps, train.epochs), or with another "
-        "optim.lr and optim.warmup_ratio"
+        "encoder hardly uses context yet. Train for more updates (train.steps, train.epochs), or change optim.lr and "
+        "optim.warmup_ratio"
     )
 
 

@@ -84,7 +84,7 @@ class Table:
         return f"{self.metric} {format_value(row.value, row.error)}{state}"
 
     def lines(self) -> list[str]:
-        """Returns the best trials, one a line, and the verdict."""
+        """Returns the best trials, one per line, and the verdict."""
         states = [row.state for row in self.rows]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         found = [f"{len(self.rows)} trials: {counts}"]

@@ -24,7 +24,7 @@ REDUCTION = 3
 Tuning", section 3; Optuna's default for Hyperband)."""
 
 LEAST_COMPLETE = 10
-"""Complete trials from which on importances are computed, so that the best tenth is a trial; ours."""
+"""Complete trials from which on importances are computed, so that the best tenth is a trial (our choice)."""
 
 
 class Grid(BaseSampler):

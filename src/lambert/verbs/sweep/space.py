@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _LARGEST = 2**53
 """Up to here, float64 has every whole number."""
 _MOST_VALUES = 1_000_000
-"""Maximum number of values of a dimension with a step, and of one in a grid (ours)."""
+"""Maximum number of values of a dimension with a step, and of one in a grid (our choice)."""
 _KEYS = ("low", "high", "step", "log", "choices")
 _OTHERWISE = {
     "seed": "give the seeds as sweep.seeds", "seeds": "give the seeds as sweep.seeds",

@@ -21,7 +21,7 @@ from lambert.verbs.sweep.result import SWEEP
 from lambert.verbs.sweep.storage import explain_failures, open_storage
 
 STARTS = 3
-"""Times that a trial is started without an update in between, before it counts as failed; ours."""
+"""Times that a trial is started without an update in between, before it counts as failed (our choice)."""
 _UNLOCKED_SECONDS = 60.0
 """Age of a trial without a lock after which the process that chose it must have died before it took the lock."""
 _STATES = {
