@@ -32,7 +32,7 @@ _CHECKPOINTS_PER_EVENT = 200
 """Cost of simulating a failure, in checkpoints drawn (measured, to an order of magnitude)."""
 
 
-def daly(mtbf: float, cost: float) -> float:
+def compute_daly_interval(mtbf: float, cost: float) -> float:
     """Returns Daly's interval between checkpoints, in seconds.
 
     Args:
@@ -45,7 +45,7 @@ def daly(mtbf: float, cost: float) -> float:
     return sqrt(2 * cost * mtbf) * (1 + sqrt(share) / 3 + share / 9) - cost
 
 
-def useful_share(mtbf: float, interval: float, cost: float, restart: float) -> float:
+def compute_useful_share(mtbf: float, interval: float, cost: float, restart: float) -> float:
     """Returns the share of the time of a long run that is useful training.
 
     Args:
@@ -139,7 +139,7 @@ def simulate(run: Run, seed: int = 0) -> Outcome:
     except ImportError as error:
         raise UsageError("Simulating failures needs simpy: pip install 'lambert-bert[plan]'.") from error
     each, mtbf = run.per_checkpoint, run.mtbf / run.nodes
-    if useful_share(mtbf, min(run.interval, run.updates * run.mean), run.cost, run.restart) < _LEAST_USEFUL:
+    if compute_useful_share(mtbf, min(run.interval, run.updates * run.mean), run.cost, run.restart) < _LEAST_USEFUL:
         raise UsageError(
             "The run hardly advances between failures: save more often (--checkpoint), or take fewer nodes (--nodes)."
         )
