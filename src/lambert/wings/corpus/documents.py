@@ -90,7 +90,7 @@ def list_file_sources(
         def pieces(tell: Callable[[int], None]) -> Iterator[Piece]:
             yield from read(file, layout, kind, tell)
             if HashedFile(file, "").stamp() != stamp:
-                raise change_error(file)
+                raise build_change_error(file)
 
         return Source((str(file),), find_size(file), pieces)
 
@@ -98,7 +98,7 @@ def list_file_sources(
     return [source(file, stamp) for file, stamp in zip(files, stamps, strict=True)]
 
 
-def texts_of(paths: Sequence[Path]) -> Iterator[list[str]]:
+def read_texts(paths: Sequence[Path]) -> Iterator[list[str]]:
     """Yields the documents of files of any format that is read, in lists. Raises DataError for one that cannot be
     read."""
     return (texts for texts, _ in Documents(list_file_sources(paths, Layout(), "auto"), 0, max_bad=0.0).batches())
@@ -247,6 +247,6 @@ def check_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> None
         )
 
 
-def change_error(file: object) -> DataError:
+def build_change_error(file: object) -> DataError:
     """Returns the error for an input file that changed while it was read."""
     return DataError(f"{file} changed while it was read. Give the command again when it is complete.")

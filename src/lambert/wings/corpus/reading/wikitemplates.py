@@ -116,7 +116,7 @@ class Templates:
 
 
 @cache
-def templates_of(code: str) -> Templates:
+def load_templates(code: str) -> Templates:
     """Returns the templates of a wiki, which cache the names that were looked up."""
     return Templates(code)
 

@@ -51,7 +51,7 @@ class Characters:
                 changed += count * ("".join(c for c in parts if unicodedata.category(c) != "Mn") != character)
         return changed / max(letters, 1)
 
-    def alphabet(self, limit: int, least: int, normalizer: Any, room: int = 0) -> tuple[list[str], list[str]]:
+    def choose_alphabet(self, limit: int, least: int, normalizer: Any, room: int = 0) -> tuple[list[str], list[str]]:
         """Returns the most frequent normalized characters that occur at least `least` times, and those of them that can
         continue a word, each in order of code points.
 
@@ -104,7 +104,7 @@ def train_wordpiece(
     """
     normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
     limit = min(1000, max(64, vocabulary // 10))
-    single, joining = characters.alphabet(limit, min_frequency, normalizer, vocabulary // 2)
+    single, joining = characters.choose_alphabet(limit, min_frequency, normalizer, vocabulary // 2)
     first = [*SPECIAL_PIECES, *single, *(CONTINUATION + character for character in joining)]
     if len(first) > vocabulary:
         raise UsageError(
