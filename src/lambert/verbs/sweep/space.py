@@ -69,7 +69,7 @@ class Dimension:
         """Returns the lowest and the highest value, or all choices."""
         return self.choices or ((int(self.low), int(self.high)) if self.whole else (self.low, self.high))
 
-    def points(self) -> list[Any]:
+    def list_points(self) -> list[Any]:
         """Returns all values of the study's parameter. Raises UsageError if they are not finitely many."""
         if self.choices:
             return list(self.labels)
