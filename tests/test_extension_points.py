@@ -129,8 +129,8 @@ def test_what_a_name_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cleaning.find_cleaner("mine") is str.strip
     monkeypatch.setitem(search.SAMPLERS, "mine", lambda space, seed: "sampler")
     monkeypatch.setitem(search.PRUNERS, "mine", lambda every, updates: "pruner")
-    assert search.pruner("mine", 1, 1) == "pruner"  # type: ignore[comparison-overlap]
-    assert search.sampler("mine", [], 0)
+    assert search.build_pruner("mine", 1, 1) == "pruner"  # type: ignore[comparison-overlap]
+    assert search.build_sampler("mine", [], 0)
     monkeypatch.setitem(TRACKERS, "mine", TRACKERS["tensorboard"])
     check_trackers(["mine"])
     monkeypatch.setitem(WORKS, "mine", lambda config, world: "work")

@@ -20,7 +20,7 @@ from pathlib import Path
 from lambert.wings.corpus.reading import wikitext
 from lambert.wings.corpus.reading.readers import Layout, read
 from lambert.wings.corpus.reading.wikilines import HOLE
-from lambert.wings.corpus.reading.wikitemplates import Templates, templates_of
+from lambert.wings.corpus.reading.wikitemplates import Templates, load_templates
 
 WORD = re.compile(r"\w+")
 PLACEHOLDER = re.compile(r"(?:formula|codice)_\d+")
@@ -46,11 +46,11 @@ class Removed(Templates):
 
 def holes(dump: Path, templates: type[Templates]) -> dict[str, float]:
     """Returns the holes in the sentences of a dump, and in 1,000 of them, if templates are treated like this."""
-    setattr(wikitext, "templates_of", templates)  # noqa: B010
+    setattr(wikitext, "load_templates", templates)  # noqa: B010
     found: Counter[str] = Counter()
     for piece in read(dump, Layout()):
         found.update(piece.found)
-    setattr(wikitext, "templates_of", templates_of)  # noqa: B010
+    setattr(wikitext, "load_templates", load_templates)  # noqa: B010
     share = round(1000 * found["holes"] / max(found["sentences"], 1), 1)
     return {"holes": found["holes"], "sentences": found["sentences"], "in_1000": share}
 

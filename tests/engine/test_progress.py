@@ -3,14 +3,14 @@ import sys
 
 import pytest
 
-from lambert.engine.progress import duration, progress, score_text
+from lambert.engine.progress import format_duration, progress, score_text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (61, "1 min 1 s"), (3599, "59 min 59 s"), (7620, "2 h 7 min")]
 )
 def test_durations_read_as_a_person_says_them(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_plain_lines_come_at_intervals_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:

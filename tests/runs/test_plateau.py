@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from lambert.runs import log as module
-from lambert.runs.log import LONG_PLATEAU, plateau
+from lambert.runs.log import LONG_PLATEAU, create_plateau_monitor
 
 
 def said(losses: list[float], entropy: float | None = 6.0) -> list[int]:
     """The updates at which it spoke; a row every 100 updates."""
-    look = plateau(entropy, lr=1e-3, eps=1e-6, init_range=0.02)
+    look = create_plateau_monitor(entropy, lr=1e-3, eps=1e-6, init_range=0.02)
     return [100 * number for number, loss in enumerate(losses, 1) if look({"step": 100 * number, "loss/mlm": loss})]
 
 
@@ -19,7 +19,7 @@ def test_it_speaks_once_and_names_the_settings() -> None:
     losses = [9.0] * 5 + [5.8, 5.4] * 50
     (spoken,) = said(losses)
     assert LONG_PLATEAU + 500 <= spoken <= LONG_PLATEAU + 2500
-    look = plateau(6.0, lr=1e-3, eps=1e-6, init_range=0.02)
+    look = create_plateau_monitor(6.0, lr=1e-3, eps=1e-6, init_range=0.02)
     (line,) = [line for n, loss in enumerate(losses) if (line := look({"step": 100 * n, "loss/mlm": loss}))]
     assert "half the optim.lr (now 0.001), model.init_range = 0.02 (now 0.02) or, with two layers, 1/sqrt" in line
     assert "optim.eps = 1e-9 (now 1e-06)" in line
@@ -36,7 +36,7 @@ def test_other_runs_hear_nothing(losses: list[float]) -> None:
 
 def test_without_an_entropy_or_a_masked_objective_there_is_nothing_to_say() -> None:
     assert said([5.8] * 100, entropy=None) == []
-    assert plateau(6.0, lr=1e-3, eps=1e-6, init_range=0.02)({"step": 10_000, "loss/label": 6.0}) == ""
+    assert create_plateau_monitor(6.0, lr=1e-3, eps=1e-6, init_range=0.02)({"step": 10_000, "loss/label": 6.0}) == ""
 
 
 def test_the_log_has_the_line_and_the_metrics_the_mark(

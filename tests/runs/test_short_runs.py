@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lambert.runs.config import TrainConfig
-from lambert.runs.log import BELOW, FEW_UPDATES, beside_unigrams, few_updates
+from lambert.runs.log import BELOW, FEW_UPDATES, explain_few_updates, explain_unigram_loss
 from lambert.verbs.report.folders import read
 from lambert.verbs.report.ranks import incidents
 from lambert.verbs.report.sections import advice
@@ -24,24 +24,24 @@ MANIFEST = {"splits": {"heldout": {"unigram_cross_entropy": 6.0, "unigram_entrop
     ],
 )
 def test_few_updates(options: TrainConfig, named: str) -> None:
-    warning = few_updates(options, 1_536)
+    warning = explain_few_updates(options, 1_536)
     assert warning.startswith("warning: the run has only 6 updates.")
     assert named in warning
     assert warning.endswith("an epoch of 1,536 sequences has 6.0 updates of 256")
 
 
 def test_updates_enough() -> None:
-    assert few_updates(TrainConfig(steps=FEW_UPDATES), 1_000) == ""
-    assert few_updates(TrainConfig(steps=FEW_UPDATES - 1), 1_000)
+    assert explain_few_updates(TrainConfig(steps=FEW_UPDATES), 1_000) == ""
+    assert explain_few_updates(TrainConfig(steps=FEW_UPDATES - 1), 1_000)
 
 
 def test_the_bar_is_what_frequencies_alone_give() -> None:
-    warning = beside_unigrams({"mlm": 5.9}, MANIFEST)
+    warning = explain_unigram_loss({"mlm": 5.9}, MANIFEST)
     assert "masked-LM loss is 5.90 nats" in warning
     assert "unigram model 6.00" in warning
-    assert beside_unigrams({"mlm": 6.0 * BELOW - 0.01}, MANIFEST) == ""
-    assert beside_unigrams({}, MANIFEST) == ""
-    assert beside_unigrams({"mlm": 1.0}, {"splits": {"heldout": {"unigram_cross_entropy": 0.0}}}) == ""
+    assert explain_unigram_loss({"mlm": 6.0 * BELOW - 0.01}, MANIFEST) == ""
+    assert explain_unigram_loss({}, MANIFEST) == ""
+    assert explain_unigram_loss({"mlm": 1.0}, {"splits": {"heldout": {"unigram_cross_entropy": 0.0}}}) == ""
 
 
 def test_a_short_run_warns_at_its_first_start_and_at_its_end(
@@ -51,7 +51,7 @@ def test_a_short_run_warns_at_its_first_start_and_at_its_end(
     first, *_, model, last = done.out.splitlines()
     assert first.startswith("warning: the run has only 2 updates.")
     assert model.startswith("model  ")
-    assert "the encoder uses next to no context yet" in last
+    assert "the encoder hardly uses context yet" in last
     log = read(tmp_path / "run", "run").log
     assert [text for _, text in log if text.startswith("warning: ")] == [first, last]
     assert log[0][1] == first

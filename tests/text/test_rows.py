@@ -77,7 +77,7 @@ def test_json_goes_on_from_every_position(tmp_path: Path) -> None:
         ('[{"text": 1}, 7, {"text": 2}]', [{"text": 1}, "is not a JSON object", {"text": 2}]),
         ('[{"text": 1}, {"text": ]', [{"text": 1}, "is not JSON (Expecting value): the rest of the file is not read"]),
         ('{"text": 1}\n{"text"', [{"text": 1}, "is not JSON (Expecting ':' delimiter): the file ends within it"]),
-        ('{"rows": [{"text": 1}]}', ["is an object with its rows in 'rows': write them as an array or one a line"]),
+        ('{"rows": [{"text": 1}]}', ["is an object with its rows in 'rows': write them as an array or one per line"]),
     ],
 )
 def test_json_that_cannot_be_read(content: str, found: list[Any], tmp_path: Path) -> None:

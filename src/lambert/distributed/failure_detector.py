@@ -23,7 +23,7 @@ Answers = dict[int, tuple[str, int]]
 _SECONDS = 2.0
 """How long living ranks have to answer an alarm, and then to read rank 0's verdict."""
 _PAUSE_SECONDS = 0.5
-"""Interval between two polls of the store by one rank: a thousand ranks make 2,000 small requests a second."""
+"""Interval between two polls of the store by one rank: a thousand ranks make 2,000 small requests per second."""
 _ALARM, _VERDICT = "lambert/alarm", "lambert/verdict on leaving"
 _LEFT, _ALIVE, _READ = "lambert/left/{}", "lambert/alive/{}", "lambert/read/{}"
 """Keys of a rank that left, of one that answered the alarm, and of one that has read the verdict."""

@@ -27,7 +27,7 @@ back or stopped it."""
 
 INCIDENTS = "incidents.jsonl"
 MAX_ROWS, MAX_BYTES = 1000, 1 << 25
-"""Limits of the size of incidents.jsonl. The values are our choice: further rows would add no information."""
+"""Limits of the size of incidents.jsonl. Our choice: further rows would add no information."""
 
 _LEAST_SCALE = 1.0
 """Loss scale below which loss scaling in float16 no longer helps (Megatron-LM stops there too: --min-loss-scale)."""

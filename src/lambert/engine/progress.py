@@ -68,7 +68,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
             self._refresh()
             self._bar.stop()
         elif self._summary and not self.quiet and kind is None:
-            aside(f"{self._plain()}, done in {duration(time.monotonic() - self._began)}")
+            aside(f"{self._plain()}, done in {format_duration(time.monotonic() - self._began)}")
 
     def update(self, description: str, done: float, total: float) -> None:
         """Shows the work done, the total and the mean speed of a task, which may be another one than before. When a
@@ -94,7 +94,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         speed = self._speed(now)
         if self._paced and speed and now - self._began >= (1.0 if self._bar is not None else self._seconds):
             made = f"{self.done - self._before:,.0f} {self.unit}"
-            self.note(f"{self.description}: {made} in {duration(now - self._began)}, {speed}")
+            self.note(f"{self.description}: {made} in {format_duration(now - self._began)}, {speed}")
             self._spoke = now
         self._paced = False
 
@@ -111,7 +111,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         elif not self.quiet and time.monotonic() - self._spoke >= self._interval:
             self._spoke = time.monotonic()
             left = self.seconds_left
-            after = f", {duration(left)} left" if left is not None else ""
+            after = f", {format_duration(left)} left" if left is not None else ""
             aside(f"{self._plain()}{after}")
 
     def note(self, line: str) -> None:
@@ -160,7 +160,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
     def _refresh(self) -> None:
         if self._bar is not None:
             left = self.seconds_left
-            shown = "" if left is None else f"{duration(left)} left"
+            shown = "" if left is None else f"{format_duration(left)} left"
             self._bar.update(
                 self._bar.task_ids[0], description=printable_line(self.description), completed=int(self.done),
                 total=None if self.total is None else int(self.total), left=shown,
@@ -192,7 +192,7 @@ def aside(line: str) -> None:
         print(printable_line(line), file=sys.stderr, flush=True)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Returns a duration as text: 42 s, 3 min 5 s, 2 h 7 min."""
     whole = round(seconds)
     if whole < 60:

@@ -11,7 +11,7 @@ from lambert.core.errors import DataError, quote
 _DEFAULT_LABELS = 2
 """Number of labels of a config.json without id2label and num_labels (transformers, configuration_utils.py)."""
 _LISTED = 10
-"""Labels that a message lists; ours."""
+"""Labels that a message lists (our choice)."""
 _MOST_LABELS = 2**16
 """The largest number of labels of a head for which a folder has no weights."""
 _LABELS = ("label", "multilabel")

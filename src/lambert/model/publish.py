@@ -22,11 +22,11 @@ from lambert.model.families import family_of
 from lambert.model.heads import Model
 
 TOLERANCE = 2e-5
-"""Maximum of `scaled` for outputs in float32: four times the rounding noise of float32 for BERT-Base (ours)."""
+"""Maximum of `scaled` for outputs in float32: four times the rounding noise of float32 for BERT-Base (our choice)."""
 NOISE = 4
 """Maximum difference from another program, as a multiple of that program's rounding error, which is its difference from
 itself in float64. Both programs have such errors, and the largest of a few thousand varies by a factor of about 2
-(ours)."""
+(our choice)."""
 
 
 class NotFinite(DataError):

@@ -29,7 +29,7 @@ from lambert.model.heads import Model
 RELATIONS = "relations"
 """The objective. Its targets are sequences."""
 _CACHED = 2**21
-"""Elements of the relations that are computed at once, which bounds the memory; ours."""
+"""Elements of the relations that are computed at once, which bounds the memory (our choice)."""
 
 
 def relation_loss(own_TF: Tensor, theirs_TF: Tensor, bounds_S1: Tensor, heads: int) -> Tensor:

@@ -53,7 +53,7 @@ def autotune(run: Run, batches: Batches, first: int, stop: StopRequest) -> Itera
     exchange.use(chosen)
     for name in candidates:
         mark = " <- chosen" if name == chosen else ""
-        yield f"exchange {name:10s} {seconds[name]:8.3f} s an update, {seconds['float32'] / seconds[name]:5.2f}x{mark}"
+        yield f"exchange {name:10s} {seconds[name]:8.3f} s per update, {seconds['float32'] / seconds[name]:5.2f}x{mark}"
 
 
 def _time_update(run: Run, batches: Iterator[GlobalBatch], first: int, limit: float, stop: StopRequest) -> float:

@@ -119,7 +119,7 @@ def count_operations(
             yield update
 
 
-def few_updates(options: TrainConfig, sequences: int) -> str:
+def explain_few_updates(options: TrainConfig, sequences: int) -> str:
     """Returns a warning if a run with `sequences` sequences per epoch has few updates, else an empty string."""
     steps = options.updates(sequences)
     if steps < options.ramp_steps:
@@ -137,7 +137,7 @@ def few_updates(options: TrainConfig, sequences: int) -> str:
     )
 
 
-def beside_unigrams(losses: Mapping[str, float], manifest: Mapping[str, Any]) -> str:
+def explain_unigram_loss(losses: Mapping[str, float], manifest: Mapping[str, Any]) -> str:
     """Returns a warning if the final held-out masked-LM loss is near that of a unigram model, else an empty string.
     `manifest` is that of the corpus."""
     split = manifest["splits"]["heldout"]
@@ -146,12 +146,12 @@ def beside_unigrams(losses: Mapping[str, float], manifest: Mapping[str, Any]) ->
         return ""
     return (
         f"warning: the held-out masked-LM loss is {losses['mlm']:.2f} nats, that of a unigram model {bar:.2f}: the "
-        "encoder uses next to no context yet. Train for more updates (train.steps, train.epochs), or with another "
-        "optim.lr and optim.warmup_ratio"
+        "encoder hardly uses context yet. Train for more updates (train.steps, train.epochs), or change optim.lr and "
+        "optim.warmup_ratio"
     )
 
 
-def plateau(entropy: float | None, *, lr: float, eps: float, init_range: float) -> Monitor:
+def create_plateau_monitor(entropy: float | None, *, lr: float, eps: float, init_range: float) -> Monitor:
     """Returns a function of each row of metrics.jsonl. It returns a warning once, after LONG_PLATEAU updates on the
     plateau, and otherwise an empty string, and names the settings that may help. `entropy` is the unigram entropy
     of the corpus in nats, or None if unknown."""

@@ -34,7 +34,7 @@ from lambert.optim.schedule import schedule
 from lambert.runs.config import RunConfig
 from lambert.runs.distillation import WithRelations
 from lambert.runs.exchange_autotune import autotune
-from lambert.runs.log import count_operations, describe_ranks, model_notes, open_log, plateau
+from lambert.runs.log import count_operations, create_plateau_monitor, describe_ranks, model_notes, open_log
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import Run
 
@@ -128,7 +128,9 @@ def run_updates(
             best.check(_score(run, score, done, stop))
         compilation = opened.enter_context(_compile(run, source))
         opened.enter_context(stop.defer())
-        monitor = plateau(unigram_entropy, lr=config.optim.lr, eps=config.optim.eps, init_range=model.config.init_range)
+        monitor = create_plateau_monitor(
+            unigram_entropy, lr=config.optim.lr, eps=config.optim.eps, init_range=model.config.init_range
+        )
         log = opened.enter_context(
             open_log(run, course.ends, done, logged, peak, compilation, monitor, quiet=say is silent)
         )

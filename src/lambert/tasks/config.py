@@ -15,10 +15,9 @@ Language = Literal["en", "ar", "de", "es", "hi", "vi", "zh"]
 LONGEST, LONGEST_SQUAD = 512, 384
 """Tokens: the positions of BERT, and google-research/bert, run_squad.py."""
 SHORTEST = 8
-"""Tokens; ours."""
+"""Tokens (our choice)."""
 LEAST_WEIGHT = 1e-3
 """The smallest weight of a label: weights are rounded to multiples of 2^-24 (`core.batch.exact_weights`)."""
-_OWN = ("classify", "multilabel", "regress", "choice", "squad", "tag", "embed", "mask")
 _SENTENCES = ("classify", "multilabel", "regress", "choice")
 _ONLY = {
     "long_text": ("cut", ("classify", "multilabel", "regress")),
@@ -44,6 +43,7 @@ TASKS: dict[str, str] = {
     "mask": "lambert.tasks.mask:Mask",
 }
 """Where each task is, as module:class. Others may add their own."""
+_OWN = tuple(TASKS)
 
 
 def check_task_name(name: str, setting: str = "task.name") -> None:

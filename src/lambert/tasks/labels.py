@@ -21,7 +21,7 @@ from lambert.text.tables import as_seen
 
 _FRACTION = re.compile(r"[-+]?\d*\.\d+(e[-+]?\d+)?", re.IGNORECASE)
 _FRACTIONS = 10
-"""Fractions up to which they may be names of classes, such as steps of a scale; ours."""
+"""Fractions up to which they may be names of classes, such as steps of a scale (our choice)."""
 
 
 def learn_labels(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:

@@ -253,7 +253,7 @@ def make_request(task: Task[Any, Any], rows: Sequence[Row], places: Sequence[str
 
 
 _NAMED = 8
-"""Number of bad rows found by the names in the errors of the whole, before each row is read on its own; ours."""
+"""Number of bad rows found by the names in the errors of the whole, before each row is read on its own (our choice)."""
 
 
 def make_readable_request(

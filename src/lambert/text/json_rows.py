@@ -140,10 +140,10 @@ def explain_wrapper(row: Row) -> str:
     items = row[name] if name else []
     if not items or not all(isinstance(item, dict) for item in items) or "paragraphs" in items[0]:  # of SQuAD
         return ""
-    return f"is an object with its rows in {name!r}: write them as an array or one a line (jq -c '.{name}[]')"
+    return f"is an object with its rows in {name!r}: write them as an array or one per line (jq -c '.{name}[]')"
 
 
-_NO_OBJECT = 'is not a JSON object: give one like {"text": "..."} a line'
+_NO_OBJECT = 'is not a JSON object: give one like {"text": "..."} per line'
 
 
 def explain_error(error: Exception) -> str:

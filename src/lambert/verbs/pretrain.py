@@ -33,7 +33,7 @@ from lambert.runs.config import TrainConfig
 from lambert.runs.defaults import FreshEncoderConfig
 from lambert.runs.distillation import keep_layers, relation_teacher
 from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, fingerprints, open_run
-from lambert.runs.log import beside_unigrams, few_updates
+from lambert.runs.log import explain_few_updates, explain_unigram_loss
 from lambert.runs.microbatch import check_model
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
@@ -97,13 +97,13 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
 
         first_start = world.is_first and not archive.last(config.out)
         with open_run(config, world, fingerprints(model, tokenizer, data)):
-            if first_start and (warning := few_updates(config.train, source.size(0))):
+            if first_start and (warning := explain_few_updates(config.train, source.size(0))):
                 append(config.out, warning)
                 say(warning)
             entropy = manifest["splits"]["train"].get("unigram_entropy")
             scores = yield from run_updates(config, model, source, score, world, stop, say, moments, entropy, teacher)
             if scores is not None and world.is_first:
-                if warning := beside_unigrams(scores, manifest):
+                if warning := explain_unigram_loss(scores, manifest):
                     append(config.out, warning)
                 say(publish_run(config, model, tokenizer, {}, scores))
                 if warning:

@@ -116,13 +116,13 @@ def test_characters_of_large_scripts_have_pieces() -> None:
     characters = vocabulary.Characters()
     characters.add(text)
     normalizer = BertNormalizer(lowercase=True, strip_accents=False)
-    assert len(characters.alphabet(100, 2, normalizer)[0]) == 100
-    single, joining = characters.alphabet(100, 1, normalizer, room=4000)
+    assert len(characters.choose_alphabet(100, 2, normalizer)[0]) == 100
+    single, joining = characters.choose_alphabet(100, 1, normalizer, room=4000)
     counts = Counter(text)
     covered = sum(counts[character] for character in single)
     assert vocabulary.COVERED * len(text) <= covered < len(text)
     assert joining == [character for character in single if "가" <= character <= "힣"], "ideographs are words alone"
-    some = characters.alphabet(100, 1, normalizer, room=300)
+    some = characters.choose_alphabet(100, 1, normalizer, room=300)
     assert len(some[0]) + len(some[1]) <= 300
 
 

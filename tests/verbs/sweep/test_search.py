@@ -60,7 +60,7 @@ def test_hyperband_ends_bad_trials_after_several_lengths(
 def test_a_sampler_learns_from_the_trials_before(sampler: str) -> None:
     ranges = {"optim.weight_decay": {"low": 0.0, "high": 1.0}, "optim.warmup_ratio": {"low": 0.0, "high": 0.9}}
     space = dimensions({**ranges, "optim.name": {"choices": ["adamw", "lamb"]}}, FinetuneConfig)
-    study = optuna.create_study(sampler=search.sampler(sampler, space, 1))
+    study = optuna.create_study(sampler=search.build_sampler(sampler, space, 1))
     for _ in range(60):
         trial = study.ask({one.name: one.distribution for one in space})
         study.tell(trial, sum((trial.params[name] - 0.7) ** 2 for name in ranges))
@@ -77,4 +77,4 @@ def test_an_empty_choice_is_shown_in_quotes() -> None:
 def test_cma_es_of_one_number_is_refused(write: Callable[..., Path], lambert: Lambert) -> None:
     one_line(lambert("sweep", write("trials = 1\nsampler = 'cmaes'")), 2, "two ranges of numbers or more", "has 1")
     with pytest.raises(UsageError, match="has 0"):
-        search.sampler("cmaes", dimensions({"optim.name": {"choices": ["adamw", "lamb"]}}, FinetuneConfig), 0)
+        search.build_sampler("cmaes", dimensions({"optim.name": {"choices": ["adamw", "lamb"]}}, FinetuneConfig), 0)

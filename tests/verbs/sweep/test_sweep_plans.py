@@ -30,7 +30,7 @@ Lambert = Callable[..., Any]
 def test_the_choice_depends_on_the_number_of_the_trial_alone() -> None:
     space = dimensions({"optim.lr": {"low": 1e-5, "high": 1e-2, "log": True}}, FinetuneConfig)
     kinds = {one.name: one.distribution for one in space}
-    studies = [optuna.create_study(sampler=search.sampler("random", space, seed)) for seed in (1, 1, 2)]
+    studies = [optuna.create_study(sampler=search.build_sampler("random", space, seed)) for seed in (1, 1, 2)]
     first, second, other = ([study.ask(kinds).params["optim.lr"] for _ in range(6)] for study in studies)
     assert first == second
     assert len({*first, *other}) == 12
@@ -44,9 +44,9 @@ def test_points_of_a_range_are_those_of_arange(low: int, width: int, step: int) 
     table = {"low": low / 4, "high": (low + width) / 4, "step": step / 4}
     (one,) = dimensions({"optim.lr": table}, FinetuneConfig)
     expected = np.arange(low, low + width + 1, step) / 4
-    assert one.points() == pytest.approx(expected.tolist())
+    assert one.list_points() == pytest.approx(expected.tolist())
     assert one.ends() == pytest.approx((expected[0], expected[-1]))
-    assert all(one.distribution._contains(point) for point in one.points())
+    assert all(one.distribution._contains(point) for point in one.list_points())
 
 
 def test_importances_name_the_setting_that_matters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +57,8 @@ def test_importances_name_the_setting_that_matters(monkeypatch: pytest.MonkeyPat
         value = trial.suggest_float("matters", 0.0, 1.0) + 0.001 * trial.suggest_float("hardly", 0.0, 1.0)
         study.tell(trial, value)
         if number == search.LEAST_COMPLETE - 2:
-            assert search.importances(study, ["matters", "hardly"]) == {}
-    shares = search.importances(study, ["matters", "hardly"])
+            assert search.compute_importances(study, ["matters", "hardly"]) == {}
+    shares = search.compute_importances(study, ["matters", "hardly"])
     assert list(shares) == ["matters", "hardly"]
     assert sum(shares.values()) == pytest.approx(1.0)
 

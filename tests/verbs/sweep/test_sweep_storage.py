@@ -123,7 +123,7 @@ def test_two_processes_share_the_trials(
     rows = found(tmp_path / "sweep")["trials"]
     assert [(row["number"], row["state"], row["updates"]) for row in rows] == [(0, "complete", 3), (1, "complete", 3)]
     space = dimensions(tomllib.loads(RATES), FinetuneConfig)
-    study = optuna.create_study(sampler=search.sampler("random", space, 0))
+    study = optuna.create_study(sampler=search.build_sampler("random", space, 0))
     chosen = [study.ask({one.name: one.distribution for one in space}).params for _ in rows]
     assert [row["params"] for row in rows] == chosen  # those of one process
 

@@ -57,10 +57,10 @@ def test_the_manifest_for_kubernetes_has_the_recipe_the_image_and_the_claim(lamb
         assert mounts.keys() == volumes.keys()
         started = container["command"]
         assert started[-3:] == ["pretrain", f"{mounts['recipe']}/recipe.toml", "--train.micro-tokens=4096"]
-        assert "CHANGE" not in script
+        assert "Replace " not in script
     marked = lambert(*command).out
-    assert marked.count("CHANGE ") == 2
-    assert "CHANGE " in marked.partition("apiVersion")[0]
+    assert marked.count("Replace ") == 2
+    assert "Replace " in marked.partition("apiVersion")[0]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ def test_what_is_said_to_fit_fits(settings: list[str], flags: list[str], advice:
 
 def test_what_fits_nowhere_is_said_with_what_lacks(lambert: Lambert) -> None:
     called = lambert("plan", LAMB, "--device=K80", "--set=model.hidden=20480")
-    one_line(called, 2, "No change of these makes it fit: on ", " a device still lacks 337.1 GB. Take a smaller model")
+    one_line(
+        called, 2, "None of the changes tried makes it fit: on ", " a device still lacks 337.1 GB. Take a smaller model"
+    )
 
 
 def test_a_recipe_of_which_only_another_exchange_fits_is_an_error_that_names_it(lambert: Lambert) -> None:

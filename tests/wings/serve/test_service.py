@@ -93,7 +93,7 @@ def test_what_is_wrong_is_said(path: str, body: object, status: int, gist: str, 
 
 def test_the_method_to_send_is_said(service: Service) -> None:
     status, answer = service.ask("/predict")
-    assert (status, answer["error"]) == (405, "This path has another method: send POST.")
+    assert (status, answer["error"]) == (405, "This path does not accept this method: use POST.")
 
 
 def test_a_foreign_host_or_content_type_is_refused(service: Service) -> None:

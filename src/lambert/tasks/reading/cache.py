@@ -32,7 +32,7 @@ FOLDER = "features"
 """The cache of several runs, in the folder that holds them."""
 _SUFFIX = ".features"
 _MOST_BYTES = 8 << 30
-"""Files that were not used for the longest time are deleted above this sum; ours."""
+"""Files that were not used for the longest time are deleted above this sum (our choice)."""
 
 
 class FeatureCache:

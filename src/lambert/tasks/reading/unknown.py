@@ -19,11 +19,11 @@ from lambert.text.tokenizers.trial import library_errors
 
 _MANY, _MOST, _SEVERAL = 0.05, 0.5, 20
 """A note is printed if more than this share of the words is [UNK] and these are several, or if more than half of the
-words are; ours. In English text that a vocabulary fits the share is below 0.001."""
+words are (our choice). In English text that a vocabulary fits the share is below 0.001."""
 _SEEN = 1 << 22
-"""Number of characters of the texts that are examined to find those that the vocabulary lacks; ours."""
+"""Number of characters of the texts that are examined to find those that the vocabulary lacks (our choice)."""
 _LISTED = 8
-"""Maximum number of characters that a note lists; ours."""
+"""Maximum number of characters that a note lists (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)

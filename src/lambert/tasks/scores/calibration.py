@@ -11,7 +11,7 @@ from lambert.tasks.scores.metrics import Floats, softmax
 BINS = 15
 """Bins of equal width of the confidence; Guo et al., section 4.1."""
 COLDEST, HOTTEST = 0.05, 20.0
-"""The range of temperatures; ours. The best one of a model without errors would be 0."""
+"""The range of temperatures (our choice). The best one of a model without errors would be 0."""
 _HALVINGS = 50
 
 

@@ -50,7 +50,7 @@ _ROWS = (".jsonl", ".ndjson", ".parquet", ".arrow")
 
 
 _LONGEST_ROW = 1 << 20
-"""Bytes of the first line above which a .json file is one object, whose single line is not parsed twice; ours."""
+"""Bytes of the first line above which a .json file is one object, whose only line is not parsed twice (our choice)."""
 
 
 def read_squad(path: Path) -> Questions:

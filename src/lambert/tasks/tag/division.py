@@ -29,12 +29,12 @@ _WORDS = pre_tokenizers.Sequence(
 """Divides text at white space, punctuation and Chinese characters, as BERT's tokenizer does (Devlin et al.,
 google-research/bert, tokenization.py, BasicTokenizer)."""
 _MOST = 50_000
-"""Maximum number of words that are kept; ours, about 1 MB in config.json."""
+"""Maximum number of words that are kept (our choice: about 1 MB in config.json)."""
 _LONGEST = 32
-"""Maximum number of parts of a kept word; ours."""
+"""Maximum number of parts of a kept word (our choice)."""
 _EXAMPLES = 3
-"""Number of different words from which a form with one run of letters or digits is kept, such as a. of Inc.; ours. One
-word is enough for others, such as a.a. or 0.0%, whose punctuation is between letters or digits."""
+"""Number of different words from which a form with one run of letters or digits is kept, such as a. of Inc. One word is
+enough for others, such as a.a. or 0.0%, whose punctuation is between letters or digits (our choice)."""
 _NAMED = 5
 """Maximum number of words that a note lists."""
 _CLITIC = re.compile(r"[^\W\d_]['’]\w+")

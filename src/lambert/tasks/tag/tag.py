@@ -1,7 +1,7 @@
 """Tagging: a label for each word of a sentence (Devlin et al. 2019, section 5.3).
 
-The label of a word is predicted at its first piece. Words without a piece have no prediction, which is wrong for
-accuracy, and outside of all spans for the other scores.
+The label of a word is predicted at its first piece. Words without a piece have no prediction: accuracy counts them as
+wrong, the other scores as outside all spans.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from lambert.tasks.tag.words import NONE, Words, tokenise
 from lambert.tasks.task import Outputs, Row, Task, describe_task, text_of, write_rows
 
 _LISTED = 100
-"""Unknown tags that an error lists; ours. More are mostly words of a wrong column."""
+"""Unknown tags that an error lists (our choice). More are mostly words of a wrong column."""
 
 
 class Tag(Task[Words, list[int | None]]):
@@ -207,8 +207,8 @@ class Tag(Task[Words, list[int | None]]):
 
 
 def read_labelled_sentences(path: Path, columns: Columns, labels: Sequence[str]) -> tuple[list[Sentence], Matched]:
-    """Returns the tagged sentences of a file with the tags that are among `labels` as these are written, and how they
-    were found. Without labels, the tags are as the file has them."""
+    """Returns the tagged sentences of a file with tags spelt as in `labels`, and how they were found. Without
+    labels, the tags are as the file has them."""
     return _match_tags(list(read_sentences(path, columns, labels)), path, columns, labels)
 
 

@@ -321,8 +321,8 @@ def _at(settings: Mapping[str, Any], name: str) -> Any:
 
 
 def _modes(settings: Mapping[str, Any], folder: Path) -> str:
-    """Returns the pooling of the module Pooling: since version 5.4 its modes, before a flag for each; mean if none is
-    set. Raises DataError for an unknown mode."""
+    """Returns the pooling of the module Pooling: a list of modes since version 5.4; before that, one flag per mode;
+    mean if none is set. Raises DataError for an unknown mode."""
     given = settings.get("pooling_mode", [mode for mode, key in _FLAGS.items() if settings.get(key)] or "mean")
     modes = [given] if isinstance(given, str) else given
     flags = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from lambert.engine.progress import COUNTS, duration, score_text
+from lambert.engine.progress import COUNTS, format_duration, score_text
 from lambert.verbs.report.cells import cell, side_by_side, words
 from lambert.verbs.report.curves import Chart, Line
 from lambert.verbs.report.folders import Run, is_number, is_rate
@@ -115,7 +115,7 @@ def final_numbers(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         ("Updates", [f"{run.updates:,}" for run in runs]),
         row("Sequences", "sequences", ",.0f"),
         row("Real tokens", "tokens", ",.0f"),
-        ("Training time", [duration(seconds) if (seconds := _seconds(run)) else "" for run in runs]),
+        ("Training time", [format_duration(seconds) if (seconds := _seconds(run)) else "" for run in runs]),
         *([row("Loss", "loss", ".4f")] if any(len(_keys([run], "loss/")) != 1 for run in runs) else []),
         *(row(f"Loss, {words(key)}", key, ".4f") for key in _keys(runs, "loss/")),
         *((f"Held out, {words(key)}", [_score(run, key) for run in runs]) for key in _scores(runs)),

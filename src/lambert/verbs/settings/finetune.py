@@ -24,7 +24,7 @@ COMMON = (
 )  # fmt: skip
 """Settings that `--help` shows first."""
 _SHARE = re.compile(r"[0-9.,]+ ?%|0?,[0-9]+")
-"""How some write a share of the rows."""
+"""Ways in which users write a share of the rows, such as 10%."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lambert.core import settings
 from lambert.core.files import json_text, write_atomic
-from lambert.engine.progress import duration
+from lambert.engine.progress import format_duration
 from lambert.verbs.sweep.processes import lock_sweep
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ class Table:
         row, best = self.rows[number], self.ranking[:1]
         mark = "  best so far" if best and best[0].number == number else ""
         why = f": {row.note}" if row.note else ""
-        return f"trial {number}  {self.text(row)}  {format_settings(row.values)}  {duration(row.seconds)}{mark}{why}"
+        settings, spent = format_settings(row.values), format_duration(row.seconds)
+        return f"trial {number}  {self.text(row)}  {settings}  {spent}{mark}{why}"
 
     def text(self, row: Row) -> str:
         """Returns the value of a trial with its error."""
@@ -84,7 +85,7 @@ class Table:
         return f"{self.metric} {format_value(row.value, row.error)}{state}"
 
     def lines(self) -> list[str]:
-        """Returns the best trials, one a line, and the verdict."""
+        """Returns the best trials, one per line, and the verdict."""
         states = [row.state for row in self.rows]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         found = [f"{len(self.rows)} trials: {counts}"]
@@ -134,7 +135,7 @@ def write_results(study: "Study", *, final: bool = False) -> Table:
             "seeds": list(table.seeds), "best": table.ranking[0].number if table.ranking else None,
             "verdict": " ".join(table.verdict()), "settings": study.signature,
             "space": {one.name: {"log": one.log, "choices": list(one.labels)} for one in plan.space},
-            "importances": study.importances() if final else {},
+            "importances": study.compute_importances() if final else {},
             "trials": [asdict(row) for row in rows],
         }  # fmt: skip
         write_atomic(config.out / SWEEP, json_text(content, indent=1) + "\n")

@@ -24,14 +24,14 @@ REDUCTION = 3
 Tuning", section 3; Optuna's default for Hyperband)."""
 
 LEAST_COMPLETE = 10
-"""Complete trials from which on importances are computed, so that the best tenth is a trial; ours."""
+"""Complete trials from which on importances are computed, so that the best tenth is a trial (our choice)."""
 
 
 class Grid(BaseSampler):
     """Every point of the grid once, in the order of the space: trial n has point n."""
 
     def __init__(self, space: Sequence[Dimension]) -> None:
-        self._values = {dimension.name: dimension.points() for dimension in space}
+        self._values = {dimension.name: dimension.list_points() for dimension in space}
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return {}
@@ -107,13 +107,13 @@ PRUNERS: dict[str, Callable[[int, int | None], BasePruner]] = {
 }
 
 
-def sampler(name: str, space: Sequence[Dimension], seed: int) -> BaseSampler:
+def build_sampler(name: str, space: Sequence[Dimension], seed: int) -> BaseSampler:
     """Returns the sampler of this name for a space. Raises UsageError if there is none, or not for that space."""
     build = lookup(SAMPLERS, name, "sampler", Kind((list, int)))
     return Keyed(lambda trial_seed: build(space, trial_seed), seed)
 
 
-def pruner(name: str, every: int, updates: int | None) -> BasePruner:
+def build_pruner(name: str, every: int, updates: int | None) -> BasePruner:
     """Returns the pruner of this name. Raises UsageError if there is none.
 
     Args:
@@ -123,12 +123,12 @@ def pruner(name: str, every: int, updates: int | None) -> BasePruner:
     return lookup(PRUNERS, name, "pruner", Kind((int, object)))(max(1, every), updates)
 
 
-def points(space: Sequence[Dimension]) -> int:
+def count_points(space: Sequence[Dimension]) -> int:
     """Returns the number of points of a grid."""
-    return math.prod(len(dimension.points()) for dimension in space)
+    return math.prod(len(dimension.list_points()) for dimension in space)
 
 
-def importances(study: Study, params: Sequence[str]) -> dict[str, float]:
+def compute_importances(study: Study, params: Sequence[str]) -> dict[str, float]:
     """Returns the share of each parameter in whether a trial is among the best tenth, largest first; empty for fewer
     than LEAST_COMPLETE complete trials. The import takes seconds where scikit-learn is installed.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _LARGEST = 2**53
 """Up to here, float64 has every whole number."""
 _MOST_VALUES = 1_000_000
-"""Maximum number of values of a dimension with a step, and of one in a grid (ours)."""
+"""Maximum number of values of a dimension with a step, and of one in a grid (our choice)."""
 _KEYS = ("low", "high", "step", "log", "choices")
 _OTHERWISE = {
     "seed": "give the seeds as sweep.seeds", "seeds": "give the seeds as sweep.seeds",
@@ -69,7 +69,7 @@ class Dimension:
         """Returns the lowest and the highest value, or all choices."""
         return self.choices or ((int(self.low), int(self.high)) if self.whole else (self.low, self.high))
 
-    def points(self) -> list[Any]:
+    def list_points(self) -> list[Any]:
         """Returns all values of the study's parameter. Raises UsageError if they are not finitely many."""
         if self.choices:
             return list(self.labels)

@@ -21,7 +21,7 @@ from lambert.verbs.sweep.result import SWEEP
 from lambert.verbs.sweep.storage import explain_failures, open_storage
 
 STARTS = 3
-"""Times that a trial is started without an update in between, before it counts as failed; ours."""
+"""Times that a trial is started without an update in between, before it counts as failed (our choice)."""
 _UNLOCKED_SECONDS = 60.0
 """Age of a trial without a lock after which the process that chose it must have died before it took the lock."""
 _STATES = {
@@ -38,10 +38,10 @@ class Study:
         self.plan, self.signature = plan, plan.signature()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         config = plan.config
-        self._limit = search.points(plan.space) if config.sampler == "grid" else None
+        self._limit = search.count_points(plan.space) if config.sampler == "grid" else None
         train = plan.run_settings(plan.lowest, 0, config.out / "trials").train
-        sampler = search.sampler(config.sampler, plan.space, config.seed)
-        pruner = search.pruner(config.pruner, train.evaluate_every, train.steps)
+        sampler = search.build_sampler(config.sampler, plan.space, config.seed)
+        pruner = search.build_pruner(config.pruner, train.evaluate_every, train.steps)
         if not train.evaluate_every and config.pruner != "none":
             say("no trial is ended early, because train.evaluate_every is not set")
         storage = open_storage(config)
@@ -105,9 +105,9 @@ class Study:
         with explain_failures(self.plan.config):
             self._study.tell(trial, value, state)
 
-    def importances(self) -> dict[str, float]:
+    def compute_importances(self) -> dict[str, float]:
         with explain_failures(self.plan.config):
-            return search.importances(self._study, [one.name for one in self.plan.space])
+            return search.compute_importances(self._study, [one.name for one in self.plan.space])
 
     def _take_unfinished(self, held: ExitStack) -> Trial | None:
         """Returns a running trial whose process is gone, with its lock in `held`."""

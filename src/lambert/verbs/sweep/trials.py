@@ -23,7 +23,7 @@ from lambert.verbs.sweep.result import write_results
 from lambert.verbs.sweep.study import Study
 
 HOPELESS = 3
-"""Failed trials at the beginning, without any that succeeded, after which the sweep ends; ours."""
+"""Failed trials at the beginning, without any that succeeded, after which the sweep ends (our choice)."""
 
 
 class _Pruned(Exception):

@@ -1,4 +1,4 @@
-"""The settings of `lambert import` and `lambert export`."""
+"""The settings of `lambert import`; those of `lambert export` are in `config`."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -61,6 +61,6 @@ NAMES = {
 PROVIDES = {
     "corpus of a run": "wings.corpus.verbs.prepare:corpus_of_run",
     "page of a corpus": "wings.corpus.report.corpus:read",
-    "documents": "wings.corpus.documents:texts_of",
+    "documents": "wings.corpus.documents:read_texts",
 }
 """What this wing provides to the house, by name."""

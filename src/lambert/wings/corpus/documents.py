@@ -20,7 +20,7 @@ BATCH_DOCUMENTS = 1 << 14
 Stamp = tuple[int, int, int] | None
 MARK = 1 << 25  # minimum number of characters between two batches with a mark
 NAMED = 20
-"""Number of unreadable documents that the manifest names, besides as many that end a file early. All are counted."""
+"""The manifest names this many unreadable documents, and as many more that end a file early. All are counted."""
 _CUT = re.compile(
     r", is damaged or (truncated after this|not )|: the file is truncated|: the rest of the file is lost|"
     r"and is not read further|: the file ends within it"
@@ -62,7 +62,7 @@ class Source:
     repeat: int = 0
     """As in `Part`."""
     grows: bool = False
-    """Whether it may have more documents if more input files are given."""
+    """Whether adding input files may add documents to it."""
 
 
 def apply_weights(sources: Sequence[Source], input_of: Mapping[str, int], weights: Sequence[float]) -> list[Source]:
@@ -90,7 +90,7 @@ def list_file_sources(
         def pieces(tell: Callable[[int], None]) -> Iterator[Piece]:
             yield from read(file, layout, kind, tell)
             if HashedFile(file, "").stamp() != stamp:
-                raise change_error(file)
+                raise build_change_error(file)
 
         return Source((str(file),), find_size(file), pieces)
 
@@ -98,15 +98,15 @@ def list_file_sources(
     return [source(file, stamp) for file, stamp in zip(files, stamps, strict=True)]
 
 
-def texts_of(paths: Sequence[Path]) -> Iterator[list[str]]:
+def read_texts(paths: Sequence[Path]) -> Iterator[list[str]]:
     """Yields the documents of files of any format that is read, in lists. Raises DataError for one that cannot be
     read."""
     return (texts for texts, _ in Documents(list_file_sources(paths, Layout(), "auto"), 0, max_bad=0.0).batches())
 
 
 class Documents:
-    """The documents of a list of sources. `read` and `bad` count the documents of the last pass, `passed_over` what is
-    not a document, by reason; `named` lists unreadable documents."""
+    """The documents of a list of sources. `read` and `bad` count the documents of the last pass, `passed_over` counts
+    the skipped items by reason; `named` lists unreadable documents."""
 
     def __init__(
         self, sources: Sequence[Source], text_bytes: int, max_bad: float, passed_over: Mapping[str, int] | None = None,
@@ -191,18 +191,18 @@ class Documents:
         return enumerate(self.sources[mark["sources"] :], mark["sources"] + 1)
 
     def mark(self, sources: int) -> dict[str, Any]:
-        """Returns the mark after the first `sources` sources, which were just read. It lacks `passed_over`, because
-        sources that can be continued have none."""
+        """Returns the mark after the first `sources` sources, which were just read. It has no `passed_over`:
+        resumable sources skip nothing."""
         counts = {"done": self.done, "read": self.read, "bad": self.bad, "named": [*self.named]}
         return {"sources": sources, **counts}
 
     def last_mark(self) -> dict[str, Any] | None:
-        """Returns the mark after the last source, or None if a corpus of more files continues before it."""
+        """Returns the mark after the last source, or None if a larger corpus must resume before it."""
         return None if self.sources[-1].grows else self.mark(len(self.sources))
 
     def is_before_growing(self, number: int) -> bool:
-        """Returns True if only the last source follows the first `number` sources and it may grow. A corpus of more
-        files must then continue before it."""
+        """Returns True if only the last source follows the first `number` sources and it may grow. In that
+        case a larger corpus must resume before that source."""
         return number == len(self.sources) - 1 and self.sources[-1].grows
 
     def _count(self, before: int, of_file: int) -> None:
@@ -247,6 +247,6 @@ def check_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> None
         )
 
 
-def change_error(file: object) -> DataError:
+def build_change_error(file: object) -> DataError:
     """Returns the error for an input file that changed while it was read."""
     return DataError(f"{file} changed while it was read. Give the command again when it is complete.")

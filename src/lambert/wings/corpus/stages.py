@@ -28,7 +28,7 @@ from lambert.text.tokenizers.tokenizer import fingerprint
 from lambert.wings.corpus.cleaning import hash_code
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.disk import digest, disk_errors, have_hashes, read_record, write_record
-from lambert.wings.corpus.documents import Source, add_name, change_error, check_bad, select_found
+from lambert.wings.corpus.documents import Source, add_name, build_change_error, check_bad, select_found
 from lambert.wings.corpus.duplicates.deduplication import Lists, deduplicate
 from lambert.wings.corpus.duplicates.lists import Drops, apply_drops
 from lambert.wings.corpus.filtering import Ledger, apply_filters, list_causes, merge_samples
@@ -89,7 +89,7 @@ class Extract:
                 seen.update(piece.found)
                 yield piece if len(unit.extents) == 1 else replace(piece, source=own)
             if HashedFile(Path(extent.source), "").stamp() != extent.stamp:
-                raise change_error(extent.source)
+                raise build_change_error(extent.source)
 
         def pieces() -> Iterator[Piece]:
             yield from chain.from_iterable(whole(of_file(extent)) for extent in unit.extents)

@@ -30,13 +30,13 @@ def run_in_order(finishes: list[Finish]) -> Finish:
     return finish
 
 
-def broadcast(group: Any, root: int, me: int, entry: Entry) -> Finish:
+def start_broadcast(group: Any, root: int, me: int, entry: Entry) -> Finish:
     """Starts a broadcast that overwrites the outputs with the inputs of `root`."""
     started = []
     for source, target in zip(entry.inputs, entry.outputs, strict=True):
         buffer = source.contiguous() if me == root else _contiguous_like(target)
         if buffer.numel():
-            started.append((_start_broadcast(group, root, buffer), buffer, target))
+            started.append((_start_broadcast_of_bytes(group, root, buffer), buffer, target))
 
     def finish() -> None:
         for wait, buffer, target in started:
@@ -47,7 +47,7 @@ def broadcast(group: Any, root: int, me: int, entry: Entry) -> Finish:
     return finish
 
 
-def allgather(group: Any, me: int, entry: Entry, requests: list[Request]) -> Finish:
+def start_allgather(group: Any, me: int, entry: Entry, requests: list[Request]) -> Finish:
     """Starts an all-gather, which concatenates the ranks' inputs along the first dimension. The sizes of this dimension
     may differ."""
     waits: list[Finish] = []
@@ -65,11 +65,11 @@ def allgather(group: Any, me: int, entry: Entry, requests: list[Request]) -> Fin
         parts[me].copy_(tensor)
         for root, part in enumerate(parts):
             if part.numel():
-                waits.append(_start_broadcast(group, root, part))
+                waits.append(_start_broadcast_of_bytes(group, root, part))
     return run_in_order(waits)
 
 
-def alltoall(group: Any, me: int, entry: Entry, requests: list[Request]) -> Finish:
+def start_alltoall(group: Any, me: int, entry: Entry, requests: list[Request]) -> Finish:
     """Starts an all-to-all, which exchanges as many rows as the `numbers` of the requests specify. The result is the
     output and the number of rows from each rank."""
     tensor = entry.inputs[0]
@@ -86,7 +86,7 @@ def alltoall(group: Any, me: int, entry: Entry, requests: list[Request]) -> Fini
     return finish
 
 
-def reducescatter(group: Any, me: int, size: int, entry: Entry) -> Finish:
+def start_reducescatter(group: Any, me: int, size: int, entry: Entry) -> Finish:
     """Starts a reduce-scatter: the other ranks send this rank's rows, which are reduced here in the order of the
     ranks."""
     request, parts = entry.request, []
@@ -122,7 +122,7 @@ def _reduce_rows(stacked: Tensor, op: ReduceOp) -> Tensor:
     return reduced.to(stacked.dtype)
 
 
-def _start_broadcast(group: Any, root: int, tensor: Tensor) -> Finish:
+def _start_broadcast_of_bytes(group: Any, root: int, tensor: Tensor) -> Finish:
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = root, 0
     wait: Finish = group.broadcast([_as_bytes(tensor)], options).wait

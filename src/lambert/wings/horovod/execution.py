@@ -20,7 +20,14 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from lambert.wings.horovod import adasum
-from lambert.wings.horovod.collectives import Finish, allgather, alltoall, broadcast, reducescatter, run_in_order
+from lambert.wings.horovod.collectives import (
+    Finish,
+    run_in_order,
+    start_allgather,
+    start_alltoall,
+    start_broadcast,
+    start_reducescatter,
+)
 from lambert.wings.horovod.fusion import FusionBuffers, factors, is_large, lie_together, neutral, scale, wire_type
 from lambert.wings.horovod.requests import Finished, ReduceOp, Request, TensorKind, Work, record_event, to_one_line
 from lambert.wings.horovod.timeline import timeline
@@ -170,10 +177,11 @@ class Executor:
         work, me = bundle[0], ranks.index(self._rank)
         assert work.entry is not None  # only all-reduces run without one
         if request.kind == "broadcast":
-            return broadcast(group, ranks.index(request.root), me, work.entry)
+            return start_broadcast(group, ranks.index(request.root), me, work.entry)
         if request.kind == "reducescatter":
-            return reducescatter(group, me, len(ranks), work.entry)
-        return (allgather if request.kind == "allgather" else alltoall)(group, me, work.entry, work.requests)
+            return start_reducescatter(group, me, len(ranks), work.entry)
+        start = start_allgather if request.kind == "allgather" else start_alltoall
+        return start(group, me, work.entry, work.requests)
 
     def _allreduce(self, group: Any, size: int, bundle: list[Work]) -> Finish:
         request = bundle[0].request

@@ -109,11 +109,11 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 def _without_tensors(tree: Any, tensors: list[Tensor]) -> Any:
     """Returns `tree` with a `_Hole` for each tensor, and appends the tensors to `tensors`."""
 
-    def hole(tensor: Tensor) -> _Hole:
+    def take_out(tensor: Tensor) -> _Hole:
         tensors.append(tensor)
         return _Hole(len(tensors) - 1, tuple(tensor.shape), tensor.dtype, tensor.device.type == "cpu")
 
-    return tree_map_only(Tensor, hole, tree)
+    return tree_map_only(Tensor, take_out, tree)
 
 
 def _with_tensors(tree: Any, tensors: list[Tensor]) -> Any:

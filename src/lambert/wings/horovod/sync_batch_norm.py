@@ -33,7 +33,7 @@ class SyncBatchNorm(_BatchNorm):
         if size() == 1 or not use_batch:
             return super().forward(input)
         self._check_input_dim(input)
-        statistics = _statistics(input.detach(), self.training)
+        statistics = _reduce_statistics(input.detach(), self.training)
         if self.training and self.track_running_stats:
             self._track(statistics)
         output: Tensor = _Normalize.apply(  # type: ignore[no-untyped-call]
@@ -54,7 +54,7 @@ class SyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
 
 
-def _statistics(input: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _reduce_statistics(input: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the count (a scalar), mean (C) and biased variance (C) over all ranks."""
     channels = input.shape[1]
     count = input.numel() // max(channels, 1)

@@ -19,7 +19,7 @@ from lambert.model.families import family_of
 from lambert.native import library
 from lambert.wings.plan.costs.choices import resolve_precision
 from lambert.wings.plan.costs.devices import GPU_CORES, Device, cluster, recognise
-from lambert.wings.plan.costs.steps import micro_batch, predict
+from lambert.wings.plan.costs.steps import predict, predict_micro_batch
 from lambert.wings.plan.costs.work import Work, shapes_of
 
 _LEAST = 3
@@ -82,7 +82,7 @@ def _fit(world: World, work: Work, device: Device, seconds: float) -> float:
     weights = sum(map(prod, shapes))
     step = predict(work, cluster(device, 1), shapes)
     whole = min(step.micro_tokens, work.batch_size * work.mean)
-    affordable = seconds / (1 + _UPDATES) / sum(micro_batch(work, device, 1.0, weights)[:3])
+    affordable = seconds / (1 + _UPDATES) / sum(predict_micro_batch(work, device, 1.0, weights)[:3])
     sequences = int(min(affordable, max(1.0, whole / work.mean)))
     if step.bytes > device.memory or sequences * work.mean < min(_ENOUGH, whole):
         return 1.0
@@ -101,4 +101,4 @@ def _fit(world: World, work: Work, device: Device, seconds: float) -> float:
             began = time.perf_counter()
             computed()
             best = min(best, time.perf_counter() - began)
-    return best / sum(micro_batch(own, device, sequences, weights)[:3])
+    return best / sum(predict_micro_batch(own, device, sequences, weights)[:3])

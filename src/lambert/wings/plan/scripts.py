@@ -131,7 +131,7 @@ spec:
 """
 
 
-def slurm(choice: Choice, config: PlanConfig, verb: str, flags: Sequence[str]) -> str:
+def format_slurm_script(choice: Choice, config: PlanConfig, verb: str, flags: Sequence[str]) -> str:
     """Returns a script for sbatch, which starts the verb with the recipe and flags that override its settings."""
     minutes = math.ceil(_SPARE * choice.seconds / 60)
     days, rest = divmod(minutes, 24 * 60)
@@ -144,7 +144,7 @@ def slurm(choice: Choice, config: PlanConfig, verb: str, flags: Sequence[str]) -
     )  # fmt: skip
 
 
-def kubernetes(choice: Choice, config: PlanConfig, verb: str, flags: Sequence[str]) -> str:
+def format_kubernetes_script(choice: Choice, config: PlanConfig, verb: str, flags: Sequence[str]) -> str:
     """Returns a ConfigMap with the recipe, a Service and a Job for kubectl. A missing image or claim is a placeholder
     that the script marks."""
     arguments = "\n".join(f"            - {_quote(word)}" for word in (verb, _MOUNTED, *flags))
@@ -154,8 +154,8 @@ def kubernetes(choice: Choice, config: PlanConfig, verb: str, flags: Sequence[st
         nodes=choice.cluster.nodes, processes="auto" if gpu else each, resource=resource, arguments=arguments,
         verb=verb, recipe=_format_block(read_file(config.recipe).decode()),
         image=_quote(config.image or _IMAGE), claim=_quote(config.claim or _CLAIM),
-        image_comment=config.image or f"CHANGE {_IMAGE} below, or plan with --image",
-        claim_comment=config.claim or f"CHANGE {_CLAIM} below, or plan with --claim; all pods must write to it",
+        image_comment=config.image or f"Replace {_IMAGE} below, or run `lambert plan --image`",
+        claim_comment=config.claim or f"Replace {_CLAIM} below (all pods write to it), or run `lambert plan --claim`",
     )  # fmt: skip
 
 
@@ -179,4 +179,4 @@ def _quote(word: str) -> str:
     return word if plain else "'" + word.replace("'", "''") + "'"
 
 
-SCRIPTS = {"slurm": slurm, "kubernetes": kubernetes}
+SCRIPTS = {"slurm": format_slurm_script, "kubernetes": format_kubernetes_script}

@@ -119,11 +119,9 @@ class PlanConfig:
                 f"price = {self.price!r} has no price for {' and '.join(without)}: add {lacking} for an hour."
             )
         if without and self.budget:
-            raise UsageError(
-                f"budget needs the price of {', '.join(without)}: add --price, USD for an hour of a device."
-            )
+            raise UsageError(f"budget needs the price of {', '.join(without)}: add --price, USD per device-hour.")
         if self.cluster and (other := [name for name in self.names if name in DEVICES and DEVICES[name].kind == "tpu"]):
-            raise UsageError(f"cluster = {self.cluster!r}: Lambert does not run on {other[0]}: omit one of them.")
+            raise UsageError(f"Lambert does not run on {other[0]}: omit --cluster, or name another device.")
         for name, pattern in (("image", _IMAGE), ("claim", _CLAIM)):
             value = getattr(self, name)
             if value and self.cluster != "kubernetes":

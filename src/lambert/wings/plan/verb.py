@@ -14,7 +14,13 @@ from lambert.planning.memory import checkpoint_state
 from lambert.runs.result import Say, silent
 from lambert.wings.plan.costs.choices import COUNTS, Choice, list_choices, select_efficient
 from lambert.wings.plan.costs.devices import DEVICES, Device, count_nodes
-from lambert.wings.plan.costs.simulation import Run, daly, shorten, simulate_often, useful_share
+from lambert.wings.plan.costs.simulation import (
+    Run,
+    compute_daly_interval,
+    compute_useful_share,
+    shorten,
+    simulate_often,
+)
 from lambert.wings.plan.costs.stragglers import Lateness
 from lambert.wings.plan.costs.work import shapes_of
 from lambert.wings.plan.plot import check_plot, draw
@@ -22,7 +28,7 @@ from lambert.wings.plan.recipe import Planned, parse_overrides, read_run
 from lambert.wings.plan.result import Plan, build_row
 from lambert.wings.plan.scripts import SCRIPTS
 from lambert.wings.plan.settings import AUTO, PlanConfig
-from lambert.wings.plan.table import duration, explain_memory, format_plan
+from lambert.wings.plan.table import explain_memory, format_duration, format_plan
 
 METHODS = ("bfloat16", "int8")
 """Methods of exchange in the table of choices, besides that of the recipe."""
@@ -140,8 +146,8 @@ def _choose(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choic
         unit = "USD" if config.prices else "device-hours"
         raise UsageError(
             f"No choice is within {' and '.join(filter(None, (config.budget, config.deadline)))}: the cheapest is "
-            f"{cheapest.cluster.name} with {cheapest.cost:,.0f} {unit} in {duration(cheapest.seconds)}, the fastest "
-            f"{fastest.cluster.name} with {fastest.cost:,.0f} {unit} in {duration(fastest.seconds)}."
+            f"{cheapest.cluster.name} with {cheapest.cost:,.0f} {unit} in {format_duration(cheapest.seconds)}, the "
+            f"fastest {fastest.cluster.name} with {fastest.cost:,.0f} {unit} in {format_duration(fastest.seconds)}."
         )
     if config.deadline:
         return min(kept, key=lambda one: (one.cost, one.seconds))
@@ -163,7 +169,7 @@ def _simulate_failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dic
     weights = sum(map(prod, shapes_of(plan.work.config, plan.work.targets, plan.work.labels)))
     cost = checkpoint_state(weights) / (1e9 * config.disk)
     nodes, mtbf = chosen.cluster.nodes, 3600 * config.failures
-    best = daly(mtbf / nodes, cost)
+    best = compute_daly_interval(mtbf / nodes, cost)
     interval = best if config.checkpoint is None else 60 * config.checkpoint
     step, work = chosen.step, chosen.work
     late = Lateness(chosen.cluster.devices, step.computing, work.jitter, work.slow)
@@ -184,7 +190,7 @@ def _simulate_failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dic
         "useful_share": useful,
         "useful_share_1_percent": low,
         "useful_share_99_percent": high,
-        "useful_share_closed_form": useful_share(mtbf / nodes, interval, cost, config.restart),
+        "useful_share_closed_form": compute_useful_share(mtbf / nodes, interval, cost, config.restart),
         "failures": fmean(outcome.failures for outcome in outcomes) * longer,
         "lost_seconds": fmean(outcome.lost for outcome in outcomes) * longer,
         "waiting_seconds": fmean(outcome.waiting for outcome in outcomes) * longer,

@@ -1,4 +1,4 @@
-"""The HTTP service: models of texts behind a queue that counts tokens, and a page for trying them."""
+"""The HTTP service: text models behind a queue that counts tokens, and a page for trying them."""
 
 from lambert.verb import Verb
 

@@ -17,13 +17,13 @@ from lambert.inference.scheduler import OverloadedError, Scheduler
 from lambert.wings.serve.refusals import Refusal
 
 _REQUEST = 256
-"""Fixed cost of a request, as the number of bytes that take as long to parse and tokenize (ours)."""
+"""Fixed cost of a request, as the number of bytes that take as long to parse and tokenize (our choice)."""
 _WINDOW = 0.1
-"""Seconds of full turns after which the speed is estimated again (ours)."""
+"""Seconds with all turns taken after which the speed is estimated again (our choice)."""
 _NEW = 0.2
-"""Weight of a new estimate, or of the tokens of one request, in its average (ours)."""
+"""Weight of a new estimate, or of the tokens of one request, in its average (our choice)."""
 _PLACES = 32
-"""Maximum size of all bodies in memory, as a number of bodies of the maximum size (ours)."""
+"""Maximum size of all bodies in memory, as a number of bodies of the maximum size (our choice)."""
 
 
 class Admission:
@@ -45,12 +45,12 @@ class Admission:
         self._size = 0
         """Bytes of the requests that wait for a turn or have one, plus _REQUEST for each request."""
         self._speed = 0.0
-        """These bytes per second while requests wait for turns; 0 until it is known."""
+        """Speed at which these bytes are processed while requests wait, in bytes per second; 0 until it is known."""
         self._tokens_per_byte = 0.0
         self._window, self._window_bytes, self._since = 0.0, 0, 0.0
 
     def expect(self, bytes_per_second: float, tokens_per_byte: float) -> None:
-        """Sets the speed and the number of tokens that are assumed until they are measured."""
+        """Sets the assumed speed and tokens per byte, which hold until they are measured."""
         self._speed = self._speed or bytes_per_second
         self._tokens_per_byte = self._tokens_per_byte or tokens_per_byte
 

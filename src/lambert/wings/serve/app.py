@@ -136,12 +136,12 @@ def create_application(config: ServeConfig, models: Models, answering: Answering
 
     @app.get("/healthz", tags=["service"], responses=document(400))
     async def alive() -> bodies.Status:
-        """Answers as long as the process lives."""
+        """Returns 200 while the process runs."""
         return bodies.Status(status="ok")
 
     @app.get("/readyz", tags=["service"], responses=document(400, 503))
     async def ready() -> bodies.Status:
-        """Answers 200 while the service takes requests, and 503 when it is ending."""
+        """Returns 200 while the service accepts requests, and 503 while it shuts down."""
         if not app.state.ready:
             raise Refusal(503, "ending", "The service is ending.", retry=1)
         return bodies.Status(status="ready")

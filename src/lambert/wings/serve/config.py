@@ -49,7 +49,7 @@ class ServeConfig:
     as do those that would wait longer than a quarter of `seconds` at the present speed."""
     precision: Precisions | Literal["auto"] = "auto"
     """Precision of the matrix products. auto: bfloat16 on devices with instructions for its products, otherwise
-    float32. int8, on CPUs only, is faster still and changes scores by tenths."""
+    float32. int8, on CPUs only, is faster still and changes scores by tenths of a percentage point."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, cuda:N or mps."""
     workers: int = 0

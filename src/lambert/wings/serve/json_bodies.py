@@ -17,7 +17,7 @@ _SHOWN = 64
 
 
 def create_route_class(answering: Answering, most_items: int) -> type[APIRoute]:
-    """Returns the class of routes whose bodies are parse_body by the threads of `answering`, with at most `most_items`
+    """Returns the class of routes whose bodies are parsed by the threads of `answering`, with at most `most_items`
     items in a list."""
 
     class JsonRequest(Request):

@@ -16,7 +16,7 @@ from lambert.wings.serve.metrics import Metrics
 OVERLOADED = "Too much work is waiting (262,000 tokens): try again in 5 s."
 TOO_LATE = "The request was not computed within 30 s: try again later, or send fewer texts."
 TRANSFER_ENCODING = "The only Transfer-Encoding that is read is chunked."
-BUG = "The service has a bug, which its operator can read about."
+BUG = "Internal error: the operator's log says more."
 _DESCRIBED = {
     400: ("The body is not JSON, or the Host header is foreign.", "The body is not JSON: see line 1, column 12."),
     401: ("The API key is missing or wrong.", "Send the API key as `Authorization: Bearer KEY`."),
@@ -30,7 +30,7 @@ _DESCRIBED = {
     422: ("A field is missing, unknown or wrong.", "'inputs' is missing."),
     429: ("Too much work is waiting; Retry-After says when to try again.", OVERLOADED),
     431: ("The headers are too large or too many.", "The headers are larger than 32,768 bytes: send less."),
-    500: ("The service has a bug.", BUG),
+    500: ("Internal error.", BUG),
     501: ("The body has another Transfer-Encoding than chunked.", TRANSFER_ENCODING),
     503: ("The request was not computed in time.", TOO_LATE),
 }
@@ -90,7 +90,7 @@ class Refusal(HTTPException):
 def build_answer(
     status: int, message: str, field: str | None = None, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """Returns the answer. UTF-8 can encode all characters of its message and field."""
+    """Returns the answer. Characters that UTF-8 cannot encode are escaped."""
     content = {"error": _ascii(message), "field": _ascii(field)} if field else {"error": _ascii(message)}
     return JSONResponse(content, status, headers)
 
@@ -115,7 +115,7 @@ def add_handlers(app: FastAPI, metrics: Metrics) -> None:
     async def answer_unknown(request: Request, error: HTTPException) -> JSONResponse:
         metrics.count_refusal({404: "path", 405: "method"}.get(error.status_code, "body"))
         headers = dict(error.headers or {})
-        allowed = f"This path has another method: send {headers.get('allow', headers.get('Allow', 'another'))}."
+        allowed = f"This path does not accept this method: use {headers.get('allow', headers.get('Allow', 'another'))}."
         return build_answer(
             error.status_code, allowed if error.status_code == 405 else str(error.detail), headers=headers
         )
@@ -139,8 +139,8 @@ def describe_field(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, st
     Args:
         known: The fields of the body.
     """
-    # Of a union, every form has its error: the one about a part of the value says most, then one that is not about its
-    # type. An unknown field is often a missing one, misspelt.
+    # pydantic reports an error for each member of a union. Prefer the deepest, then one that is not a type error. An
+    # unknown field is often a missing one, misspelt.
     first = max(
         errors,
         key=lambda one: (len(_locate(one)), one["type"] == "extra_forbidden", not one["type"].endswith("_type")),

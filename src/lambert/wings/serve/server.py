@@ -181,7 +181,7 @@ async def _run(server: Any, listener: socket.socket, service: "Service", reload:
             last.append(loop.create_task(accept_the_last()))
             return
         ended[1], server.force_exit = number, True
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it shows every request that is dropped
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # uvicorn logs every dropped request
         for connection in list(server.server_state.connections):
             connection.transport.abort()
         if main is not None:

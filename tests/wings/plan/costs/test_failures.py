@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from lambert.wings.plan.costs.simulation import Run, daly, shorten, simulate, simulate_often, useful_share
+from lambert.wings.plan.costs.simulation import (
+    Run,
+    compute_daly_interval,
+    compute_useful_share,
+    shorten,
+    simulate,
+    simulate_often,
+)
 from lambert.wings.plan.costs.stragglers import Lateness, estimate_maximum
 
 pytest.importorskip("simpy")
@@ -17,7 +24,7 @@ def test_the_useful_share_is_dalys(nodes: int, hours: float) -> None:
     run = Run(1.0, 30_000_000, nodes, hours * HOUR, interval, cost, restart)
     found = simulate(run, seed=3)
     assert found.failures > 3000
-    assert found.useful == pytest.approx(useful_share(mtbf, interval, cost, restart), abs=0.01)
+    assert found.useful == pytest.approx(compute_useful_share(mtbf, interval, cost, restart), abs=0.01)
 
 
 def test_a_run_that_is_shorter_than_the_time_between_failures() -> None:
@@ -26,15 +33,15 @@ def test_a_run_that_is_shorter_than_the_time_between_failures() -> None:
     found = simulate_often(Run(1.0, 3600, 8, 8 * mtbf, restart=restart))
     assert len({outcome.failures for outcome in found}) > 1
     mean = sum(outcome.seconds for outcome in found) / len(found)
-    assert seconds / mean == pytest.approx(useful_share(mtbf, seconds, 0.0, restart), abs=0.005)
+    assert seconds / mean == pytest.approx(compute_useful_share(mtbf, seconds, 0.0, restart), abs=0.005)
     assert found == simulate_often(Run(1.0, 3600, 8, 8 * mtbf, restart=restart))
     assert len(simulate_often(Run(1.0, 10**7, mtbf=HOUR, interval=60.0))) == 20
 
 
 def test_no_interval_is_better_than_dalys() -> None:
     mtbf, cost = 4 * HOUR, 60.0
-    best = daly(mtbf, cost)
-    shares = [useful_share(mtbf, best * factor, cost, 300.0) for factor in (0.5, 0.8, 1.0, 1.25, 2.0)]
+    best = compute_daly_interval(mtbf, cost)
+    shares = [compute_useful_share(mtbf, best * factor, cost, 300.0) for factor in (0.5, 0.8, 1.0, 1.25, 2.0)]
     assert max(shares) == shares[2]
     simulated = [
         simulate(Run(1.0, 2_000_000, 1, mtbf, best * factor, cost, 300.0)).useful for factor in (0.25, 1.0, 4.0)
@@ -44,8 +51,8 @@ def test_no_interval_is_better_than_dalys() -> None:
 
 def test_the_interval_is_youngs_where_checkpoints_are_cheap() -> None:
     """Young, 1974: the square root of twice the cost times the mean time between failures."""
-    assert daly(1e6, 1.0) == pytest.approx(math.sqrt(2 * 1e6 * 1.0), rel=0.001)
-    assert daly(10.0, 30.0) == 10.0
+    assert compute_daly_interval(1e6, 1.0) == pytest.approx(math.sqrt(2 * 1e6 * 1.0), rel=0.001)
+    assert compute_daly_interval(10.0, 30.0) == 10.0
 
 
 def test_a_run_without_failures_takes_its_updates_and_checkpoints() -> None:
@@ -53,7 +60,7 @@ def test_a_run_without_failures_takes_its_updates_and_checkpoints() -> None:
     assert found.seconds == pytest.approx(2000 + 10 * 10)
     assert found.failures == 0
     assert found.lost == 0
-    assert useful_share(math.inf, 200.0, 10.0, 5.0) == pytest.approx(200 / 210)
+    assert compute_useful_share(math.inf, 200.0, 10.0, 5.0) == pytest.approx(200 / 210)
 
 
 def test_lost_work_and_useful_time_add_up() -> None:
@@ -86,7 +93,7 @@ def test_stragglers_and_failures_add_up() -> None:
     mtbf, late = 50_000.0, Lateness(64, 1.0, 0.1)
     run = Run(0.2, 2_000_000, 1, mtbf, 600.0, 20.0, 60.0, late)
     found = simulate(run)
-    assert found.useful == pytest.approx(useful_share(mtbf, 600.0, 20.0, 60.0), abs=0.01)
+    assert found.useful == pytest.approx(compute_useful_share(mtbf, 600.0, 20.0, 60.0), abs=0.01)
     assert found.training / run.updates == pytest.approx(0.2 + late.mean, rel=0.001)
 
 

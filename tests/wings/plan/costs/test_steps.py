@@ -7,7 +7,7 @@ import pytest
 from lambert.data.batch_sizes import even_count
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.planning import operations
-from lambert.wings.plan.costs.communication import exchange, find_exposed
+from lambert.wings.plan.costs.communication import find_exposed, predict_exchange
 from lambert.wings.plan.costs.devices import DEVICES, LINKS, cluster
 from lambert.wings.plan.costs.steps import predict
 from lambert.wings.plan.costs.work import Work, shapes_of
@@ -62,9 +62,9 @@ def test_compression_pays_on_a_slow_network_only() -> None:
 
 def test_two_levels_send_each_gradient_once_from_a_node() -> None:
     machines = cluster(DEVICES["V100-32GB"], 16, 2, "ethernet-10")
-    flat, levels = (exchange(machines, "int8", SHAPES, two_levels=two) for two in (False, True))
+    flat, levels = (predict_exchange(machines, "int8", SHAPES, two_levels=two) for two in (False, True))
     assert levels.seconds < flat.seconds
-    assert exchange(cluster(DEVICES["V100-32GB"], 1), "float32", SHAPES).seconds == 0
+    assert predict_exchange(cluster(DEVICES["V100-32GB"], 1), "float32", SHAPES).seconds == 0
 
 
 def test_what_is_ready_last_is_never_hidden() -> None:

@@ -29,7 +29,7 @@ LINE = np.dtype([("document", "<u4"), ("line", "<u4")])
 of a document."""
 Records = npt.NDArray[Any]
 SAMPLES, CHARACTERS = 10, 300
-"""Number of dropped documents in the record for each reason, and of characters of each text."""
+"""How many dropped documents the record shows for each reason, and how many characters of each text."""
 CHUNK = 1 << 16
 """Number of documents whose records are in memory at the same time."""
 _LINE = np.dtype([("hash", "<u8"), ("rank", "<u4"), ("line", "<u4")])
@@ -111,8 +111,8 @@ def write_lists(index: Index, clusters: Clusters, folder: Path, paragraphs: bool
 def _write_lines(
     folder: Path, index: Index, dropped: npt.NDArray[np.bool_], emptied: npt.NDArray[np.bool_], paragraphs: bool
 ) -> list[list[int]]:
-    """Writes `lines.bin` and sets `emptied` [by number of the document] for each document without another line with a
-    word. Returns the range of each part."""
+    """Writes `lines.bin` and sets `emptied` [by number of the document] for each document in which no line with
+    a word remains. Returns the range of each part."""
     per_part = np.zeros(len(index.parts), dtype=np.int64)
     with (folder / "lines.bin").open("wb") as file:
         for some in find_repeated_lines(index, ~dropped, folder) if paragraphs else ():

@@ -26,7 +26,7 @@ Hashes = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
 
 _BASE = 0x9E3779B97F4A7C15
-"""An odd number with random-looking bits: odd numbers have an inverse modulo 2^64."""
+"""Base of the polynomial hash: odd, so that it has an inverse modulo 2^64."""
 _ALONE = np.uint64(1)
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))

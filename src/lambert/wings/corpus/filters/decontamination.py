@@ -43,7 +43,7 @@ class Decontamination:
 
     def __call__(self, batch: Batch) -> Outcome:
         outcome = Outcome()
-        grams, documents = _grams([data.decode() for data in batch.encoded], self._rules.words)
+        grams, documents = _hash_grams([data.decode() for data in batch.encoded], self._rules.words)
         known, table, bits = self._known
         maybe = np.flatnonzero(table[(grams >> np.uint64(64 - bits)).view(np.int64)])
         grams, documents = grams[maybe], documents[maybe]
@@ -59,7 +59,7 @@ class Decontamination:
     @cached_property
     def _known(self) -> tuple[dict[Path, Hashes], Booleans, int]:
         """The hashes of the sequences of words of each file, in order, and a table of their first bits."""
-        known = {path: np.unique(_grams(list(strings(path)), self._rules.words)[0]) for path in self._rules.files}
+        known = {path: np.unique(_hash_grams(list(strings(path)), self._rules.words)[0]) for path in self._rules.files}
         bits = min(26, max(16, sum(len(hashes) for hashes in known.values()).bit_length() + 4))
         table = np.zeros(1 << bits, dtype=np.bool_)
         for hashes in known.values():
@@ -67,7 +67,7 @@ class Decontamination:
         return known, table, bits
 
 
-def _grams(texts: list[str], size: int) -> tuple[Hashes, Integers]:
+def _hash_grams(texts: list[str], size: int) -> tuple[Hashes, Integers]:
     """Returns the hash and the text of each sequence of this many words."""
     batch = PlainWords(texts)
     first = np.arange(max(len(batch.starts_N) - size + 1, 0))

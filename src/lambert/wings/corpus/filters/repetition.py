@@ -94,7 +94,7 @@ def _suspicious_D(batch: Batch, rules: Repetition) -> Booleans:
     suspicious_D = np.zeros(len(batch), dtype=np.bool_)
     positions = np.arange(len(batch.starts_N))
     for size, maximum in enumerate((*rules.top, *rules.repeated), 2):
-        positions, keys = _grams(batch, positions, size)
+        positions, keys = _select_grams(batch, positions, size)
         counts = slot_counts(keys)
         some = np.flatnonzero(counts > 1)
         positions = positions[some]
@@ -110,7 +110,7 @@ def _suspicious_D(batch: Batch, rules: Repetition) -> Booleans:
     return suspicious_D
 
 
-def _grams(batch: Batch, candidates: Integers, size: int) -> tuple[Integers, Hashes]:
+def _select_grams(batch: Batch, candidates: Integers, size: int) -> tuple[Integers, Hashes]:
     """Returns the candidates at which a sequence of `size` words of one document begins, and the key of each
     sequence."""
     candidates = candidates[: np.searchsorted(candidates, len(batch.starts_N) - size, side="right")]
@@ -130,7 +130,7 @@ def _longer(positions: Integers) -> Integers:
 def _find_repeating(batch: Batch, candidates: Integers, size: int) -> tuple[Integers, Hashes, int]:
     """Returns the positions, in increasing order, among the candidates at which a sequence of `size` words begins that
     occurs more than once in its document; the key of each sequence; and `size`."""
-    candidates, keys = _grams(batch, candidates, size)
+    candidates, keys = _select_grams(batch, candidates, size)
     some = np.flatnonzero(slot_counts(keys) > 1)
     order = some[np.argsort(keys[some])]
     equal = keys[order[1:]] == keys[order[:-1]]

@@ -28,7 +28,7 @@ def recognise_labelled(suffix: str, beginning: bytes = b"") -> str:
     what = LABELLED[".conll"] if beginning.startswith(b"-DOCSTART-") else LABELLED.get(suffix) or _table(beginning)
     return what and (
         f"looks like {what}, and its labels and separators would be learnt as text. Write only the text to a .txt "
-        'file, or to .jsonl as {"text": "..."} a line, or use --format text if the file is meant as text'
+        'file, or to .jsonl as {"text": "..."} per line, or use --format text if the file is meant as text'
     )
 
 

@@ -21,9 +21,9 @@ PIPE = "\x02"
 
 _ALL = "*"
 _REGION = re.compile(r"-[a-z]{2}$")
-"""The region of a language, such as that of en-gb."""
+"""The region at the end of a language code, such as that of en-gb."""
 _WIKIS = ("nds-nl",)
-"""Wikis whose language codes look like codes with a region."""
+"""Wikis whose codes end like a region and are kept whole: nds-nl, Dutch Low Saxon, has its own wiki beside nds."""
 _REMEMBERED = 1 << 16  # maximum number of cached names, so that memory is bounded for any page
 
 _Found = tuple[str, Rule | str, dict[str, str] | None]
@@ -116,14 +116,14 @@ class Templates:
 
 
 @cache
-def templates_of(code: str) -> Templates:
+def load_templates(code: str) -> Templates:
     """Returns the templates of a wiki, which cache the names that were looked up."""
     return Templates(code)
 
 
 @cache
 def _compile(pattern: str) -> Rule | str:
-    """Returns a text that needs no arguments, `HOLE` for no text, or the function that fills a pattern."""
+    """Returns a constant text; `HOLE` if the pattern is empty; otherwise a function that fills the pattern."""
     if not pattern:
         return HOLE
     pattern = pattern.replace("|", PIPE)
@@ -138,7 +138,8 @@ def _key(name: str) -> str:
 def _arguments(content: str, more: dict[str, str]) -> dict[str, str]:
     """Returns the arguments of a template by name; those without a name are numbered from 1, as `1=` names them.
 
-    A parser function, such as formatnum, has its first argument after a colon; it is in its name, as `code` in `more`.
+    The first argument of a parser function, such as `{{formatnum:1000|R}}`, follows a colon. It is part of the name,
+    and `_find` returns it in `more` as `code`.
     """
     given = dict(more)
     number = 0

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from lambert.wings.corpus.reading.wikilines import BREAK, HOLE, render
-from lambert.wings.corpus.reading.wikitemplates import PIPE, templates_of
+from lambert.wings.corpus.reading.wikitemplates import PIPE, load_templates
 
 FILES = frozenset({"file", "image", "media", "category"})
 """Names of the namespaces whose links show no text in the article; MediaWiki understands them in every language."""
@@ -68,7 +68,7 @@ class Wikitext:
     def __init__(self, files: Collection[str] = (), code: str = "") -> None:
         self.files = FILES | set(files)
         self.holes: Counter[str] = Counter()
-        self._templates = templates_of(code)
+        self._templates = load_templates(code)
 
     def plain(self, wikitext: str) -> str:
         """Returns the text of a page, with a blank line between its paragraphs, headings and items of lists."""

@@ -1,5 +1,5 @@
-"""Fetches remote inputs into the work folder. A file is continued after a kill, complete or absent, and compared with
-its checksum.
+"""Fetches remote inputs into the work folder. An interrupted download resumes. A file appears under its name only when
+it is complete and its checksum matches.
 
 Each URL has a folder, named by its hash. The file that is being fetched is `NAME.part`; it is renamed when it is
 complete. `record.json` beside it says what was fetched.
@@ -26,7 +26,7 @@ from lambert.wings.corpus.disk import disk_errors, format_size
 
 TRIES = 5
 AGAIN = "trying again"
-"""Suffix of the name of a step while it waits for the next try."""
+"""Suffix of a step's name while it waits to retry."""
 BACKOFF = 1.0
 """Seconds before the second try; doubled before each further one (our choice)."""
 SPARE = 256 << 20
@@ -61,8 +61,8 @@ class Source(Protocol):
     """A kind of server."""
 
     def open(self, url: str, begin: int, mark: str) -> AbstractContextManager[Body]:
-        """Opens a file at this byte if it still has this mark, otherwise at its beginning. Raises Unavailable, or
-        DataError if no further try can succeed.
+        """Resumes the file at this byte if its version (`mark`) is unchanged; otherwise starts at byte 0. Raises
+        Unavailable, or DataError if no further try can succeed.
         """
 
     def files(self, url: str) -> list[str]:
@@ -259,7 +259,7 @@ def _read_checksums(where: str, source_of: Callable[[str], Source]) -> dict[str,
 
 def _find_checksum(url: str, sums: Mapping[str, str], checksums: str) -> str:
     if name_of(url) not in sums:
-        raise DataError(f"{public(checksums)} has no checksum of {name_of(url)}. Name another list, or none.")
+        raise DataError(f"{public(checksums)} has no checksum of {name_of(url)}. Name another list, or omit the list.")
     return sums[name_of(url)]
 
 
@@ -275,7 +275,7 @@ def _refuse_file(url: str, path: Path, expected: str, checksums: str) -> DataErr
     path.unlink()
     return DataError(
         f"{public(url)} has the {_DIGESTS[len(expected)].upper()} {found}, not {expected} of {public(checksums)}. The "
-        "file was deleted: give the command again, or compare the list with the file."
+        "file was deleted: run the command again, or check that the list belongs to this file."
     )
 
 

@@ -14,7 +14,7 @@ from lambert.core.errors import DataError
 from lambert.core.files import atomic_file, make_folder
 from lambert.core.urls import public
 from lambert.wings.corpus.disk import have_hashes, read_record
-from lambert.wings.corpus.documents import change_error
+from lambert.wings.corpus.documents import build_change_error
 from lambert.wings.corpus.duplicates.deduplication import Lists
 from lambert.wings.corpus.duplicates.signatures import Signed
 from lambert.wings.corpus.remote.fetch import fetch_again
@@ -78,7 +78,7 @@ class PartStore:
             fetch_again(source, inputs, folder, source_of)
         stamp, found = self._hash_input(source)
         if found != extent.sha256:
-            raise change_error(extent.source)
+            raise build_change_error(extent.source)
         return replace(extent, stamp=stamp)
 
     def push_inputs(self, plan: Plan, units: Iterable[Any]) -> None:

@@ -1,7 +1,7 @@
 """Writes and reads the parts of the step `encode`: documents as ids, from which `tokens` makes the corpus without their
 texts.
 
-A part is a Parquet file without compression, because ids compress little and reading them is the work of one process. A
+A part is a Parquet file without compression, because ids hardly compress, and a single process must read them all. A
 row, in a row group of its own, is a batch of documents.
 """
 

@@ -20,11 +20,11 @@ from lambert.wings.corpus.tokens.splits import select_share
 from lambert.wings.corpus.workers import read_ahead
 
 ACCENTED = 0.005
-"""From this share of letters that stripping accents would change, accents are kept unless stripping is set (our choice:
-English has 0.0006 on Wikipedia, German 0.016, French 0.03, Korean nearly 1)."""
+"""If stripping accents would change at least this share of letters, accents are kept, unless the setting says otherwise
+(our choice: English has 0.0006 on Wikipedia, German 0.016, French 0.03, Korean nearly 1)."""
 COVERED = 0.9999
 """Share of the characters of the text that single pieces should cover. SentencePiece's default is 0.9995 (Kudo and
-Richardson 2018); ours is higher, because WordPiece makes the whole word [UNK] for one unknown character."""
+Richardson 2018); this one is higher, because WordPiece makes the whole word [UNK] for one unknown character."""
 
 
 class Characters:
@@ -51,7 +51,7 @@ class Characters:
                 changed += count * ("".join(c for c in parts if unicodedata.category(c) != "Mn") != character)
         return changed / max(letters, 1)
 
-    def alphabet(self, limit: int, least: int, normalizer: Any, room: int = 0) -> tuple[list[str], list[str]]:
+    def choose_alphabet(self, limit: int, least: int, normalizer: Any, room: int = 0) -> tuple[list[str], list[str]]:
         """Returns the most frequent normalized characters that occur at least `least` times, and those of them that can
         continue a word, each in order of code points.
 
@@ -104,7 +104,7 @@ def train_wordpiece(
     """
     normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
     limit = min(1000, max(64, vocabulary // 10))
-    single, joining = characters.alphabet(limit, min_frequency, normalizer, vocabulary // 2)
+    single, joining = characters.choose_alphabet(limit, min_frequency, normalizer, vocabulary // 2)
     first = [*SPECIAL_PIECES, *single, *(CONTINUATION + character for character in joining)]
     if len(first) > vocabulary:
         raise UsageError(

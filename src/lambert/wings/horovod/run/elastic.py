@@ -18,7 +18,7 @@ from typing import Any
 from lambert.core.errors import DataError
 from lambert.wings.horovod.elastic import GENERATION, HOSTS_SEEN, STORE, WORKER
 from lambert.wings.horovod.run.hosts import Host, assign_slots, choose_rendezvous, discover, is_local
-from lambert.wings.horovod.run.job import POLL_SECONDS, Start, create_starter, read_hosts, say, supervise
+from lambert.wings.horovod.run.job import POLL_SECONDS, Start, create_starter, read_hosts, say, terminate_at_end
 from lambert.wings.horovod.run.workers import Worker, end
 
 DISCOVERY_SECONDS = 1.0
@@ -149,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
     store = TCPStore(here, 0, is_master=True, wait_for_workers=False)
     job = Job(args, create_starter(args), store, f"{here}:{store.port}", hosts)
     job.announce(grown=False)
-    with supervise(job.workers):
+    with terminate_at_end(job.workers):
         return _run_generations(job, least, patience)
 
 

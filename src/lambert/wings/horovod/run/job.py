@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     start = create_starter(args)
     workers: list[Worker] = []
-    with supervise(workers):
+    with terminate_at_end(workers):
         workers.extend(start(slot, slot.variables(master, port)) for slot in ranks)
         while True:
             codes = [worker.poll() for worker in workers]
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def supervise(workers: Sequence[Worker]) -> Iterator[None]:
+def terminate_at_end(workers: Sequence[Worker]) -> Iterator[None]:
     """Returns a context manager that terminates the workers at its end. SIGINT and SIGTERM raise `Stop` within it, and
     are sent to the workers."""
 

@@ -31,14 +31,14 @@ class _Parser(argparse.ArgumentParser):
 def create_parser() -> argparse.ArgumentParser:
     """Returns a parser of Horovod's options, with the same names."""
     p = _Parser(prog="lambert horovodrun", description="Starts a command once per rank.", allow_abbrev=False)
-    p.add_argument("-np", "--num-proc", dest="num_proc", type=whole_number, help="number of ranks")
+    p.add_argument("-np", "--num-proc", dest="num_proc", type=parse_count, help="number of ranks")
     p.add_argument("-cb", "--check-build", action="store_true", help="print the capabilities of this build and exit")
     p.add_argument("--version", "-v", action="store_true", help="print Lambert's version and exit")
     p.add_argument("--verbose", action="store_true", help="print the commands, and the options without effect")
     p.add_argument("--dry-run", action="store_true", help="print the commands of all ranks without running them")
     p.add_argument("--alias", action="store_true", help="make `import horovod.torch` import lambert.horovod")
     p.add_argument(
-        "--start-timeout", dest="HOROVOD_START_TIMEOUT", type=whole_number, metavar="SECONDS",
+        "--start-timeout", dest="HOROVOD_START_TIMEOUT", type=parse_count, metavar="SECONDS",
         help="maximum time for connecting the ranks (default: 120)",
     )  # fmt: skip
     p.add_argument("--output-filename", metavar="FOLDER", help="also write FOLDER/rank.N/stdout and stderr")
@@ -51,15 +51,15 @@ def create_parser() -> argparse.ArgumentParser:
     hosts.add_argument("-hostfile", "--hostfile", help="file with lines `host slots=N`")
     hosts.add_argument("--host-discovery-script", help="program that prints `host:slots` lines; for elastic jobs")
     ssh = p.add_argument_group("ssh")
-    ssh.add_argument("-p", "--ssh-port", type=whole_number)
+    ssh.add_argument("-p", "--ssh-port", type=parse_count)
     ssh.add_argument("-i", "--ssh-identity-file")
 
     _add_elastic(p)
     _add_variables(p)
     controller = p.add_argument_group("controller").add_mutually_exclusive_group()
-    controller.add_argument("--gloo", action="store_true", help="has no effect: the only controller")
-    controller.add_argument("--mpi", action="store_true", help="refused: MPI is not supported")
-    controller.add_argument("--jsrun", action="store_true", help="refused: MPI is not supported")
+    controller.add_argument("--gloo", action="store_true", help="no effect: Gloo is the only controller")
+    controller.add_argument("--mpi", action="store_true", help="not supported")
+    controller.add_argument("--jsrun", action="store_true", help="not supported")
     for flag in FLAGS_IGNORED:
         p.add_argument(flag, dest="ignored", action="append_const", const=flag, help=argparse.SUPPRESS)
     for flag in VALUES_IGNORED:
@@ -71,33 +71,35 @@ def create_parser() -> argparse.ArgumentParser:
 
 def _add_elastic(p: argparse.ArgumentParser) -> None:
     elastic = p.add_argument_group("elastic")
-    elastic.add_argument("--min-np", "--min-num-proc", dest="min_np", type=whole_number, help="minimum number of ranks")
-    elastic.add_argument("--max-np", "--max-num-proc", dest="max_np", type=whole_number, help="maximum number of ranks")
-    elastic.add_argument("--slots-per-host", dest="slots", type=whole_number, help="default number of slots of a host")
+    elastic.add_argument("--min-np", "--min-num-proc", dest="min_np", type=parse_count, help="minimum number of ranks")
+    elastic.add_argument("--max-np", "--max-num-proc", dest="max_np", type=parse_count, help="maximum number of ranks")
+    elastic.add_argument("--slots-per-host", dest="slots", type=parse_count, help="default number of slots of a host")
     elastic.add_argument(
-        "--elastic-timeout", dest="HOROVOD_ELASTIC_TIMEOUT", type=whole_number, metavar="SECONDS",
+        "--elastic-timeout", dest="HOROVOD_ELASTIC_TIMEOUT", type=parse_count, metavar="SECONDS",
         help="maximum time without enough ranks (default: 600)",
     )  # fmt: skip
-    elastic.add_argument("--reset-limit", type=whole_number, help="maximum number of changes of the ranks")
+    elastic.add_argument("--reset-limit", type=parse_count, help="maximum number of changes of the ranks")
     elastic.add_argument(
-        "--blacklist-cooldown-range", dest="cooldown", type=number, nargs=2, metavar=("MIN", "MAX"),
+        "--blacklist-cooldown-range", dest="cooldown", type=parse_number, nargs=2, metavar=("MIN", "MAX"),
         help="reuse a slot MIN to MAX seconds after a failure on it (default: never)",
     )  # fmt: skip
 
 
 def _add_variables(p: argparse.ArgumentParser) -> None:
     tuned = p.add_argument_group("passed to the ranks as environment variables")
-    tuned.add_argument("--fusion-threshold-mb", dest="HOROVOD_FUSION_THRESHOLD", type=_bytes_of_mib)
-    tuned.add_argument("--cycle-time-ms", dest="HOROVOD_CYCLE_TIME", type=number)
-    tuned.add_argument("--cache-capacity", dest="HOROVOD_CACHE_CAPACITY", type=whole_number)
+    tuned.add_argument("--fusion-threshold-mb", dest="HOROVOD_FUSION_THRESHOLD", type=_parse_mib)
+    tuned.add_argument("--cycle-time-ms", dest="HOROVOD_CYCLE_TIME", type=parse_number)
+    tuned.add_argument("--cache-capacity", dest="HOROVOD_CACHE_CAPACITY", type=parse_count)
     tuned.add_argument("--timeline-filename", dest="HOROVOD_TIMELINE")
     tuned.add_argument("--timeline-mark-cycles", dest="HOROVOD_TIMELINE_MARK_CYCLES", action="store_true")
     tuned.add_argument("--no-timeline-mark-cycles", dest="HOROVOD_TIMELINE_MARK_CYCLES", action="store_false")
     tuned.add_argument("--no-stall-check", dest="HOROVOD_STALL_CHECK_DISABLE", action="store_true")
     tuned.add_argument("--stall-check", dest="HOROVOD_STALL_CHECK_DISABLE", action="store_false")
-    tuned.add_argument("--stall-check-warning-time-seconds", dest="HOROVOD_STALL_CHECK_TIME_SECONDS", type=number)
-    tuned.add_argument("--stall-check-shutdown-time-seconds", dest="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", type=number)
-    tuned.add_argument("--gloo-timeout-seconds", dest="HOROVOD_GLOO_TIMEOUT_SECONDS", type=number)
+    tuned.add_argument("--stall-check-warning-time-seconds", dest="HOROVOD_STALL_CHECK_TIME_SECONDS", type=parse_number)
+    tuned.add_argument(
+        "--stall-check-shutdown-time-seconds", dest="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", type=parse_number
+    )
+    tuned.add_argument("--gloo-timeout-seconds", dest="HOROVOD_GLOO_TIMEOUT_SECONDS", type=parse_number)
     levels = ["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"]
     tuned.add_argument("--log-level", dest="HOROVOD_LOG_LEVEL", choices=levels)
 
@@ -146,18 +148,18 @@ def build_environment(args: argparse.Namespace) -> dict[str, str]:
     return found
 
 
-def _bytes_of_mib(text: str) -> int:
-    return int(number(text) * 2**20)
+def _parse_mib(text: str) -> int:
+    return int(parse_number(text) * 2**20)
 
 
-def whole_number(text: str) -> int:
+def parse_count(text: str) -> int:
     """Parses an integer of at least 1, for argparse."""
     if not text.isdecimal() or not (value := int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return value
 
 
-def number(text: str) -> float:
+def parse_number(text: str) -> float:
     """Parses a number of at least 0, for argparse."""
     try:
         value = float(text)

@@ -1,4 +1,4 @@
-"""The process of one rank, on this host or over ssh: its start, its output, and its end, at the latest with the
+"""The process of one rank, on this host or over ssh: its start, its output and its end. It never outlives the
 launcher."""
 
 import contextlib

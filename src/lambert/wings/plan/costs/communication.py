@@ -33,7 +33,7 @@ class Exchange:
     """Seconds for compressing and restoring."""
 
 
-def exchange(
+def predict_exchange(
     cluster: Cluster, method: str, shapes: Sequence[Sequence[int]], *, rank: int = 32, two_levels: bool = False,
     bucket_mb: float = 25.0,
 ) -> Exchange:  # fmt: skip

@@ -32,7 +32,7 @@ class Device:
     """"cuda", "tpu" or "cpu", which determines the tensors kept for the backward pass and the time to start a
     kernel."""
     tensor_cores: bool = True
-    """Whether `peak` in 16 bits is that of matrix units, of which short products use a smaller share."""
+    """Whether `peak` in 16 bits is the peak of matrix units (tensor cores), which short products use less well."""
     link: str = "pcie-3"
     """The link between the devices of a node, by name."""
     per_node: int = 8
@@ -40,7 +40,7 @@ class Device:
     cores: int = GPU_CORES
     """Cores of a node for each device; for a CPU, its own cores."""
     measured: bool = False
-    """Whether `peak` and `bandwidth` were measured on this machine; only a share of published ones is reached."""
+    """Whether `peak` and `bandwidth` were measured on this machine; of published values, a run reaches only a share."""
     fitted: float = 1.0
     """Measured time of a micro-batch divided by the time that the constants of `steps` predict."""
     native: bool = True
@@ -154,7 +154,7 @@ def recognise(name: str) -> Device | None:
 
 ALONE = Link("none", inf, 0.0, "a single device sends nothing")
 DEFAULT_NETWORK = "ethernet-25"
-"""Default link between nodes (our choice: the least that rented machines have)."""
+"""Default link between nodes (our choice: the slowest link that rented machines usually have)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ checkpoints and restarts.
 Source of the closed form: Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006,
 equations 20 and 37. Failures are independent, and the time to the next one is exponential.
 
-The time to the failure of a node is exponential, and so is the time between two failures of the group. One process
-makes the failures, which interrupt another process, the run. The times of the updates between checkpoints are drawn for
+The time to the failure of a node is exponential, and so is the time between two failures of the group. A
+failure process interrupts the run process. The times of the updates between checkpoints are drawn for
 many checkpoints at once, so that only failures are events.
 """
 
@@ -22,17 +22,17 @@ from lambert.wings.plan.costs.stragglers import Lateness
 _LEAST_USEFUL = 0.05
 """Expected share of useful time below which a run is not simulated, because it hardly advances."""
 _EVENTS, _FEWEST, _MOST = 50_000, 20, 1000
-"""Number of events of all simulations of a run, and the limits of the number of simulations (ours): a second of
+"""Number of events of all simulations of a run, and the limits of the number of simulations (our choice): a second of
 computing, and a standard error of the useful share below 1 percentage point even if a run is shorter than `mtbf`."""
 _LONGEST = _EVENTS // _FEWEST
 """Maximum number of events of one simulation; a longer run is simulated up to there."""
 _BLOCK = 10_000
 """Maximum number of checkpoints whose times are drawn together."""
 _CHECKPOINTS_PER_EVENT = 200
-"""Number of checkpoints that can be drawn in the time that a failure takes (measured, to an order of magnitude)."""
+"""Cost of simulating a failure, in checkpoints drawn (measured, to an order of magnitude)."""
 
 
-def daly(mtbf: float, cost: float) -> float:
+def compute_daly_interval(mtbf: float, cost: float) -> float:
     """Returns Daly's interval between checkpoints, in seconds.
 
     Args:
@@ -45,7 +45,7 @@ def daly(mtbf: float, cost: float) -> float:
     return sqrt(2 * cost * mtbf) * (1 + sqrt(share) / 3 + share / 9) - cost
 
 
-def useful_share(mtbf: float, interval: float, cost: float, restart: float) -> float:
+def compute_useful_share(mtbf: float, interval: float, cost: float, restart: float) -> float:
     """Returns the share of the time of a long run that is useful training.
 
     Args:
@@ -77,7 +77,7 @@ class Run:
     cost: float = 0.0
     """Training time that a checkpoint takes."""
     restart: float = 0.0
-    """Time from a failure until training continues. Another failure starts it again."""
+    """Time from a failure until training continues. A failure during this time restarts it."""
     late: Lateness | None = None
     """Distribution of the waiting for the slowest device in each update; None: no waiting."""
 
@@ -139,7 +139,7 @@ def simulate(run: Run, seed: int = 0) -> Outcome:
     except ImportError as error:
         raise UsageError("Simulating failures needs simpy: pip install 'lambert-bert[plan]'.") from error
     each, mtbf = run.per_checkpoint, run.mtbf / run.nodes
-    if useful_share(mtbf, min(run.interval, run.updates * run.mean), run.cost, run.restart) < _LEAST_USEFUL:
+    if compute_useful_share(mtbf, min(run.interval, run.updates * run.mean), run.cost, run.restart) < _LEAST_USEFUL:
         raise UsageError(
             "The run hardly advances between failures: save more often (--checkpoint), or take fewer nodes (--nodes)."
         )

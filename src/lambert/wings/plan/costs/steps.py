@@ -20,13 +20,13 @@ import torch
 
 from lambert.data.batch_sizes import even_count
 from lambert.planning import memory, micro_batches, operations, traffic
-from lambert.wings.plan.costs.communication import exchange, find_exposed
+from lambert.wings.plan.costs.communication import find_exposed, predict_exchange
 from lambert.wings.plan.costs.devices import Cluster, Device
 from lambert.wings.plan.costs.stragglers import estimate_lateness
 from lambert.wings.plan.costs.work import DTYPES, Work, find_software, shapes_of
 
 PRODUCTS = {"matrix": 0.63, "plain": 0.88, "measured": 0.79}
-"""Share of the peak that long products of the blocks reach: on matrix units, without them, and for a measured peak."""
+"""Efficiency of the blocks' large matrix products: on matrix units, without them, and for a measured peak."""
 ATTENTION = 0.2
 """Share of the peak that the products of attention reach, whose inner width is that of a head, 64."""
 MEMORY = 0.85
@@ -34,7 +34,7 @@ MEMORY = 0.85
 KERNELS = 60
 """Number of kernels of a block in both passes."""
 KERNEL_END = 2.5e-6
-"""Additional seconds of a kernel, because its last blocks do not fill the device."""
+"""Additional seconds of a kernel, because its last wave of thread blocks does not fill the device."""
 KERNEL_START = {"cuda": 8e-6, "tpu": 0.0, "cpu": 1.25e-4}
 """Seconds of the host to start a kernel. A CPU computes nothing meanwhile."""
 TENSOR_STEP = 5e-6
@@ -64,7 +64,7 @@ class Step:
     rounds: int
     """Number of micro-batches of the rank that has the most."""
     busy: float
-    """Share of the places in these rounds, over all ranks, that have a micro-batch."""
+    """Share of rank-rounds that have a micro-batch to compute."""
     operations: float
     """Floating-point operations of the update, on all devices."""
     bytes: int
@@ -96,7 +96,7 @@ def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | No
     """
     device, shapes = cluster.device, shapes_of(work.config, work.targets, work.labels) if shapes is None else shapes
     weights = sum(map(prod, shapes))
-    held = resident(work, cluster, weights)
+    held = compute_resident_bytes(work, cluster, weights)
     per_token = _per_token(work, device)
     tokens = work.micro_tokens or determine_micro_tokens(work, cluster, held, per_token)
     tokens = max(tokens, work.longest)
@@ -107,11 +107,11 @@ def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | No
         micro = micro if micro < work.batch_size else work.batch_size
     rounds = ceil(micro / cluster.devices)
     sequences = work.batch_size / micro
-    arithmetic, memory_, kernels, backward = micro_batch(work, device, sequences, weights)
+    arithmetic, memory_, kernels, backward = predict_micro_batch(work, device, sequences, weights)
     shards = cluster.devices if work.shard_optimizer else 1
     update = traffic.update_bytes(work.optimizer, weights, shards) / _bandwidth(device)
     update += TENSOR_STEP * (work.config.layers * _TENSORS + 10) * (device.kind == "cuda")
-    sent = exchange(cluster, work.method, shapes, rank=work.rank, two_levels=work.two_levels,
+    sent = predict_exchange(cluster, work.method, shapes, rank=work.rank, two_levels=work.two_levels,
                     bucket_mb=4.0 if device.kind == "cpu" else 25.0)  # fmt: skip
     table = work.config.vocabulary * work.config.table_width / weights
     software = find_software(work, device)
@@ -137,7 +137,7 @@ def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | No
     )  # fmt: skip
 
 
-def resident(work: Work, cluster: Cluster, weights: int) -> float:
+def compute_resident_bytes(work: Work, cluster: Cluster, weights: int) -> float:
     """Returns the bytes that a device holds besides its micro-batch: weights, gradients, moments, rounded weights,
     residuals of the exchange and, on a CPU, its share of the copy of a checkpoint in host memory."""
     device, on_host = cluster.device, cluster.device.kind == "cpu"
@@ -153,7 +153,9 @@ def resident(work: Work, cluster: Cluster, weights: int) -> float:
 
 def find_micro_tokens(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]]) -> int:
     """Returns the tokens of the largest micro-batch that one rank alone would choose."""
-    return _alone(work, cluster, resident(work, cluster, sum(map(prod, shapes))), _per_token(work, cluster.device))
+    return _alone(
+        work, cluster, compute_resident_bytes(work, cluster, sum(map(prod, shapes))), _per_token(work, cluster.device)
+    )
 
 
 def determine_micro_tokens(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
@@ -171,7 +173,9 @@ def _alone(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
     return micro_batches.largest(int(max(0.0, cluster.device.memory - held) // per_token), fast)
 
 
-def micro_batch(work: Work, device: Device, sequences: float, weights: int) -> tuple[float, float, float, float]:
+def predict_micro_batch(
+    work: Work, device: Device, sequences: float, weights: int
+) -> tuple[float, float, float, float]:
     """Returns the seconds of one micro-batch (arithmetic, memory, kernels), and those of its backward pass."""
     config, software = work.config, find_software(work, device)
     size = DTYPES[work.precision].itemsize / 2

@@ -53,7 +53,7 @@ class Lateness:
             jitter: Standard deviation of a rank's time, as a share of it.
             slow: One of several ranks takes this many times as long as the others.
         """
-        deviation = max(jitter, 1e-9) * mean  # the distribution of equal times is a step
+        deviation = max(jitter, 1e-9) * mean  # with zero deviation the distribution is a step function
         centre, width = ((slow - 1) * mean, slow * deviation) if ranks > 1 else (0.0, deviation)
         steps = np.linspace(-_REACH, _REACH, _POINTS)
         # P points of time, in seconds, and the probabilities of a maximum up to them.

@@ -1,1 +1,1 @@
-"""What the templates of Wikipedia show inside sentences: tables, and the functions that their rows name."""
+"""The text that Wikipedia's templates show inside sentences: tables, and the functions that their rows name."""
