@@ -44,6 +44,7 @@ class Mask(Task[Masked, list[Candidates]]):
     head = "mlm"
     labels = 0
     ranks = True
+    example = "The capital of France is [MASK]."
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, with_mask(tokenizer))

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
@@ -49,6 +49,8 @@ class Task(ABC, Generic[D, P]):
     """Whether `rows` can list only the most probable labels, answers or pieces."""
     top = 0
     """Number that `rows` lists; 0: as the settings say."""
+    example: ClassVar[Any] = "The train to the coast leaves at nine."
+    """A text, or an object with the keys of a row, that the description of a served model shows as its input."""
 
     def __init__(self, config: TaskConfig, tokenizer: "Tokenizer") -> None:
         """Makes the task of a complete description, with labels."""

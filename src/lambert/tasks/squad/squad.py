@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -33,6 +33,10 @@ class Squad(Task[Windows, Answer]):
     head = "span"
     labels = 2
     ranks = True
+    example: ClassVar[Any] = {
+        "question": "Where is the Amazon rainforest?",
+        "context": "The Amazon rainforest covers most of the Amazon basin of South America.",
+    }
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Windows]:

@@ -43,6 +43,7 @@ class Tag(Task[Words, list[int | None]]):
     spans, before them those of `spans.Reader.scores`."""
 
     head = "tag"
+    example = "Marie Curie was born in Warsaw."
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         if len(config.labels) < 2:

@@ -67,7 +67,7 @@ def create_application(config: ServeConfig, models: Models, answering: Answering
         found = await answering.predictions(chosen.model, inputs, body.top or 0)
         if not isinstance(body.inputs, list) and "error" in found[0]:
             raise Refusal(422, "text", found[0]["error"], "inputs")
-        return await answering.call(lambda: encode_list(_head(chosen), "outputs", found), count_characters(inputs))
+        return await answering.call(lambda: encode_list(_identify(chosen), "outputs", found), count_characters(inputs))
 
     @app.post("/embed", responses=OF_TEXTS, tags=["texts"], response_model=bodies.Embeddings)
     async def embed(request: Request, body: bodies.EmbedBody) -> Response:
@@ -75,14 +75,14 @@ def create_application(config: ServeConfig, models: Models, answering: Answering
         chosen, texts = select_model(request, body.model), _as_list(body.inputs)
         found, _ = await embed_texts(chosen, texts, "inputs", body.prompt or "")
         rows = (vector_D.tolist() for vector_D in found)
-        return await answering.call(lambda: encode_list(_head(chosen), "embeddings", rows), found.size)
+        return await answering.call(lambda: encode_list(_identify(chosen), "embeddings", rows), found.size)
 
     @app.post("/similarity", responses=OF_TEXTS, tags=["texts"], response_model=bodies.Similarities)
     async def similarity(request: Request, body: bodies.SimilarityBody) -> Response:
         """The cosine of each sentence and the source."""
         chosen, sentences = select_model(request, body.model), _as_list(body.sentences)
         found, _ = await embed_texts(chosen, [*sentences, body.source], "sentences")
-        return encode_list(_head(chosen), "similarities", _compute_cosines(found))
+        return encode_list(_identify(chosen), "similarities", _compute_cosines(found))
 
     @app.post("/rerank", responses=OF_TEXTS, tags=["texts"], response_model=bodies.Ranking)
     async def rerank(request: Request, body: bodies.RerankBody) -> Response:
@@ -101,7 +101,9 @@ def create_application(config: ServeConfig, models: Models, answering: Answering
             found, _ = await embed_texts(chosen, documents, "documents", "document")
             scores = _compute_cosines(np.concatenate([found, query]))
         order = sorted(range(len(scores)), key=lambda number: -scores[number])[: body.top_n]
-        return encode_list(_head(chosen), "results", [{"index": number, "score": scores[number]} for number in order])
+        return encode_list(
+            _identify(chosen), "results", [{"index": number, "score": scores[number]} for number in order]
+        )
 
     @app.post("/v1/embeddings", responses=OF_TEXTS, tags=["openai"], response_model=bodies.OpenAIEmbeddings)
     async def openai_embeddings(request: Request, body: bodies.OpenAIEmbeddingsBody) -> Response:
@@ -166,7 +168,7 @@ def _as_list(values: Any) -> list[Any]:
     return values if isinstance(values, list) else [values]
 
 
-def _head(served: Served) -> dict[str, Any]:
+def _identify(served: Served) -> dict[str, Any]:
     return {"model": served.name, "version": served.version}
 
 

@@ -71,7 +71,7 @@ def build(config: ServeConfig, key: str, say: Say) -> Service:
     except BaseException:
         scheduler.close(now=True)
         raise
-    metrics.watch(scheduler, models)
+    metrics.register_gauges(scheduler, models)
     app = create_application(config, models, answering, metrics)
 
     def report(error: BaseException) -> None:

@@ -39,7 +39,7 @@ class Metrics(Observer):
         self._batch_seconds = histogram("lambert_batch_seconds", "Time to compute a batch.", buckets=_SECONDS)
         self._reloads = counter("lambert_reloads", "Reloads of the models, by result.", ("result",))
 
-    def watch(self, scheduler: Scheduler, models: Iterable[Served]) -> None:
+    def register_gauges(self, scheduler: Scheduler, models: Iterable[Served]) -> None:
         """Adds the metrics that are computed on request."""
         self._gauge("lambert_waiting_tokens", "Tokens that wait to be computed.", lambda: scheduler.waiting_tokens)
         self._gauge("lambert_waiting_tokens_limit", "Most tokens that may wait.", lambda: scheduler.most_tokens)

@@ -14,20 +14,10 @@ from lambert.core.world import World
 from lambert.inference.config import InferenceConfig
 from lambert.inference.text_model import TextModel
 from lambert.model.folder import model_folder
-from lambert.tasks.config import Columns
 from lambert.tasks.reading.templates import is_template
+from lambert.tasks.task import Task
 
 _TRIES = 3
-EXAMPLES: dict[str, Any] = {
-    "squad": {
-        "question": "Where is the Amazon rainforest?",
-        "context": "The Amazon rainforest covers most of the Amazon basin of South America.",
-    },
-    "mask": "The capital of France is [MASK].",
-    "tag": "Marie Curie was born in Warsaw.",
-    "": "The train to the coast leaves at nine.",
-}
-"""An input for each task; "" for those that read a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +75,7 @@ class Served:
             found["max_length"] = settings.max_length
             found["labels"] = list(settings.labels)
             found["inputs"], found["optional_inputs"] = self.model.task.inputs()
-            found["example"] = _choose_example(task, found["inputs"], settings.columns)
+            found["example"] = _choose_example(self.model.task, found["inputs"])
         return found
 
 
@@ -170,11 +160,12 @@ def compute_version(path: Path) -> str:
     return found.hexdigest()[:12]
 
 
-def _choose_example(task: str, names: list[str], columns: Columns) -> Any:
+def _choose_example(task: Task[Any, Any], names: list[str]) -> Any:
     """Returns an example input of the task: a text if the model reads texts as well as objects."""
-    if task == "squad" or (len(names) == 1 and not is_template(columns.text)):
-        return EXAMPLES.get(task, EXAMPLES[""])
-    found: dict[str, Any] = dict.fromkeys(names, EXAMPLES[""])
-    if task == "choice" and len(columns.choices) == 1:
+    columns = task.config.columns
+    if isinstance(task.example, dict) or (len(names) == 1 and not is_template(columns.text)):
+        return task.example
+    found: dict[str, Any] = dict.fromkeys(names, task.example)
+    if task.config.name == "choice" and len(columns.choices) == 1:
         found[columns.choices[0]] = ["It is good.", "It is bad."]
     return found

@@ -83,7 +83,7 @@ def create_protocol_class(
             if len(self.connections) > connections:
                 refuse_connection(self.loop.time())
                 transport.abort()
-            self._arm(header_seconds, self._slow)
+            self._arm(header_seconds, self._end_slow_request)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._disarm()
@@ -100,7 +100,7 @@ def create_protocol_class(
         def data_received(self, data: bytes) -> None:
             if not self.begun:
                 self.begun = True
-                self._arm(header_seconds, self._slow)
+                self._arm(header_seconds, self._end_slow_request)
             before = self.in_headers
             super().data_received(data)
             if before and self.in_headers and not self.transport.is_closing():
@@ -229,7 +229,7 @@ def create_protocol_class(
             self.transport.close()
             self._arm(_CLOSING_SECONDS, self._abort)
 
-        def _slow(self) -> None:
+        def _end_slow_request(self) -> None:
             if self.begun and (self.cycle is None or self.cycle.response_complete):
                 self.refusal = 408
                 self.send_400_response("")

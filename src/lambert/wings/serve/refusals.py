@@ -91,7 +91,7 @@ def build_answer(
     status: int, message: str, field: str | None = None, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """Returns the answer. Characters that UTF-8 cannot encode are escaped."""
-    content = {"error": _ascii(message), "field": _ascii(field)} if field else {"error": _ascii(message)}
+    content = {"error": _escape(message), "field": _escape(field)} if field else {"error": _escape(message)}
     return JSONResponse(content, status, headers)
 
 
@@ -164,5 +164,5 @@ def _locate(error: Any) -> list[str | int]:
     return place[:1] + [part for part in place[1:] if isinstance(part, int)]
 
 
-def _ascii(text: str) -> str:
+def _escape(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()

@@ -98,7 +98,7 @@ def serve(config: ServeConfig, say: Say = silent) -> None:
     say(f"serving  http://{f'[{host}]' if ':' in host else host}:{port}")
     ended = [0, 0]
     try:
-        with _rare_collections(), asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
+        with _limit_garbage_collection(), asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
             runner.run(_run(uvicorn.Server(settings), listener, service, _Reload(service, say), ended))
     finally:
         service.close(now=True)  # all requests have been answered or dropped
@@ -109,7 +109,7 @@ def serve(config: ServeConfig, say: Say = silent) -> None:
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
+def _limit_garbage_collection() -> Iterator[None]:
     """Makes Python search only new objects for garbage, and only when there are many, because all threads wait for a
     search. With the default settings, searches took a quarter of the time of a saturated service."""
     before = gc.get_threshold()
