@@ -36,11 +36,16 @@ PATIENCE = 60.0
 """Seconds after the last request of an open loop in which answers are waited for; a request without one is lost."""
 
 
+KEPT = 8.0
+"""Seconds after which an idle connection is not used again: the service closes it after 10, and a request that is sent
+at that moment is lost on the way (RFC 9112, section 9.3.1)."""
+
+
 class Connection(asyncio.Protocol):
     """A connection that sends a request and hands over the status of the answer."""
 
     def __init__(self, load: "Load") -> None:
-        self.load, self.due, self.data, self.busy = load, 0.0, b"", False
+        self.load, self.due, self.data, self.busy, self.idle_since = load, 0.0, b"", False, 0.0
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -86,9 +91,12 @@ class Load:
         self.waiting += 1
         request = self.requests[self.sent % len(self.requests)]
         self.sent += 1
-        if self.idle:
-            self.idle.pop().send(request, due)
-            return
+        while self.idle:
+            connection = self.idle.pop()
+            if time.perf_counter() - connection.idle_since < KEPT:
+                connection.send(request, due)
+                return
+            connection.transport.close()
         task = asyncio.ensure_future(self._connect(request, due))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -109,6 +117,7 @@ class Load:
         self.statuses[status] += 1
         self.seconds.setdefault(status, []).append(now - connection.due)
         if keep:
+            connection.idle_since = now
             self.idle.append(connection)
         else:
             connection.transport.close()

@@ -226,6 +226,20 @@ def test_overload_is_refused_before_it_is_parsed_and_what_was_accepted_is_answer
     asyncio.run(run())
 
 
+def test_requests_that_arrive_at_the_same_time_see_each_other() -> None:
+    async def run() -> None:
+        served = gate(turns=2)
+        served.admission.expect(bytes_per_second=10 * (256 + 100), tokens_per_byte=0.0)  # 10 requests of 100 bytes
+        clients = [Client(served, length=100) for _ in range(40)]
+        for client in clients:
+            client.parts.put_nowait({"type": "http.request", "body": b"x" * 100, "more_body": False})
+        answers = [await client.answer() for client in clients]
+        assert [status for status, _ in answers].count(200) == 11
+        assert (served.admission.requests, served.admission._size, served.admission._free_turns) == (0, 0, 2)
+
+    asyncio.run(run())
+
+
 def test_a_slow_body_for_which_there_is_no_time_any_more_is_refused_too() -> None:
     go = asyncio.Event()
 

@@ -76,9 +76,8 @@ class Admission:
             retry = min(3600, max(1, math.ceil(error.seconds)))
             raise Refusal(429, "overloaded", str(error), retry=retry) from error
 
-    async def _wait_for_turn(self, size: int) -> None:
-        """Waits for a turn of a request of this size."""
-        self._size += size
+    async def _wait_for_turn(self) -> None:
+        """Waits for a turn."""
         if self._free_turns:
             self._free_turns -= 1
             return
@@ -90,14 +89,12 @@ class Admission:
             await given
         except asyncio.CancelledError:
             if given.done() and not given.cancelled():
-                self._give_back(size, measured=False)
-            else:
-                self._size -= size
+                self._pass_on_turn()
             raise
 
-    def _give_back(self, size: int, *, measured: bool = True) -> None:
-        self._size -= size
-        if self._since and measured:
+    def _give_back(self, size: int) -> None:
+        """Takes back the turn of a request of this size."""
+        if self._since:
             self._window_bytes += size
             now = time.monotonic()
             self._window, self._since = self._window + now - self._since, now
@@ -105,6 +102,9 @@ class Admission:
                 speed = self._window_bytes / self._window
                 self._speed += (_NEW if self._speed else 1.0) * (speed - self._speed)
                 self._window, self._window_bytes = 0.0, 0
+        self._pass_on_turn()
+
+    def _pass_on_turn(self) -> None:
         # Not at once: the event loop reads other requests, and refuses them, between two turns.
         asyncio.get_running_loop().call_soon(self._give)
 
@@ -126,8 +126,8 @@ class Accepted:
     """A request that was accepted, from its headers to its answer."""
 
     def __init__(self, admission: Admission) -> None:
-        self._admission, self._size, self._bytes, self._has_turn = admission, _REQUEST, 0, False
-        self._tokens = 0
+        self._admission, self._size, self._bytes, self._tokens = admission, _REQUEST, 0, 0
+        self._counted, self._has_turn = False, False
         admission.requests += 1
 
     def add_bytes(self, count: int) -> None:
@@ -136,11 +136,23 @@ class Accepted:
         self._size += count
         self._admission.bytes += count
 
+    def count(self) -> None:
+        """Counts the request, whose body is complete, as work that others wait for. Raises Refusal if it would wait too
+        long itself. Requests that arrive at the same time see each other."""
+        self._admission.check_wait(self._bytes)
+        self._count()
+
     async def wait_for_turn(self) -> None:
         """Waits until the request may be parsed and tokenized."""
         if not self._has_turn:
-            await self._admission._wait_for_turn(self._size)
+            self._count()
+            await self._admission._wait_for_turn()
             self._has_turn = True
+
+    def _count(self) -> None:
+        if not self._counted:
+            self._counted = True
+            self._admission._size += self._size
 
     def give_back_turn(self, tokens: int) -> None:
         """Gives back its turn, because its tokens are in the scheduler."""
@@ -156,6 +168,9 @@ class Accepted:
         self._admission.requests -= 1
 
     def _end_turn(self) -> None:
+        if self._counted:
+            self._counted = False
+            self._admission._size -= self._size
         if self._has_turn:
             self._has_turn = False
             self._admission._give_back(self._size)

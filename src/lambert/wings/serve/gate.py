@@ -146,7 +146,7 @@ class Gate:
                 body += part
                 accepted.add_bytes(len(part))
                 if not more:
-                    self.admission.check_wait(len(body))
+                    accepted.count()
                     return bytes(body)
             except Refusal as refusal:
                 refusal.unread = more
