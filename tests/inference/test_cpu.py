@@ -16,8 +16,7 @@ from lambert.model import weights
 from lambert.model.bert.encoder import BertEncoder
 from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.families import FAMILIES
-from lambert.model.modernbert.cpu import NativeEncoder
-from lambert.model.modernbert.encoder import ModernBertEncoder
+from lambert.model.packed import NativeProduct
 from lambert.native import library
 
 LENGTHS = [17, 40, 3, 17, 64, 96]
@@ -78,14 +77,13 @@ def test_outputs_are_those_of_the_model(
 
 @pytest.mark.skipif(library() is None, reason="the compiled kernels are not used on this machine")
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
-def test_the_compiled_kernels_compute_modernbert(kind: frozen.Kind) -> None:
-    def encoder(config: EncoderConfig) -> type:
-        return type(for_cpu(lively(config), kind).encoder)
+def test_the_blocks_that_the_compiled_kernels_compute(kind: frozen.Kind) -> None:
+    def kernels(config: EncoderConfig) -> bool:
+        block = for_cpu(lively(config), kind).encoder.blocks[0]
+        return isinstance(block.attention_out, NativeProduct)
 
-    assert encoder(MODERN) is NativeEncoder
-    assert encoder(replace(MODERN, modern=BIASED)) is NativeEncoder
-    for config in (replace(MODERN, heads=4), replace(MODERN, intermediate=40)):
-        assert encoder(config) is ModernBertEncoder
+    assert all(map(kernels, [CONFIG, MODERN, replace(MODERN, modern=BIASED)]))
+    assert not any(map(kernels, [replace(MODERN, heads=4), replace(MODERN, intermediate=40), CONFIGS["mpnet"]]))
 
 
 @pytest.mark.parametrize("intermediate", [258, 8256])
@@ -176,10 +174,11 @@ def test_the_activation_follows_the_product(precision: str, kind: type[nn.Module
     needs_fast(precision)
     torch.manual_seed(0)
     linear, states_TD = nn.Linear(64, 32), torch.randn(50, 64).bfloat16()
-    plain = kind(linear.weight, linear.bias)(states_TD).float()
+    product = kind(linear.weight, linear.bias)
+    plain = product(states_TD).float()
     assert relative(plain, linear(states_TD.float())) < 0.02
     for gelu in ("none", "tanh"):
-        found = kind(linear.weight, linear.bias, gelu)(states_TD).float()
+        found = product(states_TD, gelu).float()
         assert relative(found, nn.functional.gelu(plain, approximate=gelu)) < 0.01
 
 
@@ -194,11 +193,11 @@ class OtherEncoder(BertEncoder):
 
 
 def test_what_cannot_be_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FAMILIES, "other", replace(FAMILIES["bert"], encoder=OtherEncoder, for_cpu=None))
+    monkeypatch.setitem(FAMILIES, "other", replace(FAMILIES["bert"], encoder=OtherEncoder))
     other = weights.fresh(EncoderConfig(vocabulary=90, block="other"), {"span": 0})
     with monkeypatch.context() as able:
         able.setattr(frozen, "check", lambda kind: None)
-        with pytest.raises(UsageError, match=r"int8 supports the block 'bert'.* only, not OtherBlock"):
+        with pytest.raises(UsageError, match=r"int8 needs blocks derived from .*Block, not OtherBlock"):
             for_cpu(other, "int8")
 
 
@@ -206,7 +205,7 @@ def test_what_cannot_be_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_saturating_products_are_refused(saturates: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the products of either type are cut off; the others are made exact here, on every processor."""
 
-    def product(self: Int8, states_TD: Tensor) -> Tensor:
+    def product(self: Int8, states_TD: Tensor, gelu: str = "") -> Tensor:
         largest = 5000 if self.dtype == saturates and clips else torch.inf
         return torch.full((len(states_TD), len(self.scale_N)), min(127.0 * 64 + 1, largest)).to(self.dtype)
 

@@ -5,15 +5,16 @@ products are oneDNN's, through the operators of torch's compiler, with states in
 float32 for int8 weights.
 """
 
-from functools import partial
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lambert.core.errors import MachineError, UsageError
-from lambert.model.families import FAMILIES, family_of
+from lambert.model.encoder import Block
 from lambert.model.heads import Model
+from lambert.model.packed import NativeProduct, Product
 from lambert.native import library
 
 Kind = Literal["bfloat16", "int8"]
@@ -23,31 +24,29 @@ _ROWS = 128
 """Rows quantized together, so that their float32 copies fit the second-level cache."""
 
 
-class Packed(nn.Module):
-    """Computes x W' + b in bfloat16, then the activation: none (""), or GELU exact ("none") or approximate ("tanh")."""
+class Packed(Product):
+    """A product in bfloat16."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, gelu: str = "") -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16), None)
-        self.bias, self.gelu = None if bias is None else bias.to(torch.bfloat16), gelu
+        self.bias = None if bias is None else bias.to(torch.bfloat16)
 
-    def forward(self, states_TD: Tensor) -> Tensor:
-        activation = "gelu" if self.gelu else "none"
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(states_TD, self.weight, self.bias, activation, [], self.gelu)
+    def forward(self, states_TD: Tensor, gelu: str = "") -> Tensor:
+        activation = "gelu" if gelu else "none"
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(states_TD, self.weight, self.bias, activation, [], gelu)
         return out
 
 
-class Int8(nn.Module):
-    """Computes the same as `Packed` with an 8-bit product and output of type `dtype`.
+class Int8(Product):
+    """An 8-bit product with output of type `dtype`.
 
     The quantization is symmetric, with one scale per output channel of the weights and one per token of the states (Yao
     et al., "ZeroQuant", 2022, section 4.1). The scale of a token depends on that token only, so results do not depend
     on the rest of the batch.
     """
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, gelu: str = "", dtype: torch.dtype = torch.bfloat16
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
         self.scale_N = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
         whole_ND = (weight / self.scale_N[:, None]).round()
@@ -56,9 +55,9 @@ class Int8(nn.Module):
         self.shift_N = -_ZERO * self.scale_N * whole_ND.sum(1)
         self.half_D = torch.full((weight.shape[1],), _ZERO + 0.5)  # + 0.5 rounds: the conversion to integers truncates
         self.bias = torch.zeros(len(weight), dtype=dtype) if bias is None else bias.to(dtype)
-        self.gelu, self.dtype = gelu, dtype
+        self.dtype = dtype
 
-    def forward(self, states_TD: Tensor) -> Tensor:
+    def forward(self, states_TD: Tensor, gelu: str = "") -> Tensor:
         # The scale is rounded to bfloat16 for the division and for the multiplication.
         step_T1 = (_largest(states_TD) / 127).clamp_(min=1e-30).to(torch.bfloat16).float()
         bytes_TD = torch.empty(states_TD.shape, dtype=torch.uint8)
@@ -69,7 +68,7 @@ class Int8(nn.Module):
             bytes_TD, 1.0, 0, self.weight, self.scale_N, self.zeros_N, self.shift_N, 1.0, 0, self.dtype, "none", [], ""
         )
         torch.addcmul(self.bias, out, step_T1.to(self.dtype), out=out)
-        return nn.functional.gelu(out, approximate=self.gelu) if self.gelu else out
+        return nn.functional.gelu(out, approximate=gelu) if gelu else out
 
 
 def _largest(states_TD: Tensor) -> Tensor:
@@ -80,10 +79,11 @@ def _largest(states_TD: Tensor) -> Tensor:
     return states_TD.abs().amax(-1, keepdim=True)
 
 
-def _product(kind: Kind, weight: Tensor, bias: Tensor | None, gelu: str = "", residual: bool = False) -> nn.Module:
-    if kind == "bfloat16":
-        return Packed(weight, bias, gelu)
-    return Int8(weight, bias, gelu, torch.float32 if residual else torch.bfloat16)
+def _convert(kind: Kind, layers: Sequence[nn.Linear], dtype: torch.dtype) -> Product:
+    """Returns layers that read the same states as a product by oneDNN; `dtype` is that of the output of int8."""
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    weight, bias = torch.cat([*(layer.weight for layer in layers)]), torch.cat([*biases]) if biases else None
+    return Packed(weight, bias) if kind == "bfloat16" else Int8(weight, bias, dtype)
 
 
 def check(kind: Kind) -> None:
@@ -110,15 +110,30 @@ def check(kind: Kind) -> None:
 def for_cpu(model: Model, kind: Kind) -> Model:
     """Converts the model in place for inference on a CPU, and returns it. It can no longer be trained.
 
-    Embeddings, norms and heads become bfloat16, or float32 with int8 weights. Raises as `check` does, and UsageError
-    for blocks and families without such an encoder.
+    Embeddings, heads and norms become bfloat16, or float32 with int8 weights; norms that the compiled kernels read stay
+    float32. Raises as `check` does, and UsageError for blocks that are no `Block`.
     """
     check(kind)
-    convert = family_of(model.config).for_cpu
-    if convert is None or model.config.custom_block:
-        known = ", ".join(repr(name) for name, family in FAMILIES.items() if family.for_cpu)
-        other = type(model.encoder.blocks[0]).__name__
-        raise UsageError(f"{kind} supports the block {known} only, not {other}: use float32.")
-    native = "" if library() is None else kind
-    model.encoder = convert(model.encoder, partial(_product, kind), native)  # type: ignore[assignment]
-    return model.eval().to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
+    encoder: Any = model.encoder
+    blocks = [block for block in encoder.blocks if isinstance(block, Block)]
+    if model.config.custom_block or len(blocks) < len(encoder.blocks):
+        other = type(encoder.blocks[0]).__name__
+        raise UsageError(f"{kind} needs blocks derived from lambert.model.encoder.Block, not {other}: use float32.")
+    native = library() is not None and all(block.has_kernels(kind) for block in blocks)
+    for block in blocks:
+        for names in block.products:
+            layers = [getattr(block, name) for name in names]
+            dtype = torch.float32 if names[0] in ("attention_out", "down") else torch.bfloat16
+            product: Product = NativeProduct(kind, *layers) if native else _convert(kind, layers, dtype)
+            for name in names:
+                setattr(block, name, None)
+            setattr(block, names[0], product)
+    encoder.converted = True
+    kept = [*encoder.blocks.parameters()] if native else []  # the kernels read norms in float32
+    if native and hasattr(encoder, "final_norm"):
+        kept += encoder.final_norm.parameters()
+    values = [parameter.data for parameter in kept]
+    model.eval().to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
+    for parameter, value in zip(kept, values, strict=True):
+        parameter.data = value
+    return model

@@ -206,7 +206,10 @@ def _in_blocks(q_BME: Tensor, k_BME: Tensor, v_BME: Tensor, dropout: float, wind
 
 
 def _products(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
-    mixed_THE: Tensor = _Products.apply(qkv_T3HE, equal_lengths(bounds_S1.tolist()), dropout)  # type: ignore[no-untyped-call]
+    groups = equal_lengths(bounds_S1.tolist())
+    if not dropout and not (torch.is_grad_enabled() and qkv_T3HE.requires_grad):
+        return _mix(qkv_T3HE, groups)
+    mixed_THE: Tensor = _Products.apply(qkv_T3HE, groups, dropout)  # type: ignore[no-untyped-call]
     return mixed_THE
 
 
@@ -254,20 +257,16 @@ def equal_lengths(bounds: list[int]) -> list[tuple[Rows, int, int]]:
     return groups
 
 
-def mixtures(qkv_T3HE: Tensor, groups: list[tuple[Rows, int, int]]) -> Tensor:
-    """Computes `attention` on a CPU without gradients, for queries that are already scaled: [T, 3H, E] to [T, H, E].
-
-    `groups` are those of `equal_lengths`.
-    """
-    T, width, E = qkv_T3HE.shape
-    H = width // 3
+def _mix(qkv_T3HE: Tensor, groups: list[tuple[Rows, int, int]]) -> Tensor:
+    """Computes `attention` on a CPU without gradients. `groups` are those of `equal_lengths`."""
+    T, _, H, E = qkv_T3HE.shape
     mixed_THE = qkv_T3HE.new_empty(T, H, E)
     for rows, G, M in groups:
-        q_BME, k_BME, v_BME = qkv_T3HE[rows].view(G, M, 3 * H, E).permute(2, 0, 1, 3).reshape(3, H * G, M, E)
+        q_BME, k_BME, v_BME = qkv_T3HE[rows].view(G, M, 3, H, E).permute(2, 3, 0, 1, 4).reshape(3, H * G, M, E)
         padded_BMP = qkv_T3HE.new_empty(H * G, M, -(-M // _VECTOR) * _VECTOR)
         padded_BMP[:, :, M:] = -torch.inf
         weights_BMM = padded_BMP[:, :, :M]
-        torch.bmm(q_BME, k_BME.mT, out=weights_BMM)
+        torch.baddbmm(weights_BMM, q_BME, k_BME.mT, beta=0, alpha=E**-0.5, out=weights_BMM)
         torch.softmax(padded_BMP, -1, out=padded_BMP)
         mixed_BME = torch.bmm(weights_BMM, v_BME)
         mixed_THE[rows] = mixed_BME.view(H, G, M, E).permute(1, 2, 0, 3).reshape(G * M, H, E)

@@ -1,12 +1,25 @@
 """The encoder: embeddings followed by a stack of blocks."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch
 from lambert.model.config import EncoderConfig
+
+
+class Block(nn.Module):
+    """The base class of the blocks of all families. The outputs of `attention_out` and `down` are added to states."""
+
+    products: ClassVar[Sequence[Sequence[str]]] = (("query", "key", "value"), ("attention_out",), ("up",), ("down",))
+    """Names of the linear layers. Those that read the same states are together and become one product."""
+
+    def has_kernels(self, kind: str) -> bool:
+        """Returns whether the compiled kernels compute the whole block for inference, with products of this kind:
+        "bfloat16" or "int8"."""
+        return False
 
 
 class Encoder(nn.Module):
@@ -25,6 +38,9 @@ class Encoder(nn.Module):
     """Table of word embeddings [V, D], which the masked-LM head reads too."""
     blocks: nn.ModuleList
     """Modules from (states [T, D], batch) to states [T, D]."""
+    converted = False
+    """Whether the blocks were converted for inference (`inference/cpu.py`). Their states may have another dtype than
+    the embeddings and heads."""
 
     def __init__(self, config: EncoderConfig) -> None:
         if type(self) is Encoder:
@@ -46,4 +62,5 @@ class Encoder(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns the states of the tokens, [T, D]."""
-        return deque(self.states(batch), maxlen=1).pop()
+        states_TD = deque(self.states(batch), maxlen=1).pop()
+        return states_TD.to(self.words.weight.dtype) if self.converted else states_TD

@@ -9,7 +9,7 @@ shared keys and values: Ainslie et al., "GQA", 2023; heads: transformers, EuroBe
 EuroBertForSequenceClassification.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from lambert.model.config_keys import COMMON, ConfigKeys, architectures
 from lambert.model.costs import Costs
 from lambert.model.dropout import dropout
 from lambert.model.embedding import embed
-from lambert.model.encoder import Encoder
-from lambert.model.family import ADJUSTABLE, Family, Product
+from lambert.model.encoder import Block, Encoder
+from lambert.model.family import ADJUSTABLE, Family
 from lambert.model.gte import rotary, rotary_json
 from lambert.model.linear import project
 from lambert.model.modernbert.rotary import angles, rotate
@@ -52,9 +52,11 @@ def expand_heads(qkv_TF: Tensor, heads: int, kv_heads: int) -> Tensor:
     return torch.stack([parts[0], *shared], dim=1)
 
 
-class EuroBertBlock(nn.Module):
+class EuroBertBlock(Block):
     """Maps states [T, D] to states [T, D]: attention with rotary positions and a gated feed-forward layer, each after
     an RMS norm and added to what it reads."""
+
+    products = (("query", "key", "value"), ("attention_out",), ("gate", "up"), ("down",))
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -231,40 +233,6 @@ class EuroBertCosts(Costs):
         return 7 * config.hidden + 4 * config.intermediate + (2 * config.hidden if config.dropout else 0)
 
 
-class CpuBlock(nn.Module):
-    """Computes a EuroBertBlock without dropout."""
-
-    def __init__(self, block: EuroBertBlock, product: Product) -> None:
-        super().__init__()
-        self.heads, self.kv_heads = block.heads, block.kv_heads
-        self.attention_norm, self.norm = block.attention_norm, block.norm
-        self.qkv = product(*_join([block.query, block.key, block.value]))
-        self.attention_out = product(block.attention_out.weight, block.attention_out.bias, residual=True)
-        self.units = product(*_join([block.gate, block.up]))
-        self.down = product(block.down.weight, block.down.bias, residual=True)
-
-    def forward(self, states_TD: Tensor, batch: Batch, angles_TE: Tensor) -> Tensor:
-        qkv_T3HE = expand_heads(self.qkv(self.attention_norm(states_TD)), self.heads, self.kv_heads)
-        mixed_THE = attention(rotate(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=0.0)
-        states_TD = self.attention_out(mixed_THE.flatten(1)).add_(states_TD)
-        gate_TF, up_TF = self.units(self.norm(states_TD)).chunk(2, dim=-1)
-        out_TD: Tensor = self.down(nn.functional.silu(gate_TF) * up_TF).add_(states_TD)
-        return out_TD
-
-
-def _join(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    weights: list[Tensor] = [layer.weight for layer in layers]
-    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
-    return torch.cat(weights), torch.cat(biases) if biases else None
-
-
-def for_cpu(encoder: Encoder, product: Product, native: str = "") -> nn.Module:
-    """Returns the encoder for inference. The compiled kernels have no RMS norms, so `native` is not used."""
-    blocks = [block for block in encoder.blocks if isinstance(block, EuroBertBlock)]
-    encoder.blocks = nn.ModuleList(CpuBlock(block, product) for block in blocks)
-    return encoder
-
-
 EUROBERT = Family(
     title="EuroBERT",
     encoder=EuroBertEncoder,
@@ -281,5 +249,4 @@ EUROBERT = Family(
     own_heads=frozenset({"span", "choice"}),
     costs=EuroBertCosts(),
     kernels_lack=lambda config: "RMS norms",
-    for_cpu=for_cpu,
 )  # fmt: skip

@@ -14,10 +14,6 @@ from lambert.model.encoder import Encoder
 from lambert.model.objectives import MakeHead, Pooler
 from lambert.model.tensor_names import TensorNames
 
-Product = Callable[..., nn.Module]
-"""Function from (weight, bias or None, gelu="", residual=False) to a linear layer for inference on a CPU
-(`inference/cpu.py`)."""
-
 ADJUSTABLE = frozenset({"dropout", "attention_dropout"})
 """Settings on which no weight depends in any family."""
 
@@ -64,9 +60,6 @@ class Family:
     """Formulas of an encoder's costs."""
     kernels_lack: Callable[[EncoderConfig], str]
     """Function that returns what the compiled kernels lack to train the blocks, in words; empty: nothing."""
-    for_cpu: Callable[[Encoder, Product, str], nn.Module] | None = None
-    """Function from (encoder, its linear layers for inference on a CPU, the kind of products of the compiled kernels
-    that replace them where they can, or "") to the encoder for inference on a CPU; or None: not supported."""
     padded: Callable[[Any], nn.Module] | None = None
     """Function from an encoder to the same one for padded rows, a module from (ids [B, M], mask [B, M] of 1 and 0,
     segment types [B, M] or None) to states [B, M, D], which the exporters of torch can trace; or None: not

@@ -6,11 +6,11 @@ transformers 5 reads and writes besides its own.
 Source of the block: transformers, GteLayer; gated units: Shazeer, "GLU variants improve transformer", 2020, equation 6.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +25,14 @@ from lambert.model.config_keys import ConfigKeys, architectures, rotary_base
 from lambert.model.costs import Costs
 from lambert.model.dropout import dropout
 from lambert.model.embedding import embed
-from lambert.model.encoder import Encoder
-from lambert.model.family import ADJUSTABLE, Family, Product
+from lambert.model.encoder import Block, Encoder
+from lambert.model.family import ADJUSTABLE, Family
 from lambert.model.linear import in_product_dtype, project
 from lambert.model.modernbert.rotary import angles, rotate
 from lambert.model.tensor_names import TensorNames
 
 
-class GteBlock(nn.Module):
+class GteBlock(Block):
     """Maps states [T, D] to states [T, D]: attention with rotary positions and a gated feed-forward layer, each
     followed by a residual sum and a layer norm.
 
@@ -40,6 +40,7 @@ class GteBlock(nn.Module):
     gated units is dropped too.
     """
 
+    products: ClassVar[Sequence[Sequence[str]]] = (("attention_in",), ("attention_out",), ("up",), ("down",))
     attention_biased = down_biased = inner_dropped = True
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -193,34 +194,6 @@ class GteCosts(Costs):
         return 7 * config.hidden + 4 * config.intermediate + masks
 
 
-class CpuBlock(nn.Module):
-    """Computes a GteBlock without dropout."""
-
-    def __init__(self, block: GteBlock, product: Product) -> None:
-        super().__init__()
-        self.heads, self.activate = block.heads, block.activate
-        self.attention_norm, self.norm = block.attention_norm, block.norm
-        self.attention_in = product(block.attention_in.weight, block.attention_in.bias)
-        self.attention_out = product(block.attention_out.weight, block.attention_out.bias, residual=True)
-        self.up = product(torch.cat([layer.weight for layer in block.units()]), None)
-        self.down = product(block.down.weight, block.down.bias, residual=True)
-
-    def forward(self, states_TD: Tensor, batch: Batch, angles_TE: Tensor) -> Tensor:
-        qkv_T3HE = self.attention_in(states_TD).view(len(states_TD), 3, self.heads, -1)
-        mixed_THE = attention(rotate(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=0.0)
-        states_TD = self.attention_norm(self.attention_out(mixed_THE.flatten(1)).add_(states_TD))
-        up_TF, gate_TF = self.up(states_TD).chunk(2, dim=-1)
-        out_TD: Tensor = self.norm(self.down(self.activate(gate_TF) * up_TF).add_(states_TD))
-        return out_TD
-
-
-def for_cpu(encoder: Encoder, product: Product, native: str = "") -> nn.Module:
-    """Returns the encoder for inference. The compiled kernels have no such blocks, so `native` is not used."""
-    blocks = [block for block in encoder.blocks if isinstance(block, GteBlock)]
-    encoder.blocks = nn.ModuleList(CpuBlock(block, product) for block in blocks)
-    return encoder
-
-
 GTE = Family(
     title="GTE",
     encoder=GteEncoder,
@@ -235,5 +208,4 @@ GTE = Family(
     own_heads=frozenset({"span", "choice"}),
     costs=GteCosts(),
     kernels_lack=lambda config: "gated blocks whose norms are last",
-    for_cpu=for_cpu,
 )

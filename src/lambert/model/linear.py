@@ -19,11 +19,22 @@ from lambert.model import float8, packed
 _WORTH = 2**21  # rows times width above which reordering a weight costs less than it gains (docs/design/0004)
 
 
-def project(states_TD: Tensor, *layers: nn.Linear, compute: Compute = PLAIN) -> Tensor:
-    """Returns the outputs of layers that read the same states, concatenated to [T, sum of their widths].
+def project(states_TD: Tensor, *layers: nn.Linear, compute: Compute = PLAIN, gelu: str = "") -> Tensor:
+    """Returns the outputs of layers that read the same states, concatenated to [T, sum of their widths], or the gelu of
+    these in the form `gelu`.
 
-    One product computes all of them, in float8 if `compute` enables it and the widths allow it.
+    One product computes all of them: that to which the layers were converted for inference (`packed.Product`), or one
+    in float8 if `compute` enables it and the widths allow it.
     """
+    product: nn.Module = layers[0]
+    if isinstance(product, packed.Product):
+        product_TF: Tensor = product(states_TD, gelu)
+        return product_TF
+    out_TF = _project(states_TD, layers, compute)
+    return nn.functional.gelu(out_TF, approximate=gelu) if gelu else out_TF
+
+
+def _project(states_TD: Tensor, layers: Sequence[nn.Linear], compute: Compute) -> Tensor:
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers if layer.bias is not None]
     if compute.float8 and float8.fits(weights):
         return float8.linear(states_TD, weights, biases)

@@ -31,8 +31,6 @@ from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import architectures
 from lambert.model.dropout import dropout as drop_out
 from lambert.model.embedding import embed
-from lambert.model.encoder import Encoder
-from lambert.model.family import Product
 
 BUCKETS, FARTHEST = 32, 128
 
@@ -99,6 +97,9 @@ def _attend_padded(qkv_T3HE: Tensor, batch: Batch, bias_HMM: Tensor, dropout: fl
 
 class MpnetBlock(BertBlock):
     """Maps states [T, D] to states [T, D]."""
+
+    def has_kernels(self, kind: str) -> bool:
+        return False  # they have no biases of attention
 
     def forward(self, states_TD: Tensor, batch: Batch, biases: Biases) -> Tensor:  # type: ignore[override]
         """Returns the states after the block. `biases` are those of the lengths of the sequences."""
@@ -180,33 +181,6 @@ class MpnetCosts(BertCosts):
         return self.saved_with(config, dtype, attention)
 
 
-class CpuBlock(nn.Module):
-    """Computes an MpnetBlock without dropout."""
-
-    def __init__(self, block: MpnetBlock, product: Product) -> None:
-        super().__init__()
-        self.heads, self.attention_norm, self.norm = block.heads, block.attention_norm, block.norm
-        layers = block.query, block.key, block.value
-        self.qkv = product(torch.cat([one.weight for one in layers]), torch.cat([one.bias for one in layers]))
-        self.attention_out = product(block.attention_out.weight, block.attention_out.bias, residual=True)
-        self.up = product(block.up.weight, block.up.bias, block.approximate)
-        self.down = product(block.down.weight, block.down.bias, residual=True)
-
-    def forward(self, states_TD: Tensor, batch: Batch, biases: Biases) -> Tensor:
-        qkv_T3HE = self.qkv(states_TD).view(len(states_TD), 3, self.heads, -1)
-        mixed_TD = attend_with_biases(qkv_T3HE, batch, biases, 0.0).flatten(1)
-        states_TD = self.attention_norm(self.attention_out(mixed_TD).add_(states_TD))
-        out_TD: Tensor = self.norm(self.down(self.up(states_TD)).add_(states_TD))
-        return out_TD
-
-
-def for_cpu(encoder: Encoder, product: Product, native: str = "") -> nn.Module:
-    """Returns the encoder for inference. The compiled kernels have no biases of attention, so `native` is not used."""
-    blocks = [block for block in encoder.blocks if isinstance(block, MpnetBlock)]
-    encoder.blocks = nn.ModuleList(CpuBlock(block, product) for block in blocks)
-    return encoder
-
-
 MPNET = replace(
     BERT,
     title="MPNet",
@@ -219,6 +193,5 @@ MPNET = replace(
     architectures=architectures("MPNet"),
     costs=MpnetCosts(),
     kernels_lack=lambda config: "biases of attention by distance",
-    for_cpu=for_cpu,
     padded=None,
 )

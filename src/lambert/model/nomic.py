@@ -22,6 +22,7 @@ from lambert.model.tensor_names import TensorNames
 class NomicBlock(GteBlock):
     """Maps states [T, D] to states [T, D]."""
 
+    products = (("attention_in",), ("attention_out",), ("up", "gate"), ("down",))
     attention_biased = down_biased = inner_dropped = False
 
     def make_units(self, width: int, inner: int) -> None:

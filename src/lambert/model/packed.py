@@ -2,7 +2,7 @@
 
 In training, the weights of layers that read the same states are rounded to bfloat16 and packed once after each change.
 Gradients are written to the owner of the gradient buffer, if there is one, in float32 and without a tensor in between.
-For inference, weights are packed once, for products in bfloat16 or int8.
+For inference, weights are packed once, for products in bfloat16 or int8, and the layers are replaced by a `Product`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +55,26 @@ _PACKED: Mapping[str, Callable[..., Any]] = {
 """Kind of products for inference -> what packs weights for them."""
 
 
+class Product(nn.Module):
+    """Linear layers that read the same states, converted to one product for inference. It stands in a block in the
+    place of the first of them, and `linear.project` calls it."""
+
+    def forward(self, states_TD: Tensor, gelu: str = "") -> Tensor:
+        """Returns x W' + b, or its gelu in the form `gelu`, [T, F]."""
+        raise NotImplementedError
+
+
+class NativeProduct(Product):
+    """A product of the kind "bfloat16" or "int8" by the compiled kernels, for states in bfloat16."""
+
+    def __init__(self, kind: str, *layers: nn.Linear) -> None:
+        super().__init__()
+        self.weight = _PACKED[kind]([layer.weight for layer in layers], [layer.bias for layer in layers])
+
+    def forward(self, states_TD: Tensor, gelu: str = "") -> Tensor:
+        return OPS.linear(states_TD, self.weight, gelu)
+
+
 def has_products(kind: str, layers: Sequence[nn.Linear]) -> bool:
     """Returns whether the kernels have products of this kind for the number of inputs of these layers."""
     return kind != "int8" or all(native.has_bytes(layer.in_features) for layer in layers)
@@ -64,17 +84,6 @@ def norm_of(module: nn.Module) -> Norm:
     """Returns the parameters of a layer norm, or of an RMS norm."""
     assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
     return Norm(module.weight, getattr(module, "bias", None), module.eps or 0.0, isinstance(module, nn.LayerNorm))
-
-
-class InferenceLinear:
-    """Linear layers that read the same states, for inference: one product of the kind "bfloat16" or "int8"."""
-
-    def __init__(self, kind: str, *layers: nn.Linear) -> None:
-        self._weight = _PACKED[kind]([layer.weight for layer in layers], [layer.bias for layer in layers])
-
-    def __call__(self, x_TD: Tensor, gelu: str = "") -> Tensor:
-        """Returns x W' + b, or its gelu in the form `gelu`, [T, F], for states in bfloat16."""
-        return OPS.linear(x_TD, self._weight, gelu)
 
 
 def convert(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute, make: Callable[[], Copy]) -> Copy:

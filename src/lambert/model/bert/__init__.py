@@ -5,7 +5,6 @@ from collections.abc import Collection
 import torch
 
 from lambert.model.bert import native
-from lambert.model.bert.cpu import CpuEncoder
 from lambert.model.bert.encoder import BertEncoder
 from lambert.model.bert.padded import PaddedBertEncoder
 from lambert.model.config import EncoderConfig
@@ -106,6 +105,5 @@ BERT = Family(
     architectures=ARCHITECTURES,
     costs=BertCosts(),
     kernels_lack=native.find_unsupported,
-    for_cpu=CpuEncoder,
     padded=PaddedBertEncoder,
 )

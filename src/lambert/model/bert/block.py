@@ -8,10 +8,12 @@ from lambert.model.attention import attention
 from lambert.model.bert import native
 from lambert.model.config import EncoderConfig
 from lambert.model.dropout import dropout
+from lambert.model.encoder import Block
 from lambert.model.linear import project
+from lambert.model.packed import has_products
 
 
-class BertBlock(nn.Module):
+class BertBlock(Block):
     """Maps states [T, D] to states [T, D]. Every operation except attention is position-wise."""
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -26,6 +28,9 @@ class BertBlock(nn.Module):
         self.down = nn.Linear(config.intermediate, width)
         self.norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+
+    def has_kernels(self, kind: str) -> bool:
+        return self.fits and has_products(kind, [self.up, self.down])
 
     def qkv(self, states_TD: Tensor, batch: Batch) -> Tensor:
         """Returns the queries, keys and values of all heads, [T, 3 D]."""
@@ -46,7 +51,7 @@ class BertBlock(nn.Module):
         mixed_TD = project(mixed_THE.flatten(1), self.attention_out, compute=compute)
         mixed_TD = dropout(mixed_TD, self.dropout, self.training)
         states_TD = self.attention_norm(states_TD + mixed_TD)
-        inner_TF = nn.functional.gelu(project(states_TD, self.up, compute=compute), approximate=self.approximate)
+        inner_TF = project(states_TD, self.up, compute=compute, gelu=self.approximate)
         out_TD = dropout(project(inner_TF, self.down, compute=compute), self.dropout, self.training)
         states_TD = self.norm(states_TD + out_TD)
         return states_TD

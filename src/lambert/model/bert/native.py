@@ -1,9 +1,11 @@
-"""BERT's block by the compiled kernels of `lambert.native`: the function of `BertBlock`, with its own backward pass.
+"""BERT's block by the compiled kernels of `lambert.native`: the function of `BertBlock`, with its own backward pass,
+and for inference.
 
 One autograd function computes the whole block: a micro-batch takes a few calls per block, and each product reads the
 output of the previous one from the cache.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +16,9 @@ from lambert.core.batch import Batch
 from lambert.core.compute import Compute
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import fast
-from lambert.model.packed import Gradients, norm_of, pack, uneven_size
+from lambert.model.packed import Gradients, NativeProduct, Product, norm_of, pack, uneven_size
 from lambert.model.packed import usable as packed_usable
-from lambert.ops.drop import Drop
+from lambert.ops.drop import NOTHING, Drop
 from lambert.ops.native import OPS
 from lambert.ops.reference import Norm
 
@@ -31,7 +33,10 @@ def find_unsupported(config: EncoderConfig) -> str:
 
 
 def usable(block: "BertBlock", states_TD: Tensor, compute: Compute) -> bool:
-    """Returns whether the kernels can compute `block`: it fits, and products are in bfloat16."""
+    """Returns whether the kernels can compute `block`: it was converted to their products, or it fits, and products are
+    in bfloat16."""
+    if isinstance(block.query, Product):
+        return isinstance(block.query, NativeProduct)
     return (
         block.fits
         and not compute.float8
@@ -76,6 +81,9 @@ class _Embedding(torch.autograd.Function):
 
 def native_block(block: "BertBlock", states_TD: Tensor, batch: Batch) -> Tensor:
     """Computes `block` for bfloat16 states [T, D]."""
+    if isinstance(block.query, NativeProduct):
+        products: list[Any] = [block.query, block.attention_out, block.up, block.down]
+        return _compute(block, [product.weight for product in products], states_TD, batch, [NOTHING] * 3, keep=False)[0]
     out_TD: Tensor = _Block.apply(states_TD, block, batch, *_parameters(block))  # type: ignore[no-untyped-call]
     return out_TD
 
@@ -91,18 +99,11 @@ class _Block(torch.autograd.Function):
     def forward(ctx: Any, x_TD: Tensor, block: "BertBlock", batch: Batch, *parameters: Tensor) -> Tensor:
         compute, training = batch.compute, block.training
         layers = [block.query, block.key, block.value], [block.attention_out], [block.up], [block.down]
-        qkv, out, up, down = (pack(*_parts(group), compute) for group in layers)
+        weights = [pack(*_parts(group), compute) for group in layers]
         drops = [Drop.of(p, training) for p in (block.attention_dropout, block.dropout, block.dropout)]
-
-        qkv_T3HE = OPS.linear(x_TD, qkv).view(len(x_TD), 3, block.heads, -1)
-        mixed_THE, sums = OPS.attention(qkv_T3HE, batch.bounds_S1, batch.longest, drops[0])
-        mixed_TD = OPS.linear(mixed_THE.flatten(1), out)
-        middle_TD, first = OPS.add_norm(mixed_TD, x_TD, norm_of(block.attention_norm), drops[1])
-        inner_TF, active_TF = OPS.linear_gelu(middle_TD, up, block.approximate)
-        last_TD, second = OPS.add_norm(OPS.linear(active_TF, down), middle_TD, norm_of(block.norm), drops[2])
-
-        ctx.save_for_backward(x_TD, qkv_T3HE, mixed_THE, *sums, middle_TD, inner_TF, active_TF, *first, *second)
-        ctx.block, ctx.batch, ctx.drops, ctx.packed = block, batch, drops, (qkv, out, up, down)
+        last_TD, saved = _compute(block, weights, x_TD, batch, drops, keep=True)
+        ctx.save_for_backward(*saved)
+        ctx.block, ctx.batch, ctx.drops, ctx.packed = block, batch, drops, weights
         return last_TD
 
     @staticmethod
@@ -129,6 +130,34 @@ class _Block(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_TD = OPS.linear_input(qkv_grad_TF, qkv, grad_TD)
         return grad_TD, None, None, *(grads.returned.get(parameter) for parameter in _parameters(block))
+
+
+def _compute(
+    block: "BertBlock", weights: Sequence[Any], x_TD: Tensor, batch: Batch, drops: Sequence[Drop], *, keep: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """Returns the states after a block and, with `keep`, what the backward pass needs.
+
+    Args:
+        block: The norms and sizes of the block.
+        weights: The packed weights of queries, keys and values, of the output of attention, and of both feed-forward
+            layers.
+        x_TD: States, bfloat16.
+        batch: The sequences.
+        drops: Dropout of the attention probabilities and of what is added to the states.
+    """
+    qkv, out, up, down = weights
+    qkv_T3HE = OPS.linear(x_TD, qkv).view(len(x_TD), 3, block.heads, -1)
+    mixed_THE, sums = OPS.attention(qkv_T3HE, batch.bounds_S1, batch.longest, drops[0])
+    mixed_TD = OPS.linear(mixed_THE.flatten(1), out)
+    middle_TD, first = OPS.add_norm(mixed_TD, x_TD, norm_of(block.attention_norm), drops[1])
+    if keep:
+        inner_TF, active_TF = OPS.linear_gelu(middle_TD, up, block.approximate)
+    else:
+        active_TF = OPS.linear(middle_TD, up, block.approximate)
+    last_TD, second = OPS.add_norm(OPS.linear(active_TF, down), middle_TD, norm_of(block.norm), drops[2])
+    if not keep:
+        return last_TD, []
+    return last_TD, [x_TD, qkv_T3HE, mixed_THE, *sums, middle_TD, inner_TF, active_TF, *first, *second]
 
 
 def _parts(layers: list[nn.Linear]) -> tuple[list[Tensor], list[Tensor]]:

@@ -22,7 +22,6 @@ from lambert.model.costs import Costs
 from lambert.model.family import ADJUSTABLE, Family
 from lambert.model.linear import project
 from lambert.model.modernbert import native
-from lambert.model.modernbert.cpu import for_cpu
 from lambert.model.modernbert.encoder import ModernBertEncoder, initial_deviation
 from lambert.model.modernbert.padded import PaddedModernBertEncoder
 from lambert.model.objectives import Head, MaskedLanguageModel, Span, Tag
@@ -250,6 +249,5 @@ MODERNBERT = Family(
     architectures=architectures("ModernBert"),
     costs=ModernBertCosts(),
     kernels_lack=native.find_unsupported,
-    for_cpu=for_cpu,
     padded=PaddedModernBertEncoder,
 )

@@ -10,17 +10,22 @@ from lambert.core.batch import Batch
 from lambert.model.attention import attention
 from lambert.model.config import EncoderConfig
 from lambert.model.dropout import dropout
+from lambert.model.encoder import Block
 from lambert.model.linear import project
+from lambert.model.modernbert import native
 from lambert.model.modernbert.rotary import rotate
+from lambert.model.packed import has_products
 
 
-class ModernBertBlock(nn.Module):
+class ModernBertBlock(Block):
     """Maps states [T, D] to states [T, D]. `number` is that of the layer, from 0."""
+
+    products = (("attention_in",), ("attention_out",), ("up",), ("down",))
 
     def __init__(self, config: EncoderConfig, number: int) -> None:
         super().__init__()
         modern, width = config.modern, config.hidden
-        self.heads = config.heads
+        self.heads, self.fits = config.heads, native.fits(config)
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
         self.window = 0 if number % modern.global_every == 0 else modern.window
         self.theta = modern.local_theta if self.window else modern.theta
@@ -32,6 +37,9 @@ class ModernBertBlock(nn.Module):
         self.up = nn.Linear(width, 2 * config.intermediate, bias=modern.mlp_bias)
         self.down = nn.Linear(config.intermediate, width, bias=modern.mlp_bias)
         self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+
+    def has_kernels(self, kind: str) -> bool:
+        return self.fits and has_products(kind, native.layers(self))
 
     def qkv(self, states_TD: Tensor, batch: Batch) -> Tensor:
         """Returns the queries, keys and values of all heads before the rotation, [T, 3 D]."""

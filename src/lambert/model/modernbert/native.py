@@ -5,10 +5,9 @@ Between two blocks there are the residual states and the output of the last feed
 next norm adds. The residual states are bfloat16.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +17,13 @@ from lambert.core.batch import Batch
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import fast
 from lambert.model.modernbert.rotary import angles
-from lambert.model.packed import Gradients, norm_of, pack, uneven_size
+from lambert.model.packed import Gradients, NativeProduct, Product, norm_of, pack, uneven_size
 from lambert.model.packed import usable as packed_usable
 from lambert.ops.drop import NOTHING, Drop
 from lambert.ops.native import OPS
 
 if TYPE_CHECKING:
     from lambert.model.modernbert.block import ModernBertBlock
-    from lambert.model.modernbert.cpu import NativeBlock
     from lambert.model.modernbert.encoder import ModernBertEncoder
 
 Turns = tuple[Tensor, Tensor]
@@ -46,23 +44,33 @@ def find_unsupported(config: EncoderConfig) -> str:
 
 
 def usable(encoder: "ModernBertEncoder", batch: Batch) -> bool:
-    """Returns whether the kernels can compute `encoder`: they support its settings, in evaluation with any dropout, and
-    products are in bfloat16."""
+    """Returns whether the kernels can compute `encoder`: it was converted to their products, or they support its
+    settings, in evaluation with any dropout, and products are in bfloat16."""
+    first: Any = encoder.blocks[0]
+    if isinstance(first.attention_in, Product):
+        return isinstance(first.attention_in, NativeProduct)
     config = encoder.config if encoder.training else replace(encoder.config, dropout=0.0)
     return (
         not find_unsupported(config)
         and not batch.compute.float8
         and fast(encoder.words.weight)
-        and packed_usable(encoder.words.weight, [layer.weight for layer in layers(cast(Any, encoder.blocks[0]))])
+        and packed_usable(encoder.words.weight, [layer.weight for layer in layers(first)])
     )
 
 
 def native_states(encoder: "ModernBertEncoder", batch: Batch) -> Tensor:
-    """Computes `encoder(batch)` in bfloat16."""
+    """Computes `encoder(batch)` in bfloat16; of an encoder that was converted for inference, in the dtype of its
+    embeddings."""
     states_TD: Tensor = encoder.embed(batch).bfloat16()
     blocks: list[Any] = [*encoder.blocks]
     turns = turns_of(batch, encoder.config, {block.theta for block in blocks})
     added_TD = None
+    if encoder.converted:
+        for block in blocks:
+            weights = [product.weight for product in layers(block)]
+            states_TD, added_TD, _ = _compute(block, weights, states_TD, added_TD, batch, turns[block.theta], NOTHING)
+        states_TD, _ = OPS.add_norm(added_TD, states_TD, norm_of(encoder.final_norm), NOTHING)
+        return states_TD.to(encoder.words.weight.dtype)
     for block in blocks:
         states_TD, added_TD = _Block.apply(states_TD, added_TD, block, batch, turns[block.theta], *_parameters(block))  # type: ignore[no-untyped-call]
     norm = encoder.final_norm
@@ -91,39 +99,40 @@ def _parameters(block: "ModernBertBlock") -> list[Tensor]:
     return parts + [parameter for norm in _norms(block) for parameter in norm.parameters()]
 
 
-def block_forward(
-    block: "ModernBertBlock | NativeBlock", products: Sequence[Callable[[Tensor], Tensor]], x_TD: Tensor,
-    y_TD: Tensor | None, batch: Batch, turns: Turns, drop: Drop = NOTHING,
+def _compute(
+    block: "ModernBertBlock", weights: Sequence[Any], x_TD: Tensor, y_TD: Tensor | None, batch: Batch, turns: Turns,
+    drop: Drop,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """Returns the residual states after a block, what is to be added to them, and what the backward pass needs.
 
     Args:
         block: The norms and sizes of the block.
-        products: The functions of its linear layers, in the order of `layers`.
+        weights: The packed weights of its linear layers, in the order of `layers`.
         x_TD: Residual states, bfloat16.
         y_TD: What is to be added to them; None before the first block.
         batch: The sequences.
         turns: Those of the block's base.
         drop: Dropout of the attention probabilities.
     """
-    into, out, up, down = products
+    into, out, up, down = weights
     first: Sequence[Tensor] = ()
     normed_TD = x_TD
     if block.attention_norm is not None:
         assert y_TD is not None
         normed_TD, first = OPS.add_norm(y_TD, x_TD, norm_of(block.attention_norm), NOTHING)
         x_TD = first[0]
-    qkv_T3HE = into(normed_TD).view(len(x_TD), 3, block.heads, -1)
+    qkv_T3HE = OPS.linear(normed_TD, into).view(len(x_TD), 3, block.heads, -1)
     OPS.rotate_(qkv_T3HE, batch.positions_T, turns)
     mixed_THE, sums = OPS.attention(qkv_T3HE, batch.bounds_S1, batch.longest, drop, _window(block, batch))
-    middle_TD, second = OPS.add_norm(out(mixed_THE.flatten(1)), x_TD, norm_of(block.norm), NOTHING)
-    both_TF = up(middle_TD)
+    mixed_TD = OPS.linear(mixed_THE.flatten(1), out)
+    middle_TD, second = OPS.add_norm(mixed_TD, x_TD, norm_of(block.norm), NOTHING)
+    both_TF = OPS.linear(middle_TD, up)
     inner_TF = OPS.gated(both_TF, block.approximate, NOTHING)
     saved = [normed_TD, qkv_T3HE, mixed_THE, *sums, middle_TD, both_TF, inner_TF, *second, *first]
-    return second[0], down(inner_TF), saved
+    return second[0], OPS.linear(inner_TF, down), saved
 
 
-def _window(block: "ModernBertBlock | NativeBlock", batch: Batch) -> int:
+def _window(block: "ModernBertBlock", batch: Batch) -> int:
     return 0 if batch.longest <= block.window + 1 else block.window
 
 
@@ -137,8 +146,7 @@ class _Block(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         weights = [pack([layer.weight], [], batch.compute) for layer in layers(block)]
         drop = Drop.of(block.attention_dropout, block.training)
-        products = [partial(OPS.linear, weight=weight) for weight in weights]
-        x_TD, added_TD, saved = block_forward(block, products, x_TD, y_TD, batch, turns, drop)
+        x_TD, added_TD, saved = _compute(block, weights, x_TD, y_TD, batch, turns, drop)
         ctx.save_for_backward(*saved)
         ctx.block, ctx.batch, ctx.drop, ctx.packed, ctx.turns = block, batch, drop, weights, turns
         return x_TD, added_TD
