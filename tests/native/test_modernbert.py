@@ -93,10 +93,10 @@ def test_rotation_and_gate() -> None:
     again = OPS.rotate_(turned, positions_T, (angles.cos(), angles.sin()), back=True)
     torch.testing.assert_close(again.float(), qkv_T3HE.float(), atol=0.03, rtol=0.02)
     for approximate in ("none", "tanh"):
-        both_TF = torch.randn(9, 96).bfloat16().requires_grad_()
+        both_TF = torch.randn(9, 128).bfloat16().requires_grad_()
         a, b = both_TF.float().chunk(2, -1)
         expected = torch.nn.functional.gelu(a, approximate=approximate) * b
-        slope = torch.randn(9, 48).bfloat16()
+        slope = torch.randn(9, 64).bfloat16()
         (expected * slope.float()).sum().backward()
         found = OPS.gated(both_TF.detach(), approximate, NOTHING)
         torch.testing.assert_close(found.float(), expected.detach(), atol=0.01, rtol=0.01)

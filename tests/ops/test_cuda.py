@@ -110,12 +110,13 @@ def test_gelu(T: int, D: int, dtype: torch.dtype, approximate: str) -> None:
 @sizes
 @dtypes
 @drops
+@pytest.mark.parametrize("order", [{"gate_first": True}, {"gate_first": False}], ids=["gate first", "gate last"])
 @pytest.mark.parametrize("activation", ["none", "tanh", "silu"])
-def test_gated(T: int, D: int, dtype: torch.dtype, drop: Drop, activation: str) -> None:
+def test_gated(T: int, D: int, dtype: torch.dtype, drop: Drop, activation: str, order: dict[str, bool]) -> None:
     both_TF, grad_TF = drawn(dtype, T, 2 * D), drawn(dtype, T, D, seed=1)
-    near(OPS.gated(both_TF, activation, drop), ORACLE.gated(wide(both_TF), activation, drop), dtype)
-    found = OPS.gated_backward(both_TF, grad_TF, activation, drop)
-    near(found, ORACLE.gated_backward(wide(both_TF), wide(grad_TF), activation, drop), dtype)
+    near(OPS.gated(both_TF, activation, drop, **order), ORACLE.gated(wide(both_TF), activation, drop, **order), dtype)
+    found = OPS.gated_backward(both_TF, grad_TF, activation, drop, **order)
+    near(found, ORACLE.gated_backward(wide(both_TF), wide(grad_TF), activation, drop, **order), dtype)
 
 
 @dtypes

@@ -74,12 +74,15 @@ def test_norm_of_embeddings(drop: Drop) -> None:
 
 
 @drops
+@pytest.mark.parametrize("gate_first", [True, False])
 @pytest.mark.parametrize("activation", ["none", "tanh", "silu"])
-def test_gated_units(activation: str, drop: Drop) -> None:
-    both_TF, grad_TF = drawn(5, 128), drawn(5, 64)
-    near(OPS.gated(both_TF, activation, drop), ORACLE.gated(both_TF.double(), activation, drop))
-    expected = ORACLE.gated_backward(both_TF.double(), grad_TF.double(), activation, drop)
-    near(OPS.gated_backward(both_TF, grad_TF, activation, drop), expected)
+def test_gated_units(activation: str, gate_first: bool, drop: Drop) -> None:
+    both_TF, grad_TF, order = 3 * drawn(5, 128), drawn(5, 64), {"gate_first": gate_first}
+    both_TF[0, ::7] = torch.tensor(-300.0)
+    both_TF[0, 3::7] = torch.tensor(300.0)
+    near(OPS.gated(both_TF, activation, drop, **order), ORACLE.gated(both_TF.double(), activation, drop, **order))
+    expected = ORACLE.gated_backward(both_TF.double(), grad_TF.double(), activation, drop, **order)
+    near(OPS.gated_backward(both_TF, grad_TF, activation, drop, **order), expected)
 
 
 @pytest.mark.parametrize("T", [1, 70])

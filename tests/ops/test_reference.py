@@ -153,17 +153,19 @@ def test_norm_of_embeddings(drop: Drop) -> None:
         same(one, other)
 
 
+@pytest.mark.parametrize("gate_first", [True, False])
 @pytest.mark.parametrize("activation", ["none", "tanh", "silu"])
-def test_gated_units(activation: str) -> None:
+def test_gated_units(activation: str, gate_first: bool) -> None:
     both_TF, grad_TF = drawn(5, 12), drawn(5, 6)
 
     def compute(both_TF: Tensor) -> Tensor:
-        gate_TF, up_TF = both_TF.chunk(2, dim=1)
+        gate_TF, up_TF = both_TF.chunk(2, dim=1) if gate_first else both_TF.chunk(2, dim=1)[::-1]
         gelu_TF = functional.gelu(gate_TF, approximate="none" if activation == "silu" else activation)
         return DROP.apply((functional.silu(gate_TF) if activation == "silu" else gelu_TF) * up_TF)
 
-    same(OPS.gated(both_TF, activation, DROP), compute(both_TF))
-    same(OPS.gated_backward(both_TF, grad_TF, activation, DROP), *gradients(compute, grad_TF, both_TF))
+    same(OPS.gated(both_TF, activation, DROP, gate_first=gate_first), compute(both_TF))
+    found = OPS.gated_backward(both_TF, grad_TF, activation, DROP, gate_first=gate_first)
+    same(found, *gradients(compute, grad_TF, both_TF))
 
 
 def test_rotation_is_undone_by_its_inverse() -> None:

@@ -19,8 +19,8 @@ from lambert.core.errors import UsageError
 from lambert.engine.gradients import Gradients
 from lambert.engine.precision import Precision
 from lambert.model import weights
-from lambert.model.bert.block import BertBlock
 from lambert.model.config import EncoderConfig
+from lambert.model.post_norm import PostNormBlock
 from lambert.model.relations import RelationStudent, RelationTeacher, check_blocks
 from lambert.runs.distillation import evenly_spaced, keep_layers
 
@@ -149,7 +149,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(
 def test_blocks_that_do_not_give_their_projections_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = weights.fresh(EncoderConfig(vocabulary=10), {}).encoder
     check_blocks(encoder)
-    monkeypatch.delattr(BertBlock, "qkv")
+    monkeypatch.delattr(PostNormBlock, "qkv")
     with pytest.raises(UsageError, match=r"needs the queries, keys and values of the blocks, and bert has no"):
         check_blocks(encoder)
 

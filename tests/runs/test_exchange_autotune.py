@@ -13,6 +13,7 @@ from lambert.engine.loop import OutOfMemory
 from lambert.engine.precision import Precision
 from lambert.engine.signals import Interrupted, StopRequest
 from lambert.runs import exchange_autotune as tuning
+from lambert.verbs.report.ranks import _TIMED
 
 Tune = Callable[..., tuple[list[str], str, int]]
 
@@ -65,7 +66,8 @@ def test_the_fastest_method_is_taken_and_the_table_says_why(autotune: Tune) -> N
     lines, chosen, _ = autotune({"float32": 0.4, "int8": 0.1, "bfloat16": 0.2})
     assert chosen == "int8"
     assert ["<- chosen" in line for line in lines] == [False, True, False]
-    assert "0.100 s an update,  4.00x" in lines[1]
+    assert "0.100 s per update,  4.00x" in lines[1]
+    assert all(_TIMED.search(line) for line in lines)  # the page of a run reads them in its log
 
 
 def test_float32_stays_where_another_is_hardly_faster(autotune: Tune) -> None:

@@ -18,76 +18,44 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch
 from lambert.core.errors import DataError, quote
 from lambert.model import roberta
-from lambert.model.attention import attention
 from lambert.model.bert import BERT
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import ConfigKeys, architectures, rotary_base
 from lambert.model.costs import Costs
 from lambert.model.dropout import dropout
 from lambert.model.embedding import embed
-from lambert.model.encoder import Block, Encoder
+from lambert.model.encoder import Encoder
 from lambert.model.family import ADJUSTABLE, Family
-from lambert.model.linear import in_product_dtype, project
-from lambert.model.modernbert.rotary import angles, rotate
+from lambert.model.linear import in_product_dtype
+from lambert.model.modernbert.rotary import rotation_of
+from lambert.model.post_norm import PostNormBlock, saved_by_kernels
 from lambert.model.tensor_names import TensorNames
 
 
-class GteBlock(Block):
-    """Maps states [T, D] to states [T, D]: attention with rotary positions and a gated feed-forward layer, each
-    followed by a residual sum and a layer norm.
+class GteBlock(PostNormBlock):
+    """Maps states [T, D] to states [T, D].
 
-    `attention_biased` and `down_biased`: which linear layers have biases. `inner_dropped`: whether the product of the
-    gated units is dropped too.
+    `attention_biased` and `down_biased`: which linear layers have biases.
     """
 
     products: ClassVar[Sequence[Sequence[str]]] = (("attention_in",), ("attention_out",), ("up",), ("down",))
-    attention_biased = down_biased = inner_dropped = True
+    attention_biased = down_biased = inner_dropped = gated = True
+    sizes = 32, 32
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         width = config.hidden
-        self.heads = config.heads
-        self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
         self.attention_in = nn.Linear(width, 3 * width, bias=self.attention_biased)
         self.attention_out = nn.Linear(width, width, bias=self.attention_biased)
         self.attention_norm = nn.LayerNorm(width, config.norm_eps)
         self.make_units(width, config.intermediate)
         self.down = nn.Linear(config.intermediate, width, bias=self.down_biased)
         self.norm = nn.LayerNorm(width, config.norm_eps)
-        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
 
     def make_units(self, width: int, inner: int) -> None:
-        """Creates the layers of `units`."""
-        self.up = nn.Linear(width, 2 * inner, bias=False)
-
-    def units(self) -> list[nn.Linear]:
-        """Returns the layers whose concatenated outputs are the units before the gate, and the gates before their
+        """Creates the layers whose concatenated outputs are the units before the gate, and the gates before their
         activation."""
-        return [self.up]
-
-    def activate(self, gate_TF: Tensor) -> Tensor:
-        """Returns the activation of the gates."""
-        return nn.functional.gelu(gate_TF, approximate=self.approximate)
-
-    def qkv(self, states_TD: Tensor, batch: Batch) -> Tensor:
-        """Returns the queries, keys and values of all heads before the rotation, [T, 3 D]."""
-        return project(states_TD, self.attention_in, compute=batch.compute)
-
-    def forward(self, states_TD: Tensor, batch: Batch, angles_TE: Tensor) -> Tensor:
-        """Returns the states after the block. `angles_TE` are the rotary angles of the tokens."""
-        compute = batch.compute
-        qkv_T3HE = self.qkv(states_TD, batch).view(len(states_TD), 3, self.heads, -1)
-        drop = self.attention_dropout if self.training else 0.0
-        mixed_THE = attention(rotate(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=drop)
-        out_TD = project(mixed_THE.flatten(1), self.attention_out, compute=compute)
-        states_TD = self.attention_norm(states_TD + dropout(out_TD, self.dropout, self.training))
-        up_TF, gate_TF = project(states_TD, *self.units(), compute=compute).chunk(2, dim=-1)
-        inner_TF = self.activate(gate_TF) * up_TF
-        if self.inner_dropped:
-            inner_TF = dropout(inner_TF, self.dropout, self.training)
-        out_TD = project(inner_TF, self.down, compute=compute)
-        states_TD = self.norm(states_TD + dropout(out_TD, self.dropout, self.training))
-        return states_TD
+        self.up = nn.Linear(width, 2 * inner, bias=False)
 
 
 class GteEncoder(Encoder):
@@ -112,11 +80,11 @@ class GteEncoder(Encoder):
 
     def states(self, batch: Batch) -> Iterator[Tensor]:
         width, theta = self.config.hidden // self.config.heads, self.config.modern.theta
-        angles_TE, states_TD = angles(batch.positions_T, width, theta), self.embed(batch)
+        rotation, states_TD = rotation_of(batch, width, theta), self.embed(batch)
         blocks: list[Any] = [*self.blocks]
         for block in blocks:
             yield states_TD
-            states_TD = block(states_TD, batch, angles_TE)
+            states_TD = block(states_TD, batch, rotation)
         yield states_TD
 
 
@@ -193,6 +161,13 @@ class GteCosts(Costs):
         masks = 2 * config.hidden + config.intermediate if config.dropout else 0
         return 7 * config.hidden + 4 * config.intermediate + masks
 
+    def saved_per_token(
+        self, config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int, *, native: bool
+    ) -> int:
+        if not native or self._block.find_unsupported(config):
+            return super().saved_per_token(config, dtype, device, longest, native=native)
+        return saved_by_kernels(config, dtype, 3)
+
 
 GTE = Family(
     title="GTE",
@@ -207,5 +182,5 @@ GTE = Family(
     architectures=architectures("Gte"),
     own_heads=frozenset({"span", "choice"}),
     costs=GteCosts(),
-    kernels_lack=lambda config: "gated blocks whose norms are last",
+    kernels_lack=GteBlock.find_unsupported,
 )

@@ -9,10 +9,10 @@ Source: Nussbaum et al., 2024, section 3.1; transformers, NomicBertLayer.
 from dataclasses import replace
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
 from lambert.model import gte
-from lambert.model.config import ModernConfig
+from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.config_keys import architectures
 from lambert.model.gte import GTE, GteBlock, GteCosts, GteEncoder
 from lambert.model.objectives import MaskedLanguageModel
@@ -24,15 +24,14 @@ class NomicBlock(GteBlock):
 
     products = (("attention_in",), ("attention_out",), ("up", "gate"), ("down",))
     attention_biased = down_biased = inner_dropped = False
+    sizes = 32, 64
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.activation = "silu"
 
     def make_units(self, width: int, inner: int) -> None:
         self.up, self.gate = (nn.Linear(width, inner, bias=False) for _ in range(2))
-
-    def units(self) -> list[nn.Linear]:
-        return [self.up, self.gate]
-
-    def activate(self, gate_TF: Tensor) -> Tensor:
-        return nn.functional.silu(gate_TF)
 
 
 class NomicEncoder(GteEncoder):

@@ -75,6 +75,11 @@ class NativeProduct(Product):
         return OPS.linear(states_TD, self.weight, gelu)
 
 
+def split_layers(layers: Sequence[nn.Linear]) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the weights and the biases of layers."""
+    return [layer.weight for layer in layers], [layer.bias for layer in layers if layer.bias is not None]
+
+
 def has_products(kind: str, layers: Sequence[nn.Linear]) -> bool:
     """Returns whether the kernels have products of this kind for the number of inputs of these layers."""
     return kind != "int8" or all(native.has_bytes(layer.in_features) for layer in layers)

@@ -1,4 +1,4 @@
-// The activations of BERT's feed-forward layer, with their derivatives, on 16 elements.
+// The activations of feed-forward layers, with their derivatives, on 16 elements.
 //
 // Source: Hendrycks and Gimpel, "Gaussian error linear units (GELUs)", 2016: x * normal_cdf(x), and its form with tanh.
 #pragma once
@@ -70,6 +70,21 @@ inline __m512 gelu_tanh_gradient(__m512 x) {
     const __m512 slope = _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(3 * kCubic), _mm512_set1_ps(kSlope));
     const __m512 change = _mm512_mul_ps(slope, _mm512_mul_ps(gate.rest, gate.value));  // derivative of the gate
     return _mm512_fmadd_ps(x, change, gate.value);
+}
+
+// 1 / (1 + exp(-x)), and 1 minus that, without the cancellation of the difference. Beyond 80 it is 0 or 1 in float32.
+inline Gate sigmoid_gate(__m512 x) {
+    const __m512 power = exp(_mm512_sub_ps(_mm512_setzero_ps(), clamp(x, 80.0f)));
+    const __m512 value = reciprocal(_mm512_add_ps(power, _mm512_set1_ps(1.0f)));
+    return {value, _mm512_mul_ps(power, value)};
+}
+
+// Source: Elfwing et al., "Sigmoid-weighted linear units", 2017, section 2.
+inline __m512 silu(__m512 x) { return _mm512_mul_ps(x, sigmoid_gate(x).value); }
+
+inline __m512 silu_gradient(__m512 x) {
+    const Gate gate = sigmoid_gate(x);
+    return _mm512_fmadd_ps(_mm512_mul_ps(clamp(x, 80.0f), gate.rest), gate.value, gate.value);
 }
 
 }  // namespace lambert

@@ -1,5 +1,5 @@
-// What only ModernBERT's block has: rotary positions and the product of a gated feed-forward layer. Both are limited by
-// memory. Tensors are row-major and contiguous.
+// Rotary positions and the product of a gated feed-forward layer. Both are limited by memory. Tensors are row-major and
+// contiguous.
 #include <algorithm>
 
 #include "activation.h"
@@ -16,6 +16,29 @@ void each_row(long rows, long threads, const Work& work) {
     each((rows + kRowsOfTask - 1) / kRowsOfTask, threads, [&](long task) {
         for (long row = task * kRowsOfTask; row < std::min(rows, (task + 1) * kRowsOfTask); ++row) work(row);
     });
+}
+
+// Zeroes the elements that dropout does not keep, and scales the others.
+struct Kept {
+    __mmask16 mask;
+    __m512 scale;
+    __m512 operator()(__m512 values) const { return _mm512_maskz_mul_ps(mask, values, scale); }
+};
+
+// Calls work(i, kept) for every 16 elements of a row of `width` elements, which is part of a tensor from element `first`.
+template <class Work>
+void each_part(const Drop& drop, uint64_t first, long width, const Work& work) {
+    const __m512 scale = _mm512_set1_ps(drop.scale);
+    for (long i = 0; i < width; i += 2 * kLanes) {
+        const __mmask32 kept = drop.threshold ? drop.kept(first + i) : ~0u;
+        work(i, Kept{(__mmask16)kept, scale});
+        work(i + kLanes, Kept{(__mmask16)(kept >> kLanes), scale});
+    }
+}
+
+inline __m512 activate(__m512 x, long form) { return form == 2 ? silu(x) : form ? gelu_tanh(x) : gelu(x); }
+inline __m512 activation_gradient(__m512 x, long form) {
+    return form == 2 ? silu_gradient(x) : form ? gelu_tanh_gradient(x) : gelu_gradient(x);
 }
 
 inline __m512 load(const bf16* from) { return load_bf16(from, 0xFFFF); }
@@ -49,30 +72,32 @@ void lambert_rotate(bf16* qkv, const int64_t* positions, const float* cosines, c
     });
 }
 
-// out [T, F] = gelu(a) * b, where a and b are the halves of the rows of both [T, 2 F]. form: 0 by the normal distribution,
-// 1 by tanh. F is a multiple of 16.
-void lambert_gated(const bf16* both, int64_t form, int64_t T, int64_t F, int64_t threads, bf16* out) {
+// out [T, F] = dropout(f(a) * b), where a and b are the halves of the rows of both [T, 2 F]; a is the second one unless
+// `gate_first`. form: 0 gelu by the normal distribution, 1 gelu by tanh, 2 silu. `threshold` and `key` are those of Drop.
+// F is a multiple of 32.
+void lambert_gated(const bf16* both, int64_t form, int64_t gate_first, uint64_t key, int64_t threshold, int64_t T, int64_t F,
+                   int64_t threads, bf16* out) {
+    const Drop drop(key, (int)threshold);
     each_row(T, threads, [&](long row) {
-        const bf16 *a = both + row * 2 * F, *b = a + F;
-        for (long i = 0; i < F; i += kLanes) {
-            const __m512 x = load(a + i);
-            store(out + row * F + i, _mm512_mul_ps(form ? gelu_tanh(x) : gelu(x), load(b + i)));
-        }
+        const bf16 *first = both + row * 2 * F, *a = gate_first ? first : first + F, *b = gate_first ? first + F : first;
+        each_part(drop, row * F, F, [&](long i, Kept kept) {
+            store(out + row * F + i, kept(_mm512_mul_ps(activate(load(a + i), form), load(b + i))));
+        });
     });
 }
 
 // dboth [T, 2 F] from the gradient [T, F] of the result.
-void lambert_gated_backward(const bf16* both, const bf16* dout, int64_t form, int64_t T, int64_t F, int64_t threads,
-                            bf16* dboth) {
+void lambert_gated_backward(const bf16* both, const bf16* dout, int64_t form, int64_t gate_first, uint64_t key,
+                            int64_t threshold, int64_t T, int64_t F, int64_t threads, bf16* dboth) {
+    const Drop drop(key, (int)threshold);
     each_row(T, threads, [&](long row) {
-        const bf16 *a = both + row * 2 * F, *b = a + F, *grads = dout + row * F;
-        bf16 *da = dboth + row * 2 * F, *db = da + F;
-        for (long i = 0; i < F; i += kLanes) {
-            const __m512 x = load(a + i), grad = load(grads + i);
-            const __m512 slope = form ? gelu_tanh_gradient(x) : gelu_gradient(x);
-            store(da + i, _mm512_mul_ps(_mm512_mul_ps(grad, load(b + i)), slope));
-            store(db + i, _mm512_mul_ps(grad, form ? gelu_tanh(x) : gelu(x)));
-        }
+        const long at_a = row * 2 * F + (gate_first ? 0 : F), at_b = row * 2 * F + (gate_first ? F : 0);
+        each_part(drop, row * F, F, [&](long i, Kept kept) {
+            const __m512 x = load(both + at_a + i), grad = kept(load(dout + row * F + i));
+            const __m512 slope = activation_gradient(x, form);
+            store(dboth + at_a + i, _mm512_mul_ps(_mm512_mul_ps(grad, load(both + at_b + i)), slope));
+            store(dboth + at_b + i, _mm512_mul_ps(grad, activate(x, form)));
+        });
     });
 }
 }

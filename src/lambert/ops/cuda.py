@@ -117,22 +117,26 @@ class CudaOps(Ops):
         grad_weight_D, grad_bias_D = partial_P2D.sum(0)
         return grad_x_TD, grad_y_TD, grad_weight_D, grad_bias_D
 
-    def gated(self, both_TF: Tensor, activation: str, drop: Drop) -> Tensor:
+    def gated(self, both_TF: Tensor, activation: str, drop: Drop, *, gate_first: bool = True) -> Tensor:
         T, F = len(both_TF), both_TF.shape[1] // 2
         out_TF = both_TF.new_empty(T, F)
         quads = min(_BLOCK // 4, _quads(F))
         grid = T, -(-F // (4 * quads))
         drops = _drop(drop, both_TF.device)
-        _launch(kernels.gated, grid, both_TF, *drops, F, out_TF, QUADS=quads, ACTIVATION=activation)
+        kind = {"ACTIVATION": activation, "GATE_FIRST": gate_first}
+        _launch(kernels.gated, grid, both_TF, *drops, F, out_TF, QUADS=quads, **kind)
         return out_TF
 
-    def gated_backward(self, both_TF: Tensor, grad_TF: Tensor, activation: str, drop: Drop) -> Tensor:
+    def gated_backward(
+        self, both_TF: Tensor, grad_TF: Tensor, activation: str, drop: Drop, *, gate_first: bool = True
+    ) -> Tensor:
         T, F = grad_TF.shape
         found_TF = torch.empty_like(both_TF)
         quads = min(_BLOCK // 4, _quads(F))
         grid = T, -(-F // (4 * quads))
         drops = _drop(drop, both_TF.device)
-        _launch(kernels.gated_backward, grid, both_TF, grad_TF, *drops, F, found_TF, QUADS=quads, ACTIVATION=activation)
+        kind = {"ACTIVATION": activation, "GATE_FIRST": gate_first}
+        _launch(kernels.gated_backward, grid, both_TF, grad_TF, *drops, F, found_TF, QUADS=quads, **kind)
         return found_TF
 
     def cross_entropy(self, logits_NV: Tensor, labels_N: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -211,33 +211,37 @@ def _activate(gate, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _halves(both_at, F, QUADS: tl.constexpr):
-    """Returns the row of this program, its first column, its columns, which there are, and both halves of them."""
+def _halves(both_at, F, QUADS: tl.constexpr, GATE_FIRST: tl.constexpr):
+    """Returns the row of this program, its first column, its columns, which there are, the gates and the units."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * QUADS * 4
     columns = first + _columns(QUADS)
     inside = columns < F
-    gate = tl.load(both_at + row * 2 * F + columns, inside, 0.0).to(tl.float32)
-    up = tl.load(both_at + row * 2 * F + F + columns, inside, 0.0).to(tl.float32)
-    return row, first, columns, inside, gate, up
+    before = tl.load(both_at + row * 2 * F + columns, inside, 0.0).to(tl.float32)
+    behind = tl.load(both_at + row * 2 * F + F + columns, inside, 0.0).to(tl.float32)
+    if GATE_FIRST:
+        return row, first, columns, inside, before, behind
+    return row, first, columns, inside, behind, before
 
 
 @triton.jit
 def gated(
-    both_at, key_at, threshold, scale, F, out_at, QUADS: tl.constexpr, ACTIVATION: tl.constexpr
+    both_at, key_at, threshold, scale, F, out_at, QUADS: tl.constexpr, ACTIVATION: tl.constexpr,
+    GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """dropout(f(a) b) of the halves a and b of the columns; a program a block of QUADS x 4 columns of a row."""
-    row, first, columns, inside, gate, up = _halves(both_at, F, QUADS)
+    row, first, columns, inside, gate, up = _halves(both_at, F, QUADS, GATE_FIRST)
     out = _dropped(_activate(gate, ACTIVATION) * up, key_at, row * F + first, threshold, scale, QUADS)
     tl.store(out_at + row * F + columns, out.to(out_at.dtype.element_ty), inside)
 
 
 @triton.jit
 def gated_backward(
-    both_at, grad_at, key_at, threshold, scale, F, found_at, QUADS: tl.constexpr, ACTIVATION: tl.constexpr
+    both_at, grad_at, key_at, threshold, scale, F, found_at, QUADS: tl.constexpr, ACTIVATION: tl.constexpr,
+    GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """The gradient of both halves, recomputing the activation."""
-    row, first, columns, inside, gate, up = _halves(both_at, F, QUADS)
+    row, first, columns, inside, gate, up = _halves(both_at, F, QUADS, GATE_FIRST)
     grad = tl.load(grad_at + row * F + columns, inside, 0.0).to(tl.float32)
     grad = _dropped(grad, key_at, row * F + first, threshold, scale, QUADS)
     if ACTIVATION == "silu":
@@ -246,8 +250,10 @@ def gated_backward(
     else:
         slope = _gelu_slope(gate, ACTIVATION == "tanh")
     kind = found_at.dtype.element_ty
-    tl.store(found_at + row * 2 * F + columns, (grad * up * slope).to(kind), inside)
-    tl.store(found_at + row * 2 * F + F + columns, (grad * _activate(gate, ACTIVATION)).to(kind), inside)
+    gate_at = found_at + row * 2 * F + (0 if GATE_FIRST else F)
+    up_at = found_at + row * 2 * F + (F if GATE_FIRST else 0)
+    tl.store(gate_at + columns, (grad * up * slope).to(kind), inside)
+    tl.store(up_at + columns, (grad * _activate(gate, ACTIVATION)).to(kind), inside)
 
 
 @triton.jit

@@ -20,8 +20,8 @@ PANEL = 64
 """Columns of a panel of a packed operand."""
 _TILE = 16
 """Packed operands have a multiple of this many pairs of bfloat16 along the inner dimension."""
-FORMS = {"none": 0, "tanh": 1}
-"""Forms of gelu, by torch's argument `approximate`."""
+FORMS = {"none": 0, "tanh": 1, "silu": 2}
+"""Forms of gelu, by torch's argument `approximate`, and of gated units alone, silu."""
 
 
 class PackedWeight:
@@ -205,20 +205,18 @@ class NativeOps(Ops):
         _call("rotate", qkv_T3HE, positions_T, *turns, back, T, H, E, _threads())
         return qkv_T3HE
 
-    def gated(self, both_TF: Tensor, activation: str, drop: Drop) -> Tensor:
-        if drop.threshold or activation not in FORMS:
-            return super().gated(both_TF, activation, drop)
+    def gated(self, both_TF: Tensor, activation: str, drop: Drop, *, gate_first: bool = True) -> Tensor:
         T, F = len(both_TF), both_TF.shape[1] // 2
-        out_TF = both_TF.new_empty(T, F)
-        _call("gated", both_TF, FORMS[activation], T, F, _threads(), out_TF)
+        out_TF, settings = both_TF.new_empty(T, F), (FORMS[activation], gate_first, *_drop(drop))
+        _call("gated", both_TF, *settings, T, F, _threads(), out_TF)
         return out_TF
 
-    def gated_backward(self, both_TF: Tensor, grad_TF: Tensor, activation: str, drop: Drop) -> Tensor:
-        if drop.threshold or activation not in FORMS:
-            return super().gated_backward(both_TF, grad_TF, activation, drop)
+    def gated_backward(
+        self, both_TF: Tensor, grad_TF: Tensor, activation: str, drop: Drop, *, gate_first: bool = True
+    ) -> Tensor:
         T, F = grad_TF.shape
-        found_TF = torch.empty_like(both_TF)
-        _call("gated_backward", both_TF, grad_TF, FORMS[activation], T, F, _threads(), found_TF)
+        found_TF, settings = torch.empty_like(both_TF), (FORMS[activation], gate_first, *_drop(drop))
+        _call("gated_backward", both_TF, grad_TF, *settings, T, F, _threads(), found_TF)
         return found_TF
 
     def add_rows(self, rows_TD: Tensor, ids_T: Tensor, into_VD: Tensor) -> None:

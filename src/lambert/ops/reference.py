@@ -221,21 +221,23 @@ class Ops:
 
     # Gated units
 
-    def gated(self, both_TF: Tensor, activation: str, drop: Drop) -> Tensor:
-        """Returns the dropped product f(a) b [T, F] of the halves a and b of the columns of `both_TF` [T, 2 F]. The
-        activation f: "none" and "tanh" are torch's forms of gelu, "silu" is that of Shazeer, 2020."""
-        gate_TF, up_TF = both_TF.to(_wide(both_TF.dtype)).chunk(2, dim=1)
+    def gated(self, both_TF: Tensor, activation: str, drop: Drop, *, gate_first: bool = True) -> Tensor:
+        """Returns the dropped product f(a) b [T, F] of the halves a and b of the columns of `both_TF` [T, 2 F], or of b
+        and a. The activation f: "none" and "tanh" are torch's forms of gelu, "silu" is that of Shazeer, 2020."""
+        gate_TF, up_TF = _halves(both_TF, gate_first)
         return drop.apply((_activate(gate_TF, activation) * up_TF).to(both_TF.dtype))
 
-    def gated_backward(self, both_TF: Tensor, grad_TF: Tensor, activation: str, drop: Drop) -> Tensor:
+    def gated_backward(
+        self, both_TF: Tensor, grad_TF: Tensor, activation: str, drop: Drop, *, gate_first: bool = True
+    ) -> Tensor:
         """Returns the gradient [T, 2 F] of `both_TF`."""
-        wide = _wide(both_TF.dtype)
-        (gate_TF, up_TF), grad = both_TF.to(wide).chunk(2, dim=1), drop.apply(grad_TF.to(wide))
+        (gate_TF, up_TF), grad = _halves(both_TF, gate_first), drop.apply(grad_TF.to(_wide(both_TF.dtype)))
         if activation == "silu":
             slope_TF = torch.ops.aten.silu_backward(grad * up_TF, gate_TF)
         else:
             slope_TF = torch.ops.aten.gelu_backward(grad * up_TF, gate_TF, approximate=activation)
-        return torch.cat([slope_TF, grad * _activate(gate_TF, activation)], dim=1).to(both_TF.dtype)
+        parts = [slope_TF, grad * _activate(gate_TF, activation)]
+        return torch.cat(parts if gate_first else parts[::-1], dim=1).to(both_TF.dtype)
 
     # Tables and losses
 
@@ -295,6 +297,12 @@ def _far(M: int, window: int, device: torch.device) -> Tensor:
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype of sums over states of `dtype`."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def _halves(both_TF: Tensor, gate_first: bool) -> tuple[Tensor, Tensor]:
+    """Returns the gates and the units, in the dtype of sums."""
+    first_TF, second_TF = both_TF.to(_wide(both_TF.dtype)).chunk(2, dim=1)
+    return (first_TF, second_TF) if gate_first else (second_TF, first_TF)
 
 
 def _activate(gate_TF: Tensor, activation: str) -> Tensor:

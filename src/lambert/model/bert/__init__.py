@@ -4,13 +4,14 @@ from collections.abc import Collection
 
 import torch
 
-from lambert.model.bert import native
+from lambert.model.bert.block import BertBlock
 from lambert.model.bert.encoder import BertEncoder
 from lambert.model.bert.padded import PaddedBertEncoder
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import COMMON, ConfigKeys, architectures
 from lambert.model.costs import Costs
 from lambert.model.family import Family
+from lambert.model.post_norm import saved_by_kernels
 from lambert.model.tensor_names import TensorNames
 
 NAMES = TensorNames(
@@ -92,9 +93,7 @@ class BertCosts(Costs):
     ) -> int:
         if not native:
             return super().saved_per_token(config, dtype, device, longest, native=False)
-        # Query, key, value, attention output, two sums and two norms; the feed-forward layer before and after gelu.
-        values = 8 * config.hidden + 2 * config.intermediate
-        return (config.layers + 2) * (values * dtype.itemsize + config.heads * 4) + 3 * config.hidden * 4
+        return saved_by_kernels(config, dtype, 2)
 
 
 BERT = Family(
@@ -104,6 +103,6 @@ BERT = Family(
     keys=KEYS,
     architectures=ARCHITECTURES,
     costs=BertCosts(),
-    kernels_lack=native.find_unsupported,
+    kernels_lack=BertBlock.find_unsupported,
     padded=PaddedBertEncoder,
 )

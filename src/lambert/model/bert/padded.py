@@ -13,7 +13,7 @@ class PaddedBertBlock(nn.Module):
 
     def __init__(self, block: BertBlock) -> None:
         super().__init__()
-        self.heads, self.approximate = block.heads, block.approximate
+        self.heads, self.approximate = block.heads, block.activation
         scale = (block.query.out_features // block.heads) ** -0.5
         self.qkv = join_layers(block.query, block.key, block.value, scale=[scale])
         self.attention_out, self.attention_norm = block.attention_out, block.attention_norm

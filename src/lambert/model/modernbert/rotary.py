@@ -4,17 +4,37 @@ depend on the distance of two tokens.
 Source: Su et al., "RoFormer", 2021, equation 34, in the order of halves: element i is paired with element i + E / 2.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from lambert.core.batch import Batch
 
 
 def angles(positions_T: Tensor, width: int, theta: float) -> Tensor:
     """Returns the angles [T, E / 2], float32, of positions for heads of this width: position x theta^(-2 i / E)."""
     powers = torch.arange(0, width, 2, dtype=torch.int64, device=positions_T.device).float() / width
     return positions_T.float()[:, None] * (1.0 / theta**powers)
+
+
+class Rotation(NamedTuple):
+    """The rotation of the queries and keys of a pass for one base."""
+
+    angles_TE: Tensor
+    """Angles of the tokens, [T, E / 2]."""
+    tables: tuple[Tensor, Tensor] | None
+    """On a CPU, the cosines and sines of the angles of all positions, [., E / 2] each, for the compiled kernels."""
+
+
+def rotation_of(batch: Batch, width: int, theta: float) -> Rotation:
+    """Returns the rotation of the tokens of a batch for heads of this width."""
+    angles_TE, tables = angles(batch.positions_T, width, theta), None
+    if angles_TE.device.type == "cpu":
+        angles_ME = angles(torch.arange(batch.longest), width, theta)
+        tables = angles_ME.cos(), angles_ME.sin()
+    return Rotation(angles_TE, tables)
 
 
 def rotate(qkv_T3HE: Tensor, angles_TE: Tensor) -> Tensor:

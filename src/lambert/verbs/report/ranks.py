@@ -21,7 +21,7 @@ IMBALANCE_IS_HIGH = 1.1
 """Ratio of the largest number of tokens of a rank to the mean from which the page gives advice."""
 
 _START = re.compile(r"(\d+) ranks, ([1-9]\d*) a machine .*gradients by (\w+)")
-_TIMED = re.compile(r"exchange (\w+) +([\d.]+) s an update, +([\d.]+)x(.*)")
+_TIMED = re.compile(r"exchange (\w+) +([\d.]+) s (?:an|per) update, +([\d.]+)x(.*)")
 _CONTINUED = "continuing after update"
 _STOPPED = "SavedAndStopped: "
 _SLOW = re.compile(r"rank \d+ is slow")
