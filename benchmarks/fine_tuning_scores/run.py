@@ -110,7 +110,7 @@ def files(args: argparse.Namespace, task: str, out: Path) -> tuple[Path, Path]:
     if task == "cranfield":
         shutil.rmtree(out)
         out.mkdir()
-        given = argparse.Namespace(data=args.data / case.train, texts=10_000, examples=10_000)
+        given = argparse.Namespace(data=args.data / case.train, texts=10_000, examples=10_000, length=0)
         domain = abstracts(given, out)
         return domain.data, domain.dev
     train, dev = (open_plain(args.data, name, out) for name in (case.train, case.dev))
