@@ -133,8 +133,13 @@ class TestMissing:
         ({"hidden": 96}, "hidden = 96, which is not a multiple of 64"),
         ({"heads": 16}, "hidden / heads = 8, which is not a multiple of 16"),
         ({"block": "modernbert", "dropout": 0.0}, ""),
-        ({"block": "modernbert"}, "dropout = 0.1"),
-        ({"block": "modernbert", "dropout": 0.0, "modern": ModernConfig(mlp_bias=True)}, "mlp_bias"),
+        ({"block": "modernbert", "modern": ModernConfig(mlp_bias=True)}, ""),
+        ({"block": "eurobert"}, ""),
+        (
+            {"block": "eurobert", "heads": 4, "modern": ModernConfig(kv_heads=1)},
+            "keys of width 32, which is not a multiple of 64",
+        ),
+        ({"block": "mpnet"}, "biases of attention by distance"),
         (
             {"block": "modernbert", "dropout": 0.0, "intermediate": 40},
             "intermediate = 40, which is not a multiple of 32",

@@ -1,18 +1,8 @@
-"""ModernBERT's blocks by the compiled kernels, compared with torch's functions."""
-
-from dataclasses import replace
-from typing import Any
+"""Operations of ModernBERT's blocks by the compiled kernels, compared with torch's functions."""
 
 import pytest
 import torch
-from flat import make_batch
-from torch import Tensor
 
-from lambert.core.batch import Batch
-from lambert.model import weights
-from lambert.model.config import EncoderConfig, ModernConfig
-from lambert.model.heads import Model
-from lambert.model.modernbert import native
 from lambert.model.packed import norm_of
 from lambert.native import library
 from lambert.ops.drop import NOTHING
@@ -22,62 +12,6 @@ pytestmark = [
     pytest.mark.skipif(library() is None, reason="the compiled kernels are not used on this machine"),
     pytest.mark.usefixtures("instructions"),
 ]
-
-CONFIG = EncoderConfig(
-    layers=4, hidden=128, heads=4, intermediate=160, vocabulary=200, positions=256, segment_types=0, dropout=0.0,
-    attention_dropout=0.0, norm_eps=1e-5, init_range=0.05, block="modernbert",
-    modern=ModernConfig(window=16, global_every=3),
-)  # fmt: skip
-LENGTHS = [40, 1, 17, 129, 16, 64]
-
-
-def run(model: Model, batch: Batch, *, bfloat16: bool) -> tuple[Tensor, dict[str, Tensor]]:
-    model.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-        states_TD = model.encoder(batch)
-    slope = torch.randn(states_TD.shape, generator=torch.Generator().manual_seed(1))
-    (states_TD.float() * slope).sum().backward()
-    return states_TD.detach().float(), {
-        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
-    }
-
-
-@pytest.mark.parametrize("norm_bias", [False, True])
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-def test_states_and_gradients(norm_bias: bool, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    modern = replace(CONFIG.modern, norm_bias=norm_bias)
-    model = weights.fresh(replace(CONFIG, modern=modern, activation=activation), {"mlm": 0}, seed=3).train()
-    for parameter in model.parameters():
-        parameter.data += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
-    batch, used = make_batch(LENGTHS, 200), []
-    kept = native.native_states
-
-    def counted(*arguments: Any) -> Tensor:
-        used.append(1)
-        return kept(*arguments)
-
-    monkeypatch.setattr(native, "native_states", counted)
-    expected, wanted = run(model, batch, bfloat16=False)
-    assert not used
-    found, grads = run(model, batch, bfloat16=True)
-    assert used
-    assert (found - expected).norm() < 0.02 * expected.norm()
-    assert grads.keys() == wanted.keys()
-    for name, grad in grads.items():
-        assert (grad - wanted[name]).norm() < 0.05 * wanted[name].norm(), name
-    monkeypatch.setattr(native, "usable", lambda *_: False)
-    plain, slopes = run(model, batch, bfloat16=True)
-    assert (found - plain).norm() < 0.02 * plain.norm()
-    assert all((grads[name] - slopes[name]).norm() < 0.05 * slopes[name].norm() for name in grads)
-
-
-def test_dropout_of_outputs_and_biases_are_left_to_torch() -> None:
-    batch = make_batch([5, 9], 200)
-    for config in (replace(CONFIG, dropout=0.1), replace(CONFIG, modern=replace(CONFIG.modern, mlp_bias=True))):
-        model = weights.fresh(config, {"mlm": 0}).train()
-        with torch.autocast("cpu", torch.bfloat16):
-            assert not native.usable(model.encoder, batch)  # type: ignore[arg-type]
-            assert torch.isfinite(model.encoder(batch)).all()
 
 
 def test_rotation_and_gate() -> None:

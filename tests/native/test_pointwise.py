@@ -104,7 +104,7 @@ def test_add_norm(kernels: Any, rows: int, width: int, threshold: int) -> None:
     def forward(threads: int) -> list[Tensor]:
         results = norm.results()
         kernels.lambert_add_norm(
-            *pointers(y_TD, x_TD), KEY, threshold, *pointers(norm.gamma_D, norm.beta_D), EPS, rows, width, threads,
+            *pointers(y_TD, x_TD), KEY, threshold, *pointers(norm.gamma_D, norm.beta_D), EPS, 1, rows, width, threads,
             *pointers(*results),
         )  # fmt: skip
         return results
@@ -129,7 +129,8 @@ def test_add_norm(kernels: Any, rows: int, width: int, threshold: int) -> None:
 
     def partial_backward(threads: int, wide: list[Tensor], grads: Tensor) -> Callable[[int], None]:
         return lambda add: kernels.lambert_add_norm_backward(
-            *pointers(norm.grad_TD, sum_TD, mean_T, rstd_T, norm.gamma_D), None, KEY, threshold, rows, width, threads,
+            *pointers(norm.grad_TD, sum_TD, mean_T, rstd_T, norm.gamma_D), None, KEY, threshold, 1, rows, width,
+            threads,
             *pointers(wide[0]), wide[1].data_ptr() if threshold else None, *pointers(*grads), add,
         )  # fmt: skip
 
@@ -242,7 +243,7 @@ def test_the_rate_of_dropout_and_its_independence_of_rows(kernels: Any) -> None:
         results = norm.results()
         kernels.lambert_add_norm(
             *pointers(torch.ones(rows, width).bfloat16(), torch.zeros(rows, width).bfloat16()), key, threshold,
-            *pointers(norm.gamma_D, norm.beta_D), EPS, rows, width, 1, *pointers(*results),
+            *pointers(norm.gamma_D, norm.beta_D), EPS, 1, rows, width, 1, *pointers(*results),
         )  # fmt: skip
         masks.append(results[1] > 0)
     for pair in ((masks[0], masks[1]), (masks[0][1:], masks[0][:-1])):

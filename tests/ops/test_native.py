@@ -51,11 +51,14 @@ def test_attention(window: int, drop: Drop) -> None:
 
 
 @drops
-def test_norm_of_a_sum(drop: Drop) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("centred", [True, False])
+def test_norm_of_a_sum(centred: bool, alone: bool, drop: Drop) -> None:
     y_TD, x_TD, grad_TD, other_TD = (drawn(5, 64, seed=seed) for seed in range(4))
-    norm = Norm(drawn(64).float(), drawn(64, seed=1).float(), 1e-5)
-    out_TD, saved = OPS.add_norm(y_TD, x_TD, norm, drop)
-    near(out_TD, ORACLE.add_norm(wide(y_TD), wide(x_TD), wide(norm), drop)[0])  # type: ignore[arg-type]
+    norm = Norm(drawn(64).float(), drawn(64, seed=1).float() if centred else None, 1e-5, centred)
+    added_TD = None if alone else y_TD
+    out_TD, saved = OPS.add_norm(added_TD, x_TD, norm, drop)
+    near(out_TD, ORACLE.add_norm(wide(added_TD), wide(x_TD), wide(norm), drop)[0])  # type: ignore[arg-type]
     found = OPS.add_norm_backward(grad_TD, saved, norm, drop, other_TD)
     expected = ORACLE.add_norm_backward(*wide((grad_TD, saved, norm)), drop, wide(other_TD))  # type: ignore[misc, arg-type]
     for one, other in zip(found, expected, strict=True):

@@ -9,7 +9,7 @@ shared keys and values: Ainslie et al., "GQA", 2023; heads: transformers, EuroBe
 EuroBertForSequenceClassification.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,16 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch
 from lambert.core.compute import PLAIN, Compute
 from lambert.core.errors import DataError, quote
-from lambert.model.attention import attention
 from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.config_keys import COMMON, ConfigKeys, architectures
 from lambert.model.costs import Costs
 from lambert.model.dropout import dropout
 from lambert.model.embedding import embed
-from lambert.model.encoder import Block, Encoder
 from lambert.model.family import ADJUSTABLE, Family
 from lambert.model.gte import rotary, rotary_json
-from lambert.model.linear import project
-from lambert.model.modernbert.rotary import angles, rotate
 from lambert.model.objectives import MaskedLanguageModel, Pooler
 from lambert.model.pooling import first_vectors, mean_vectors
+from lambert.model.pre_norm import PreNormBlock, PreNormEncoder
 from lambert.model.tensor_names import TensorNames
 
 
@@ -41,28 +38,17 @@ def key_width(config: EncoderConfig) -> int:
     return config.hidden // config.heads * (config.modern.kv_heads or config.heads)
 
 
-def expand_heads(qkv_TF: Tensor, heads: int, kv_heads: int) -> Tensor:
-    """Returns queries, keys and values of all heads, [T, 3, H, E], from queries [T, H, E] and the keys and values of
-    `kv_heads` heads, concatenated to [T, F]. Consecutive heads share keys and values."""
-    own_TE = qkv_TF.view(len(qkv_TF), heads + 2 * kv_heads, -1)
-    if kv_heads == heads:
-        return own_TE.view(len(qkv_TF), 3, heads, -1)
-    parts = torch.split(own_TE, [heads, kv_heads, kv_heads], dim=1)
-    shared = (part.repeat_interleave(heads // kv_heads, dim=1) for part in parts[1:])
-    return torch.stack([parts[0], *shared], dim=1)
-
-
-class EuroBertBlock(Block):
-    """Maps states [T, D] to states [T, D]: attention with rotary positions and a gated feed-forward layer, each after
-    an RMS norm and added to what it reads."""
+class EuroBertBlock(PreNormBlock):
+    """Maps states [T, D] to states [T, D]."""
 
     products = (("query", "key", "value"), ("attention_out",), ("gate", "up"), ("down",))
+    last_dropped = True
+    sizes = 32, 64
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         modern, width, inner = config.modern, config.hidden, config.intermediate
-        self.heads, self.kv_heads = config.heads, modern.kv_heads or config.heads
-        self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
+        self.kv_heads, self.activation = modern.kv_heads or config.heads, "silu"
         self.attention_norm = nn.RMSNorm(width, config.norm_eps)
         self.query = nn.Linear(width, width, bias=modern.attention_bias)
         self.key, self.value = (nn.Linear(width, key_width(config), bias=modern.attention_bias) for _ in range(2))
@@ -71,26 +57,15 @@ class EuroBertBlock(Block):
         self.gate, self.up = (nn.Linear(width, inner, bias=modern.mlp_bias) for _ in range(2))
         self.down = nn.Linear(inner, width, bias=modern.mlp_bias)
 
-    def qkv(self, states_TD: Tensor, batch: Batch) -> Tensor:
-        """Returns the queries, keys and values of all heads before the rotation, [T, 3 D]."""
-        normed_TD = self.attention_norm(states_TD)
-        qkv_TF = project(normed_TD, self.query, self.key, self.value, compute=batch.compute)
-        return expand_heads(qkv_TF, self.heads, self.kv_heads).flatten(1)
-
-    def forward(self, states_TD: Tensor, batch: Batch, angles_TE: Tensor) -> Tensor:
-        """Returns the states after the block. `angles_TE` are the rotary angles of the tokens."""
-        compute = batch.compute
-        qkv_T3HE = self.qkv(states_TD, batch).view(len(states_TD), 3, self.heads, -1)
-        drop = self.attention_dropout if self.training else 0.0
-        mixed_THE = attention(rotate(qkv_T3HE, angles_TE), batch.bounds_S1, longest=batch.longest, dropout=drop)
-        out_TD = project(mixed_THE.flatten(1), self.attention_out, compute=compute)
-        states_TD = states_TD + dropout(out_TD, self.dropout, self.training)
-        gate_TF, up_TF = project(self.norm(states_TD), self.gate, self.up, compute=compute).chunk(2, dim=-1)
-        out_TD = project(nn.functional.silu(gate_TF) * up_TF, self.down, compute=compute)
-        return states_TD + dropout(out_TD, self.dropout, self.training)
+    @classmethod
+    def find_unsupported(cls, config: EncoderConfig) -> str:
+        if found := super().find_unsupported(config):
+            return found
+        width = key_width(config)
+        return f"keys of width {width}, which is not a multiple of 64" if width % 64 else ""
 
 
-class EuroBertEncoder(Encoder):
+class EuroBertEncoder(PreNormEncoder):
     """The encoder of Boizard et al., 2025, section 2.1."""
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -101,15 +76,6 @@ class EuroBertEncoder(Encoder):
 
     def embed(self, batch: Batch) -> Tensor:
         return dropout(embed(batch.ids_T, self.words, batch.compute), self.config.dropout, self.training)
-
-    def states(self, batch: Batch) -> Iterator[Tensor]:
-        width, theta = self.config.hidden // self.config.heads, self.config.modern.theta
-        angles_TE, states_TD = angles(batch.positions_T, width, theta), self.embed(batch)
-        blocks: list[Any] = [*self.blocks]
-        for block in blocks:
-            yield states_TD
-            states_TD = block(states_TD, batch, angles_TE)
-        yield self.final_norm(states_TD)
 
 
 class EuroPooler(Pooler):
@@ -248,5 +214,5 @@ EUROBERT = Family(
     architectures=architectures("EuroBert"),
     own_heads=frozenset({"span", "choice"}),
     costs=EuroBertCosts(),
-    kernels_lack=lambda config: "RMS norms",
+    kernels_lack=EuroBertBlock.find_unsupported,
 )  # fmt: skip

@@ -27,8 +27,8 @@ from lambert.model.embedding import embed
 from lambert.model.encoder import Encoder
 from lambert.model.family import ADJUSTABLE, Family
 from lambert.model.linear import in_product_dtype
-from lambert.model.modernbert.rotary import rotation_of
 from lambert.model.post_norm import PostNormBlock, saved_by_kernels
+from lambert.model.rotary import rotation_of
 from lambert.model.tensor_names import TensorNames
 
 

@@ -19,7 +19,6 @@ from lambert.model.config import EncoderConfig
 from lambert.model.dropout import dropout
 from lambert.model.encoder import Block
 from lambert.model.linear import fast, project
-from lambert.model.modernbert.rotary import Rotation, rotate
 from lambert.model.packed import (
     Gradients,
     NativeProduct,
@@ -31,6 +30,7 @@ from lambert.model.packed import (
     uneven_size,
     usable,
 )  # fmt: skip
+from lambert.model.rotary import Rotation, rotate
 from lambert.ops.drop import NOTHING, Drop
 from lambert.ops.native import OPS
 
@@ -95,7 +95,7 @@ class PostNormBlock(Block):
         states_TD = self.attention_norm(states_TD + dropout(mixed_TD, self.dropout, self.training))
         if self.gated:
             up_TF, gate_TF = project(states_TD, *self.layers(2), compute=compute).chunk(2, dim=-1)
-            inner_TF = _activate(gate_TF, self.activation) * up_TF
+            inner_TF = activate(gate_TF, self.activation) * up_TF
             if self.inner_dropped:
                 inner_TF = dropout(inner_TF, self.dropout, self.training)
         else:
@@ -118,7 +118,8 @@ class PostNormBlock(Block):
         )
 
 
-def _activate(gate_TF: Tensor, activation: str) -> Tensor:
+def activate(gate_TF: Tensor, activation: str) -> Tensor:
+    """Returns the activation of gates: a form of gelu as torch names it, or "silu"."""
     if activation == "silu":
         return nn.functional.silu(gate_TF)
     return nn.functional.gelu(gate_TF, approximate=activation)

@@ -51,15 +51,17 @@ struct Norm {
     const float *gamma, *beta;
     float eps;
     float *mean, *rstd;  // [T]: results, which the backward pass needs
+    bool centred = true; // whether the mean is subtracted
 };
 
 // Normalizes the row `values`, whose sum is `total`, and calls finish(column, mask, 16 elements of the result).
 //
-// Source: Ba, Kiros and Hinton, "Layer normalization", 2016.
+// Source: Ba, Kiros and Hinton, "Layer normalization", 2016; without a mean: Zhang and Sennrich, "Root mean square layer
+// normalization", 2019.
 template <class Finish>
 inline void normalize(
     const Norm& norm, long row, const float* values, float total, long width, const Drop& drop, const Finish& finish) {
-    const float mean = total / width;
+    const float mean = norm.centred ? total / width : 0;
     __m512 squares[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (long d = 0; d < width; d += kStep) {
         for (int half = 0; half < 2; ++half) {
@@ -86,6 +88,7 @@ struct NormGradient {
     const bf16* other;  // another gradient of the norm's input, or null
     bf16* dsum;  // the gradient of the norm's input
     bf16* dy;    // dsum through dropout, or null
+    bool centred = true;
 };
 
 // Computes R rows, and adds their gradients of gamma and beta to `dgamma` and `dbeta`. `After`: dropout was applied to
@@ -123,7 +126,7 @@ inline void norm_gradient(const NormGradient& all, long row, float* dgamma, floa
         }
     }
     for (int r = 0; r < R; ++r) {
-        const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sums[r]) / width);
+        const __m512 mean = _mm512_set1_ps(all.centred ? _mm512_reduce_add_ps(sums[r]) / width : 0);
         const __m512 slope = _mm512_set1_ps(_mm512_reduce_add_ps(products[r]) / width);
         const long first = (row + r) * width;
         each_kept(all.drop, first, width, [&](long d, __mmask16 kept, int) {
@@ -203,12 +206,12 @@ using namespace lambert;
 
 extern "C" {
 
-// out = layer_norm(sum), sum = x + dropout(y). `sum` is stored in bfloat16 for the backward pass; the norm reads it
-// unrounded.
+// out = norm(sum), sum = x + dropout(y), or x if y is null. The norm subtracts the mean if `centred`. `sum` is stored in
+// bfloat16 for the backward pass; the norm reads it unrounded.
 void lambert_add_norm(
     const bf16* y, const bf16* x, uint64_t key, int64_t threshold, const float* gamma, const float* beta, float eps,
-    int64_t T, int64_t D, int64_t threads, bf16* out, bf16* sum, float* mean, float* rstd) {
-    const Norm norm{gamma, beta, eps, mean, rstd};
+    int64_t centred, int64_t T, int64_t D, int64_t threads, bf16* out, bf16* sum, float* mean, float* rstd) {
+    const Norm norm{gamma, beta, eps, mean, rstd, centred != 0};
     const Drop drop(key, (int)threshold);
     const __m512 scale = _mm512_set1_ps(drop.scale);
     each_block(T, kRowsOfTask, threads, [&](long begin, long end) {
@@ -217,8 +220,8 @@ void lambert_add_norm(
             const long first = row * D;
             __m512 totals[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
             each_kept(drop, first, D, [&](long d, __mmask16 kept, int half) {
-                const __m512 dropped = _mm512_maskz_mul_ps(kept, load(y + first + d), scale);
-                const __m512 added = _mm512_add_ps(load(x + first + d), dropped);
+                __m512 added = load(x + first + d);
+                if (y) added = _mm512_add_ps(added, _mm512_maskz_mul_ps(kept, load(y + first + d), scale));
                 store(values.at + d, added);
                 store(sum + first + d, added);
                 totals[half] = _mm512_add_ps(totals[half], added);
@@ -235,10 +238,11 @@ void lambert_add_norm(
 // dgamma and dbeta [D] are replaced, or added to if `add`.
 void lambert_add_norm_backward(
     const bf16* dout, const bf16* sum, const float* mean, const float* rstd, const float* gamma, const bf16* other,
-    uint64_t key, int64_t threshold, int64_t T, int64_t D, int64_t threads, bf16* dsum, bf16* dy, float* dgamma, float* dbeta,
-    int64_t add) {
+    uint64_t key, int64_t threshold, int64_t centred, int64_t T, int64_t D, int64_t threads, bf16* dsum, bf16* dy,
+    float* dgamma, float* dbeta, int64_t add) {
     bf16* dropped = threshold ? dy : nullptr;
-    const NormGradient all{dout, sum, mean, rstd, gamma, Drop(key, (int)threshold), D, other, dsum, dropped};
+    const Drop drop(key, (int)threshold);
+    const NormGradient all{dout, sum, mean, rstd, gamma, drop, D, other, dsum, dropped, centred != 0};
     norm_gradients<false>(all, T, threads, dgamma, dbeta, add);
 }
 

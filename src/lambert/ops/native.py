@@ -103,7 +103,8 @@ class WeightGradient:
 
 
 class NativeOps(Ops):
-    """The operations that have compiled kernels, on bfloat16 states. Norms have float32 parameters and a mean."""
+    """The operations that have compiled kernels, on bfloat16 states. Norms have float32 parameters, those of embeddings
+    a mean."""
 
     name = "native"
 
@@ -159,9 +160,8 @@ class NativeOps(Ops):
         return grad_T3HE
 
     def add_norm(self, y_TD: Tensor | None, x_TD: Tensor, norm: Norm, drop: Drop) -> tuple[Tensor, Saved]:
-        assert y_TD is not None
         out_TD, saved = torch.empty_like(x_TD), _allocate_saved(*x_TD.shape)
-        settings = *_drop(drop), norm.weight_D, _bias(norm), norm.eps
+        settings = *_drop(drop), norm.weight_D, _bias(norm), norm.eps, norm.centred
         _call("add_norm", y_TD, x_TD, *settings, *x_TD.shape, _threads(), out_TD, *saved)
         return out_TD, saved
 
@@ -172,7 +172,7 @@ class NativeOps(Ops):
         grad_y_TD = torch.empty_like(grad_TD) if drop.threshold else grad_x_TD
         given = grad_TD, *saved, norm.weight_D, other_TD
         found = grad_x_TD, grad_y_TD, sums_2D[0], sums_2D[1]
-        _call("add_norm_backward", *given, *_drop(drop), *grad_TD.shape, _threads(), *found, 0)
+        _call("add_norm_backward", *given, *_drop(drop), norm.centred, *grad_TD.shape, _threads(), *found, 0)
         return found
 
     def embed_norm(

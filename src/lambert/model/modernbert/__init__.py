@@ -21,7 +21,7 @@ from lambert.model.config_keys import COMMON, ConfigKeys, architectures, rotary_
 from lambert.model.costs import Costs
 from lambert.model.family import ADJUSTABLE, Family
 from lambert.model.linear import project
-from lambert.model.modernbert import native
+from lambert.model.modernbert.block import ModernBertBlock
 from lambert.model.modernbert.encoder import ModernBertEncoder, initial_deviation
 from lambert.model.modernbert.padded import PaddedModernBertEncoder
 from lambert.model.objectives import Head, MaskedLanguageModel, Span, Tag
@@ -248,6 +248,6 @@ MODERNBERT = Family(
     keys=KEYS,
     architectures=architectures("ModernBert"),
     costs=ModernBertCosts(),
-    kernels_lack=native.find_unsupported,
+    kernels_lack=ModernBertBlock.find_unsupported,
     padded=PaddedModernBertEncoder,
 )

@@ -1,8 +1,6 @@
 """ModernBERT's encoder: embeddings of words with a norm, the blocks, and a norm after the last one."""
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -10,13 +8,11 @@ from lambert.core.batch import Batch
 from lambert.model.config import EncoderConfig
 from lambert.model.dropout import dropout
 from lambert.model.embedding import embed
-from lambert.model.encoder import Encoder
-from lambert.model.modernbert import native
 from lambert.model.modernbert.block import ModernBertBlock
-from lambert.model.modernbert.rotary import angles
+from lambert.model.pre_norm import PreNormEncoder
 
 
-class ModernBertEncoder(Encoder):
+class ModernBertEncoder(PreNormEncoder):
     """The encoder of Warner et al., 2024, section 2.1."""
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -29,21 +25,6 @@ class ModernBertEncoder(Encoder):
     def embed(self, batch: Batch) -> Tensor:
         embedded_TD: Tensor = self.norm(embed(batch.ids_T, self.words, batch.compute))
         return dropout(embedded_TD, self.config.dropout, self.training)
-
-    def forward(self, batch: Batch) -> Tensor:
-        return native.native_states(self, batch) if native.usable(self, batch) else super().forward(batch)
-
-    def states(self, batch: Batch) -> Iterator[Tensor]:
-        width = self.config.hidden // self.config.heads
-        known: dict[float, Tensor] = {}  # angles by theta
-        states_TD = self.embed(batch)
-        blocks: list[Any] = [*self.blocks]
-        for block in blocks:
-            yield states_TD
-            if block.theta not in known:
-                known[block.theta] = angles(batch.positions_T, width, block.theta)
-            states_TD = block(states_TD, batch, known[block.theta])
-        yield self.final_norm(states_TD)
 
 
 def initial_deviation(config: EncoderConfig, name: str) -> float:

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from lambert.model.modernbert.block import ModernBertBlock
 from lambert.model.modernbert.encoder import ModernBertEncoder
-from lambert.model.modernbert.rotary import angles
 from lambert.model.padded import attend, mask_scores, split_heads
+from lambert.model.rotary import angles
 
 
 class PaddedModernBertBlock(nn.Module):
@@ -16,7 +16,7 @@ class PaddedModernBertBlock(nn.Module):
         super().__init__()
         self.heads, self.window, self.theta = block.heads, block.window, block.theta
         self.scale = (block.attention_out.in_features // block.heads) ** -0.5
-        self.attention_norm, self.norm, self.approximate = block.attention_norm, block.norm, block.approximate
+        self.attention_norm, self.norm, self.approximate = block.attention_norm, block.norm, block.activation
         self.attention_in, self.attention_out = block.attention_in, block.attention_out
         self.up, self.down = block.up, block.down
 

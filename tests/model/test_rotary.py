@@ -2,7 +2,7 @@
 
 import torch
 
-from lambert.model.modernbert.rotary import angles, rotate
+from lambert.model.rotary import angles, rotate
 
 
 def test_products_depend_on_the_distance() -> None:
