@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from patience import HANGS
 import lambert.horovod as hvd
 from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.wings.horovod import aliased
-from lambert.wings.horovod.run import main
+from lambert.wings.horovod.run import job, main
 from lambert.wings.horovod.run.function import run as run_function
 from lambert.wings.horovod.run.hosts import Host, assign_slots, discover, fill, parse_hosts, read_hostfile
 from lambert.wings.horovod.run.options import build_environment, parse
@@ -208,6 +209,26 @@ def test_no_rank_outlives_the_launcher(number: signal.Signals, tmp_path: Path, s
         for file in files:
             if file.exists() and not gone(int(file.read_text())):
                 os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+def test_a_signal_while_a_rank_is_started_ends_that_rank_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[Any] = []
+    monkeypatch.setattr(job, "end", lambda workers, number: ended.extend(workers))
+    workers: list[Any] = []
+
+    def start() -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return "rank 0"
+
+    def launch() -> None:
+        with job.terminate_at_end(workers):
+            with job.STARTING:
+                workers.append(start())
+            pytest.fail("the signal is lost")
+
+    with pytest.raises(job.Stop, match="SIGTERM"):
+        launch()
+    assert ended == ["rank 0"]
 
 
 def test_a_horovod_script_runs_as_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,15 @@ from typing import Any
 from lambert.core.errors import DataError
 from lambert.wings.horovod.elastic import GENERATION, HOSTS_SEEN, STORE, WORKER
 from lambert.wings.horovod.run.hosts import Host, assign_slots, choose_rendezvous, discover, is_local
-from lambert.wings.horovod.run.job import POLL_SECONDS, Start, create_starter, read_hosts, say, terminate_at_end
+from lambert.wings.horovod.run.job import (
+    POLL_SECONDS,
+    STARTING,
+    Start,
+    create_starter,
+    read_hosts,
+    say,
+    terminate_at_end,
+)  # fmt: skip
 from lambert.wings.horovod.run.workers import Worker, end
 
 DISCOVERY_SECONDS = 1.0
@@ -122,9 +130,10 @@ class Job:
                 self.store.set(f"world/{self.generation}/{self.names[worker]}", json.dumps(variables))
             else:
                 name = f"{self.generation}.{slot.rank}"
-                worker = self.start(slot, {**variables, WORKER: name})
-                self.names[worker] = name
-                self.workers.append(worker)
+                with STARTING:
+                    worker = self.start(slot, {**variables, WORKER: name})
+                    self.names[worker] = name
+                    self.workers.append(worker)
         if leaving:
             end_quietly(leaving)
 

@@ -69,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
     start = create_starter(args)
     workers: list[Worker] = []
     with terminate_at_end(workers):
-        workers.extend(start(slot, slot.variables(master, port)) for slot in ranks)
+        for slot in ranks:
+            with STARTING:
+                workers.append(start(slot, slot.variables(master, port)))
         while True:
             codes = [worker.poll() for worker in workers]
             failed = next((worker for worker, code in zip(workers, codes, strict=True) if code), None)
@@ -83,13 +85,34 @@ def run(args: argparse.Namespace) -> int:
             time.sleep(POLL_SECONDS)
 
 
+class _Starting:
+    """Within this context manager, `Stop` waits until its end, where the worker that is started can be terminated."""
+
+    def __init__(self) -> None:
+        self.active, self.signal = False, 0
+
+    def __enter__(self) -> None:
+        self.active = True
+
+    def __exit__(self, *error: object) -> None:
+        self.active = False
+        number, self.signal = self.signal, 0
+        if number:
+            raise Stop(number)
+
+
+STARTING = _Starting()
+
+
 @contextmanager
 def terminate_at_end(workers: Sequence[Worker]) -> Iterator[None]:
     """Returns a context manager that terminates the workers at its end. SIGINT and SIGTERM raise `Stop` within it, and
-    are sent to the workers."""
+    are sent to the workers. A worker is added to them within `STARTING`."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stop(number)
+        if not STARTING.active:
+            raise Stop(number)
+        STARTING.signal = number
 
     number, numbers = signal.SIGTERM, (signal.SIGINT, signal.SIGTERM)
     before = {each: signal.signal(each, stop) for each in numbers}
