@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.errors import MachineError, UsageError
-from lambert.model.encoder import Block
+from lambert.model.block import Block
 from lambert.model.heads import Model
 from lambert.model.packed import NativeProduct, Product
 from lambert.native import library
@@ -118,7 +118,7 @@ def for_cpu(model: Model, kind: Kind) -> Model:
     blocks = [block for block in encoder.blocks if isinstance(block, Block)]
     if model.config.custom_block or len(blocks) < len(encoder.blocks):
         other = type(encoder.blocks[0]).__name__
-        raise UsageError(f"{kind} needs blocks derived from lambert.model.encoder.Block, not {other}: use float32.")
+        raise UsageError(f"{kind} needs blocks derived from lambert.model.block.Block, not {other}: use float32.")
     native = library() is not None and all(block.has_kernels(kind) for block in blocks)
     for block in blocks:
         for names in block.products:

@@ -1,25 +1,12 @@
 """The encoder: embeddings followed by a stack of blocks."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Iterator
 
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch
 from lambert.model.config import EncoderConfig
-
-
-class Block(nn.Module):
-    """The base class of the blocks of all families. The outputs of `attention_out` and `down` are added to states."""
-
-    products: ClassVar[Sequence[Sequence[str]]] = (("query", "key", "value"), ("attention_out",), ("up",), ("down",))
-    """Names of the linear layers. Those that read the same states are together and become one product."""
-
-    def has_kernels(self, kind: str) -> bool:
-        """Returns whether the compiled kernels compute the whole block for inference, with products of this kind:
-        "bfloat16" or "int8"."""
-        return False
 
 
 class Encoder(nn.Module):

@@ -19,6 +19,7 @@ from lambert.core.batch import Batch
 from lambert.core.errors import DataError, quote
 from lambert.model import roberta
 from lambert.model.bert import BERT
+from lambert.model.block import saved_by_kernels
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import ConfigKeys, architectures, rotary_base
 from lambert.model.costs import Costs
@@ -27,7 +28,7 @@ from lambert.model.embedding import embed
 from lambert.model.encoder import Encoder
 from lambert.model.family import ADJUSTABLE, Family
 from lambert.model.linear import in_product_dtype
-from lambert.model.post_norm import PostNormBlock, saved_by_kernels
+from lambert.model.post_norm import PostNormBlock
 from lambert.model.rotary import rotation_of
 from lambert.model.tensor_names import TensorNames
 

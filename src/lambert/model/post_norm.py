@@ -15,19 +15,16 @@ from torch.autograd.function import once_differentiable
 
 from lambert.core.batch import Batch
 from lambert.model.attention import attention
-from lambert.model.config import EncoderConfig
+from lambert.model.block import Block, activate, norm_backward
 from lambert.model.dropout import dropout
-from lambert.model.encoder import Block
 from lambert.model.linear import fast, project
 from lambert.model.packed import (
     Gradients,
     NativeProduct,
     Product,
-    has_products,
     norm_of,
     pack,
     split_layers,
-    uneven_size,
     usable,
 )  # fmt: skip
 from lambert.model.rotary import Rotation, rotate
@@ -46,32 +43,9 @@ class PostNormBlock(Block):
     """Whether the feed-forward layer has gated units. The gates are the second half of the outputs of its layers."""
     inner_dropped: ClassVar[bool] = False
     """Whether the product of gated units is dropped too."""
-    sizes: ClassVar[tuple[int, int]] = 16, 2
-    """What the width of a head and that of the feed-forward layer must be multiples of for the compiled kernels."""
 
     attention_norm: nn.LayerNorm
     norm: nn.LayerNorm
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
-        self.activation = "tanh" if config.activation == "gelu_tanh" else "none"
-        """A form of gelu as torch names it, or, of gated units, "silu"."""
-        self.fits = not self.find_unsupported(config)
-
-    @classmethod
-    def find_unsupported(cls, config: EncoderConfig) -> str:
-        """Returns a size that the compiled kernels do not support, in words; empty if they support all."""
-        return uneven_size(config, *cls.sizes)
-
-    def layers(self, number: int) -> list[nn.Linear]:
-        """Returns the layers of a product, by its number in `products`; after a conversion, only the product itself."""
-        found = (getattr(self, name) for name in self.products[number])
-        return [layer for layer in found if layer is not None]
-
-    def has_kernels(self, kind: str) -> bool:
-        return self.fits and has_products(kind, [*self.layers(2), *self.layers(3)])
 
     def qkv(self, states_TD: Tensor, batch: Batch) -> Tensor:
         """Returns the queries, keys and values of all heads, before a rotation, [T, 3 D]."""
@@ -118,13 +92,6 @@ class PostNormBlock(Block):
         )
 
 
-def activate(gate_TF: Tensor, activation: str) -> Tensor:
-    """Returns the activation of gates: a form of gelu as torch names it, or "silu"."""
-    if activation == "silu":
-        return nn.functional.silu(gate_TF)
-    return nn.functional.gelu(gate_TF, approximate=activation)
-
-
 def _compute_natively(block: PostNormBlock, states_TD: Tensor, batch: Batch, rotation: Rotation | None) -> Tensor:
     """Computes `block` for bfloat16 states [T, D] by the compiled kernels."""
     first: nn.Module = block.layers(0)[0]
@@ -166,7 +133,7 @@ class _Block(torch.autograd.Function):
         block, batch, (qkv, out, up, down), drops = ctx.block, ctx.batch, ctx.packed, ctx.drops
         grads = Gradients(batch.compute.gradients)
 
-        grad_TD, dropped_TD = _norm_backward(grad_TD.contiguous(), block.norm, second, drops[2], grads)
+        grad_TD, dropped_TD = norm_backward(OPS, grad_TD.contiguous(), second, block.norm, drops[2], grads)
         if block.gated:
             active_grad_TF = OPS.linear_input(dropped_TD, down)
             inner_grad_TF = OPS.gated_backward(inner_TF, active_grad_TF, block.activation, drops[3], gate_first=False)
@@ -175,7 +142,7 @@ class _Block(torch.autograd.Function):
         grads.linear(dropped_TD, active_TF, *split_layers(block.layers(3)))
         grads.linear(inner_grad_TF, middle_TD, *split_layers(block.layers(2)))
         grad_TD = OPS.linear_input(inner_grad_TF, up, grad_TD)
-        grad_TD, dropped_TD = _norm_backward(grad_TD, block.attention_norm, first, drops[1], grads)
+        grad_TD, dropped_TD = norm_backward(OPS, grad_TD, first, block.attention_norm, drops[1], grads)
         mixed_grad_TD = OPS.linear_input(dropped_TD, out)
         grads.linear(dropped_TD, mixed_THE.flatten(1), *split_layers(block.layers(1)))
         grad_T3HE = OPS.attention_backward(
@@ -225,21 +192,3 @@ def _forward(
     if not keep:
         return last_TD, []
     return last_TD, [x_TD, qkv_T3HE, mixed_THE, middle_TD, inner_TF, active_TF, *first, *second, *of_attention]
-
-
-def saved_by_kernels(config: EncoderConfig, dtype: torch.dtype, inner: int) -> int:
-    """Returns `Costs.saved_per_token` of blocks that the compiled kernels compute, which save `inner` values for each
-    unit of the feed-forward layer."""
-    # Query, key, value, attention output, two sums and two norms; the feed-forward layer.
-    values = 8 * config.hidden + inner * config.intermediate
-    return (config.layers + 2) * (values * dtype.itemsize + config.heads * 4) + 3 * config.hidden * 4
-
-
-def _norm_backward(
-    grad_TD: Tensor, norm: nn.LayerNorm, saved: list[Tensor], drop: Drop, grads: Gradients
-) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of both terms of the normalised sum: of the residual, and of what dropout dropped."""
-    residual_TD, dropped_TD, weight_D, bias_D = OPS.add_norm_backward(grad_TD, saved, norm_of(norm), drop)
-    grads.add(norm.weight, weight_D)
-    grads.add(norm.bias, bias_D)
-    return residual_TD, dropped_TD

@@ -17,22 +17,20 @@ from torch.autograd.function import once_differentiable
 
 from lambert.core.batch import Batch
 from lambert.model.attention import attention
+from lambert.model.block import Block, activate, norm_backward
 from lambert.model.config import EncoderConfig
 from lambert.model.dropout import dropout
-from lambert.model.encoder import Block, Encoder
+from lambert.model.encoder import Encoder
 from lambert.model.linear import fast, project
 from lambert.model.packed import (
     Gradients,
     NativeProduct,
     Product,
-    has_products,
     norm_of,
     pack,
     split_layers,
-    uneven_size,
     usable,
 )  # fmt: skip
-from lambert.model.post_norm import activate
 from lambert.model.rotary import Rotation, rotate, rotation_of
 from lambert.ops.drop import NOTHING, Drop
 from lambert.ops.native import OPS
@@ -50,34 +48,15 @@ class PreNormBlock(Block):
     """Whether the product of the gated units is dropped."""
     last_dropped: ClassVar[bool] = False
     """Whether the output of the feed-forward layer is dropped."""
-    sizes: ClassVar[tuple[int, int]] = 32, 32
-    """What the width of a head and that of the feed-forward layer must be multiples of for the compiled kernels."""
+    sizes = 32, 32
 
     attention_norm: nn.LayerNorm | nn.RMSNorm | None
     """None: the states are normalised already."""
     norm: nn.LayerNorm | nn.RMSNorm
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.heads, self.kv_heads = config.heads, config.heads
-        self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
-        self.window, self.theta = 0, config.modern.theta
-        self.activation = "tanh" if config.activation == "gelu_tanh" else "none"
-        """A form of gelu as torch names it, or "silu"."""
-        self.fits = not self.find_unsupported(config)
-
-    @classmethod
-    def find_unsupported(cls, config: EncoderConfig) -> str:
-        """Returns a size that the compiled kernels do not support, in words; empty if they support all."""
-        return uneven_size(config, *cls.sizes)
-
-    def layers(self, number: int) -> list[nn.Linear]:
-        """Returns the layers of a product, by its number in `products`; after a conversion, only the product itself."""
-        found = (getattr(self, name) for name in self.products[number])
-        return [layer for layer in found if layer is not None]
-
-    def has_kernels(self, kind: str) -> bool:
-        return self.fits and has_products(kind, [*self.layers(2), *self.layers(3)])
+        super().__init__(config)
+        self.kv_heads, self.window, self.theta = config.heads, 0, config.modern.theta
 
     def qkv(self, states_TD: Tensor, batch: Batch) -> Tensor:
         """Returns the queries, keys and values of all heads before the rotation, [T, 3 D]."""
@@ -259,9 +238,9 @@ class _Block(torch.autograd.Function):
         both_grad_TF = OPS.gated_backward(both_TF, OPS.linear_input(grad_y_TD, down), block.activation, drops[3])
         grads.linear(both_grad_TF, middle_TD, *split_layers(block.layers(2)))
         middle_grad_TD = OPS.linear_input(both_grad_TF, up)
-        grad_TD, dropped_TD = _norm_backward(
-            middle_grad_TD, second, block.norm, drops[2], grad_x_TD.contiguous(), grads
-        )  # fmt: skip
+        grad_TD, dropped_TD = norm_backward(
+            OPS, middle_grad_TD, second, block.norm, drops[2], grads, grad_x_TD.contiguous()
+        )
         grads.linear(dropped_TD, mixed_THE.flatten(1), *split_layers(block.layers(1)))
         mixed_grad_TD = OPS.linear_input(dropped_TD, out)
         grad_T3HE = OPS.attention_backward(
@@ -274,7 +253,9 @@ class _Block(torch.autograd.Function):
         before_TD: Tensor | None = None
         if block.attention_norm is not None:
             normed_grad_TD = OPS.linear_input(qkv_grad_TF, into)
-            grad_TD, before_TD = _norm_backward(normed_grad_TD, first, block.attention_norm, drops[0], grad_TD, grads)
+            grad_TD, before_TD = norm_backward(
+                OPS, normed_grad_TD, first, block.attention_norm, drops[0], grads, grad_TD
+            )
         elif ctx.needs_input_grad[0]:
             grad_TD = OPS.linear_input(qkv_grad_TF, into, grad_TD)
         before_TD = before_TD if ctx.added else None
@@ -299,20 +280,5 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
         grads = Gradients(ctx.sink)
-        grad_TD, dropped_TD = _norm_backward(
-            grad_TD.contiguous(), [*ctx.saved_tensors], ctx.norm, ctx.drop, None, grads
-        )  # fmt: skip
+        grad_TD, dropped_TD = norm_backward(OPS, grad_TD.contiguous(), ctx.saved_tensors, ctx.norm, ctx.drop, grads)
         return dropped_TD, grad_TD, None, None, None, *(grads.returned.get(part) for part in ctx.parameters)
-
-
-def _norm_backward(
-    grad_TD: Tensor, saved: list[Tensor], norm: nn.LayerNorm | nn.RMSNorm, drop: Drop, other_TD: Tensor | None,
-    grads: Gradients,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Returns the gradients of both terms of the normalised sum, of which `other_TD` is another gradient: of the
-    residual, and of what dropout dropped."""
-    residual_TD, dropped_TD, weight_D, bias_D = OPS.add_norm_backward(grad_TD, saved, norm_of(norm), drop, other_TD)
-    grads.add(norm.weight, weight_D)
-    if (bias := getattr(norm, "bias", None)) is not None:
-        grads.add(bias, bias_D)
-    return residual_TD, dropped_TD

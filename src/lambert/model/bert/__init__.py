@@ -7,11 +7,11 @@ import torch
 from lambert.model.bert.block import BertBlock
 from lambert.model.bert.encoder import BertEncoder
 from lambert.model.bert.padded import PaddedBertEncoder
+from lambert.model.block import saved_by_kernels
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import COMMON, ConfigKeys, architectures
 from lambert.model.costs import Costs
 from lambert.model.family import Family
-from lambert.model.post_norm import saved_by_kernels
 from lambert.model.tensor_names import TensorNames
 
 NAMES = TensorNames(
