@@ -111,7 +111,7 @@ test-gpu: $(VENV)/setup-dev
 TRITON := build/triton
 test-triton: $(VENV)/setup-dev
 	@test -d $(TRITON)/triton || $(BIN)/python -m pip install --quiet --no-deps --target $(TRITON) triton==3.9.0
-	@PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest $(FLAGS) tests/ops/test_cuda.py tests/ops/test_updates.py
+	@PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest $(FLAGS) tests/ops/test_cuda.py tests/ops/test_cuda_blocks.py tests/ops/test_updates.py
 	@PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -s $(FLAGS) tests/ops/test_kernels.py
 
 OLD := .venv-minimum

@@ -16,7 +16,7 @@ from lambert.ops.reference import Norm, Ops
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # 1 / (1 + inf) is 0
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-OPS, ORACLE = CudaOps(), Ops()
+OPS, ORACLE = CudaOps(), Ops(torch.float64)
 DROP = Drop(key=0xFEDCBA9876543210, threshold=20000)
 DTYPES = [torch.float32, torch.bfloat16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -74,8 +74,8 @@ def test_embed_norm(dtype: torch.dtype, drop: Drop, tables: int) -> None:
     indices = [torch.arange(T, device=DEVICE) % (count + 1) for count in range(tables)]
     weights = [drawn(torch.float32, count + 1, D, seed=count) for count in range(tables)]
     norm = Norm(drawn(torch.float32, D), drawn(torch.float32, D, seed=1), 1e-12)
-    out_TD, saved = OPS.embed_norm(indices, weights, norm, drop, dtype)
-    expected_TD, _ = ORACLE.embed_norm(indices, wide(weights), wide(norm), drop, torch.float64)
+    out_TD, saved = CudaOps(dtype).embed_norm(indices, weights, norm, drop)
+    expected_TD, _ = ORACLE.embed_norm(indices, wide(weights), wide(norm), drop)
     near(out_TD, expected_TD, dtype)
     grad_TD = drawn(dtype, T, D, seed=5)
     found = OPS.embed_norm_backward(grad_TD, saved, norm, drop)
@@ -93,7 +93,7 @@ def test_embed_norm(dtype: torch.dtype, drop: Drop, tables: int) -> None:
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu(T: int, D: int, dtype: torch.dtype, approximate: str) -> None:
     x_TD, F = drawn(dtype, T, D), 16
-    up, down = (OPS.pack([drawn(dtype, *shape)], [None], dtype) for shape in ((F, D), (D, F)))
+    up, down = (CudaOps(dtype).pack([drawn(dtype, *shape)], [None]) for shape in ((F, D), (D, F)))
     y_TF, active_TF = OPS.linear_gelu(x_TD, up, approximate)
     near(active_TF, torch.nn.functional.gelu(y_TF.double(), approximate=approximate), dtype)
     grad_TD = drawn(dtype, T, D, seed=1)

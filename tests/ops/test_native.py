@@ -13,7 +13,7 @@ from lambert.ops.native import OPS, PackedWeight
 from lambert.ops.reference import Norm, Ops, Weight
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled kernels are not used on this machine")
-ORACLE = Ops()
+ORACLE = Ops(torch.float64)
 DROP = Drop(key=0xFEDCBA9876543210, threshold=20000)
 drops = pytest.mark.parametrize("drop", [NOTHING, DROP], ids=["all", "dropped"])
 
@@ -70,7 +70,7 @@ def test_norm_of_embeddings(drop: Drop) -> None:
     tables, indices = [drawn(9, 32, seed=seed).float() for seed in range(3)], [torch.tensor([8, 0, 3])] * 3
     norm, grad_TD = Norm(drawn(32).float(), drawn(32, seed=1).float(), 1e-12), drawn(3, 32)
     out_TD, saved = OPS.embed_norm(indices, tables, norm, drop)
-    near(out_TD, ORACLE.embed_norm(indices, wide(tables), wide(norm), drop, torch.float64)[0])  # type: ignore[arg-type]
+    near(out_TD, ORACLE.embed_norm(indices, wide(tables), wide(norm), drop)[0])  # type: ignore[arg-type]
     expected = ORACLE.embed_norm_backward(*wide((grad_TD, saved, norm)), drop)  # type: ignore[misc]
     for one, other in zip(OPS.embed_norm_backward(grad_TD, saved, norm, drop), expected, strict=True):
         near(one, other)

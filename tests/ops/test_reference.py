@@ -12,7 +12,7 @@ from lambert.core.randomness import words
 from lambert.ops.drop import NOTHING, Drop
 from lambert.ops.reference import Norm, Ops
 
-OPS = Ops()
+OPS = Ops(torch.float64)
 DROP = Drop(key=0xFEDCBA9876543210, threshold=20000)
 LENGTHS = [1, 2, 17, 40, 1]
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def test_a_head_has_a_key_of_its_own() -> None:
 @pytest.mark.parametrize("T", [1, 6])
 def test_linear(T: int) -> None:
     x_TD, weights, biases = drawn(T, 8), [drawn(4, 8), drawn(6, 8, seed=1)], [drawn(4), drawn(6)]
-    weight = OPS.pack(weights, biases, torch.float64)
+    weight = OPS.pack(weights, biases)
     grad_TF, other_TD = drawn(T, 10), drawn(T, 8, seed=2)
 
     def compute(x: Tensor, w1: Tensor, w2: Tensor, b1: Tensor, b2: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def test_linear(T: int) -> None:
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_of_a_product(approximate: str) -> None:
     before_TD = drawn(5, 8)
-    up, down = (OPS.pack([drawn(*shape)], [None], torch.float64) for shape in ((6, 8), (4, 6)))
+    up, down = (OPS.pack([drawn(*shape)], [None]) for shape in ((6, 8), (4, 6)))
     y_TF, active_TF = OPS.linear_gelu(before_TD, up, approximate)
     same(active_TF, functional.gelu(before_TD @ up.weight_FD.T, approximate=approximate))
     grad_TF = drawn(5, 4)
@@ -146,7 +146,7 @@ def test_norm_of_embeddings(drop: Drop) -> None:
         return drop.apply(functional.layer_norm(rows, (8,), weight, bias, 1e-5))
 
     norm = Norm(weight_D, bias_D, 1e-5)
-    out_TD, saved = OPS.embed_norm(indices, tables, norm, drop, torch.float64)
+    out_TD, saved = OPS.embed_norm(indices, tables, norm, drop)
     same(out_TD, compute(rows_TD, weight_D, bias_D))
     found = OPS.embed_norm_backward(grad_TD, saved, norm, drop)
     for one, other in zip(found, gradients(compute, grad_TD, rows_TD, weight_D, bias_D), strict=True):

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from lambert.core.compute import GradientSink
 from lambert.core.errors import UsageError
-from lambert.native import library
-from lambert.ops.native import OPS
+from lambert.ops.choice import of_device
 
 _ALIGNMENT = 128
 """Elements. Every gradient starts at a multiple of it, where vectorised kernels take their fast path and where a block
@@ -154,8 +153,9 @@ class Gradients(GradientSink):
             return super().add_rows(parameter, ids_T, grad_TD)
         if parameter.grad is None:
             parameter.grad = place.zero_()
-        if grad_TD.dtype == torch.bfloat16 and place.dtype == torch.float32 and library() is not None:
-            OPS.add_rows(grad_TD, ids_T, parameter.grad)
+        ops = of_device(grad_TD.device)
+        if ops is not None and grad_TD.dtype == torch.bfloat16 and place.dtype == torch.float32:
+            ops.add_rows(grad_TD, ids_T, parameter.grad)
         else:
             parameter.grad.index_add_(0, ids_T, grad_TD.to(place.dtype))
         return None

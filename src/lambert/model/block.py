@@ -1,14 +1,20 @@
-"""What the blocks of all families share: their products, their sizes, and the backward pass of their norms."""
+"""What the blocks of all families share: their products, their sizes, and the parts of a pass by a back-end."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from lambert.core.batch import Batch
+from lambert.core.compute import Compute
 from lambert.model.config import EncoderConfig
-from lambert.model.packed import Gradients, has_products, norm_of, uneven_size
-from lambert.ops.drop import Drop
+from lambert.model.packed import Gradients, Parts, Product, has_products, norm_of, pack, split_layers, uneven_size
+from lambert.model.rotary import Rotation
+from lambert.ops.choice import choose
+from lambert.ops.drop import NOTHING, Drop
 from lambert.ops.reference import Ops
 
 
@@ -26,7 +32,9 @@ class Block(nn.Module):
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
         self.activation = "tanh" if config.activation == "gelu_tanh" else "none"
         """A form of gelu as torch names it, or, of gated units, "silu"."""
-        self.fits = not self.find_unsupported(config)
+        width = config.hidden // config.heads
+        # Flash attention (Dao, 2023) requires heads of a multiple of 16 bytes and of at most 256 elements.
+        self._supported = {"native": not self.find_unsupported(config), "triton": width % 8 == 0 and width <= 256}
 
     @classmethod
     def find_unsupported(cls, config: EncoderConfig) -> str:
@@ -42,7 +50,27 @@ class Block(nn.Module):
     def has_kernels(self, kind: str) -> bool:
         """Returns whether the compiled kernels compute the whole block for inference, with products of this kind:
         "bfloat16" or "int8"."""
-        return self.fits and has_products(kind, [*self.layers(2), *self.layers(3)])
+        return self._supported["native"] and has_products(kind, [*self.layers(2), *self.layers(3)])
+
+    def is_converted(self) -> bool:
+        """Returns whether the layers were converted for inference on a CPU."""
+        return isinstance(getattr(self, self.products[0][0]), Product)
+
+    def choose_ops(self, states_TD: Tensor, compute: Compute) -> Ops | None:
+        """Returns the back-end that computes the whole block: that of the products to which it was converted, or that
+        for these states, if it supports the sizes. None: torch's functions with autograd."""
+        if self.is_converted():
+            product: Any = getattr(self, self.products[0][0])
+            return cast(Ops | None, product.ops)
+        ops = None if compute.float8 else choose(states_TD)
+        if ops is None or not self._supported.get(ops.name, True):
+            return None
+        fit = all(ops.fits([layer.weight for layer in self.layers(number)]) for number in (0, 2))
+        return ops if fit else None
+
+    def split(self) -> list[Parts]:
+        """Returns the weights and biases of the layers of each product."""
+        return [split_layers(self.layers(number)) for number in range(len(self.products))]
 
 
 def activate(gate_TF: Tensor, activation: str) -> Tensor:
@@ -50,6 +78,61 @@ def activate(gate_TF: Tensor, activation: str) -> Tensor:
     if activation == "silu":
         return nn.functional.silu(gate_TF)
     return nn.functional.gelu(gate_TF, approximate=activation)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """A pass of a batch through a block, computed by a back-end."""
+
+    ops: Ops
+    block: Any
+    weights: Sequence[Any]
+    """The packed weights of the block's products, in the order of `Block.products`."""
+    batch: Batch
+    rotation: Rotation | None
+    """That of the tokens, if the block has rotary positions."""
+    drops: Sequence[Drop]
+    parts: Sequence[Parts] = ()
+    """The parameters of the products, in the same order; empty in inference."""
+
+    @classmethod
+    def of_training(
+        cls, ops: Ops, block: Block, batch: Batch, rotation: Rotation | None, drops: Sequence[Drop]
+    ) -> "Pass":
+        """A pass whose backward pass computes the gradients of the block's parameters."""
+        parts = block.split()
+        return cls(ops, block, [pack(ops, *part, batch.compute) for part in parts], batch, rotation, drops, parts)
+
+    @classmethod
+    def of_inference(cls, ops: Ops, block: Block, batch: Batch, rotation: Rotation | None) -> "Pass":
+        """A pass of a block that was converted for inference."""
+        products: list[Any] = [block.layers(number)[0] for number in range(len(block.products))]
+        return cls(ops, block, [product.weight for product in products], batch, rotation, [NOTHING] * 4)
+
+    def parameters(self, *norms: nn.Module | None) -> list[Tensor]:
+        """Returns the parameters of the products and of `norms`, in a fixed order."""
+        found = [*chain.from_iterable(weights + biases for weights, biases in self.parts)]
+        return found + [parameter for norm in norms if norm is not None for parameter in norm.parameters()]
+
+    def attend(self, qkv_T3HE: Tensor, drop: Drop, window: int = 0) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Rotates queries and keys in place. Returns the mixtures [T, H, E], and what the backward pass needs."""
+        if self.rotation is not None:
+            assert self.rotation.tables is not None
+            self.ops.rotate_(qkv_T3HE, self.batch.positions_T, self.rotation.tables)
+        return self.ops.attention(qkv_T3HE, self.batch.bounds_S1, self.batch.longest, drop, window)
+
+    def attend_backward(
+        self, qkv_T3HE: Tensor, mixed_THE: Tensor, saved: Sequence[Tensor], grad_TD: Tensor, drop: Drop, window: int = 0
+    ) -> Tensor:
+        """Returns the gradient of queries, keys and values before the rotation, [T, 3, H, E]."""
+        bounds_S1, grad_THE = self.batch.bounds_S1, grad_TD.view_as(mixed_THE)
+        grad_T3HE = self.ops.attention_backward(
+            qkv_T3HE, bounds_S1, self.batch.longest, mixed_THE, saved, grad_THE, drop, window
+        )
+        if self.rotation is not None:
+            assert self.rotation.tables is not None
+            self.ops.rotate_(grad_T3HE, self.batch.positions_T, self.rotation.tables, back=True)
+        return grad_T3HE
 
 
 def norm_backward(

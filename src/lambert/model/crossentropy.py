@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lambert.native import library
-from lambert.ops.native import OPS
+from lambert.ops.choice import of_device
+from lambert.ops.reference import Ops
 
 _CHUNK = 2**18  # logits per chunk, 1 MB in float32: a chunk stays in the processor's cache between the passes
 
@@ -18,10 +18,14 @@ def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
 
     The backward pass can run only once, and may use the memory of the logits.
     """
-    if logits_NV.device.type == "cpu" and logits_NV.requires_grad and logits_NV.numel() > _CHUNK:
-        native = logits_NV.dtype == torch.bfloat16 and logits_NV.is_contiguous() and library() is not None
-        total: Tensor = (_Native if native else _Chunked).apply(logits_NV, labels_N)  # type: ignore[no-untyped-call]
-        return total
+    if logits_NV.requires_grad and logits_NV.numel() > _CHUNK:
+        ops = of_device(logits_NV.device)
+        if ops is not None and logits_NV.dtype == torch.bfloat16 and logits_NV.is_contiguous():
+            total: Tensor = _Whole.apply(logits_NV, labels_N, ops)  # type: ignore[no-untyped-call]
+            return total
+        if logits_NV.device.type == "cpu":
+            chunked: Tensor = _Chunked.apply(logits_NV, labels_N)  # type: ignore[no-untyped-call]
+            return chunked
     return reference(logits_NV, labels_N)
 
 
@@ -60,17 +64,18 @@ class _Chunked(torch.autograd.Function):
         return ctx.saved_tensors[0].mul_(grad.item()), None
 
 
-class _Native(torch.autograd.Function):
-    """Computes the gradient by the compiled kernels in the backward pass, which replaces the logits by it."""
+class _Whole(torch.autograd.Function):
+    """Computes the gradient by a back-end in the backward pass, which replaces the logits by it."""
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
-        losses_N, saved = OPS.cross_entropy(logits_NV, labels_N)
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, ops: Ops) -> Tensor:
+        losses_N, saved = ops.cross_entropy(logits_NV, labels_N)
         ctx.save_for_backward(logits_NV, labels_N, *saved)
+        ctx.ops = ops
         return losses_N.sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         logits_NV, labels_N, *saved = ctx.saved_tensors
-        return OPS.cross_entropy_backward_(logits_NV, labels_N, saved, grad.item()), None
+        return ctx.ops.cross_entropy_backward_(logits_NV, labels_N, saved, grad), None, None

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from lambert.core.compute import PLAIN, Compute
 from lambert.model import float8, packed
+from lambert.ops.choice import choose, in_bfloat16
 
 _WORTH = 2**21  # rows times width above which reordering a weight costs less than it gains (docs/design/0004)
 
@@ -44,9 +45,10 @@ def _project(states_TD: Tensor, layers: Sequence[nn.Linear], compute: Compute) -
 def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute = PLAIN) -> Tensor:
     """Returns states_TD times the transposed `weights` [F, D], concatenated along F, plus the `biases` [F]: [T, F].
     There is a bias for each weight, or none."""
+    ops = choose(states_TD)
+    if ops is not None and ops.fits(weights):
+        return packed.linear(ops, states_TD, weights, biases, compute)
     if fast(states_TD):
-        if packed.usable(states_TD, weights):
-            return packed.linear(states_TD.bfloat16(), weights, biases, compute)
         product_TF: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
             states_TD.bfloat16(), compute, len(weights), *weights, *biases
         )
@@ -57,18 +59,20 @@ def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor
 
 
 def fast(states_TD: Tensor) -> bool:
-    """Returns whether products of these states are computed in bfloat16 with weights that are converted once."""
+    """Returns whether oneDNN computes products of these states in bfloat16, with weights that are converted once."""
     return (
         not torch.compiler.is_compiling()  # first, because the conditions below would break a graph
         and states_TD.device.type == "cpu"
-        and torch.is_autocast_enabled("cpu")
-        and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        and in_bfloat16("cpu")
         and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
 
 
 def in_product_dtype(states_TD: Tensor) -> Tensor:
     """Returns the states in the dtype in which `linear` reads them, so that all layers share one rounding."""
+    ops = choose(states_TD)
+    if ops is not None:
+        return states_TD.to(ops.dtype)
     return states_TD.bfloat16() if fast(states_TD) else states_TD
 
 

@@ -1,8 +1,9 @@
-"""Linear layers and their gradients by the compiled kernels of `lambert.native`.
+"""Linear layers and their gradients by a back-end of `lambert.ops`.
 
 In training, the weights of layers that read the same states are rounded to bfloat16 and packed once after each change.
 Gradients are written to the owner of the gradient buffer, if there is one, in float32 and without a tensor in between.
-For inference, weights are packed once, for products in bfloat16 or int8, and the layers are replaced by a `Product`.
+For inference on a CPU, weights are packed once for the compiled kernels, for products in bfloat16 or int8, and the
+layers are replaced by a `Product`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,24 +17,11 @@ from torch.autograd.function import once_differentiable
 
 from lambert.core.compute import Compute, GradientSink
 from lambert.model.config import EncoderConfig
-from lambert.native import library
 from lambert.ops import native
 from lambert.ops.native import OPS
-from lambert.ops.reference import Norm
+from lambert.ops.reference import Norm, Ops
 
 Copy = TypeVar("Copy")
-
-
-def usable(states_TD: Tensor, weights: Sequence[Tensor]) -> bool:
-    """Returns whether the kernels can multiply these states with the weights [F, D]: D and the sum of F are even, and
-    all weights but the last have a multiple of 64 rows."""
-    return (
-        library() is not None
-        and states_TD.shape[-1] % 2 == 0
-        and sum(map(len, weights)) % 2 == 0
-        and all(len(weight) % native.PANEL == 0 for weight in weights[:-1])
-        and all(weight.dtype == torch.float32 for weight in weights)
-    )
 
 
 def uneven_size(config: EncoderConfig, head: int, inner: int) -> str:
@@ -59,6 +47,10 @@ class Product(nn.Module):
     """Linear layers that read the same states, converted to one product for inference. It stands in a block in the
     place of the first of them, and `linear.project` calls it."""
 
+    ops: Ops | None = None
+    """The back-end that can read `weight` and compute the rest of a block as well."""
+    weight: Any
+
     def forward(self, states_TD: Tensor, gelu: str = "") -> Tensor:
         """Returns x W' + b, or its gelu in the form `gelu`, [T, F]."""
         raise NotImplementedError
@@ -66,6 +58,8 @@ class Product(nn.Module):
 
 class NativeProduct(Product):
     """A product of the kind "bfloat16" or "int8" by the compiled kernels, for states in bfloat16."""
+
+    ops = OPS
 
     def __init__(self, kind: str, *layers: nn.Linear) -> None:
         super().__init__()
@@ -75,7 +69,11 @@ class NativeProduct(Product):
         return OPS.linear(states_TD, self.weight, gelu)
 
 
-def split_layers(layers: Sequence[nn.Linear]) -> tuple[list[Tensor], list[Tensor]]:
+Parts = tuple[list[Tensor], list[Tensor]]
+"""The weights and the biases of layers that read the same states. There is a bias for each weight, or none."""
+
+
+def split_layers(layers: Sequence[nn.Linear]) -> Parts:
     """Returns the weights and the biases of layers."""
     return [layer.weight for layer in layers], [layer.bias for layer in layers if layer.bias is not None]
 
@@ -94,7 +92,8 @@ def norm_of(module: nn.Module) -> Norm:
 def convert(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute, make: Callable[[], Copy]) -> Copy:
     """Returns the copy of these weights and biases that `make` makes, and keeps it until one of them changes."""
     parts = (*weights, *biases)
-    if compute.rounded is None or any(part.is_inference() for part in parts):  # inference tensors have no version
+    # Inference tensors have no version, and what is not a leaf is another tensor in each pass.
+    if compute.rounded is None or any(part.is_inference() or not part.is_leaf for part in parts):
         return make()
     version = tuple(number for part in parts for number in (part._version, part.data_ptr()))
     if compute.rounded.get(weights[0], ((), None))[0] != version:
@@ -103,41 +102,45 @@ def convert(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Comput
     return copy
 
 
-def pack(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> native.PackedWeight:
-    """Returns these weights and biases packed for the kernels."""
-    return convert(weights, biases, compute, lambda: native.PackedWeight(weights, biases))
+def pack(ops: Ops, weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> Any:
+    """Returns these weights and biases packed for the back-end."""
+    return convert(weights, biases, compute, lambda: ops.pack(weights, biases))
 
 
-def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> Tensor:
-    """Returns the bfloat16 states times the transposed `weights` [F, D], concatenated along F, plus the `biases`."""
-    out_TF: Tensor = _Linear.apply(states_TD, compute, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
+def linear(
+    ops: Ops, states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute
+) -> Tensor:
+    """Returns the states times the transposed `weights` [F, D], concatenated along F, plus the `biases`, in the dtype
+    of the back-end."""
+    states_TD = states_TD.to(ops.dtype)
+    out_TF: Tensor = _Linear.apply(states_TD, ops, compute, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
     return out_TF
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states_TD: Tensor, compute: Compute, count: int, *parts: Tensor) -> Tensor:
+    def forward(ctx: Any, states_TD: Tensor, ops: Ops, compute: Compute, count: int, *parts: Tensor) -> Tensor:
         states_TD = states_TD.contiguous()
         ctx.save_for_backward(states_TD)
-        ctx.weight, ctx.sink = pack(parts[:count], parts[count:], compute), compute.gradients
-        ctx.parts, ctx.count = parts, count
-        return OPS.linear(states_TD, ctx.weight)
+        ctx.weight, ctx.sink = pack(ops, parts[:count], parts[count:], compute), compute.gradients
+        ctx.ops, ctx.parts, ctx.count = ops, parts, count
+        return ops.linear(states_TD, ctx.weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor | None, ...]:
         (states_TD,) = ctx.saved_tensors
-        grad_TF, gradients = grad_TF.contiguous(), Gradients(ctx.sink)
-        grad_TD = OPS.linear_input(grad_TF, ctx.weight) if ctx.needs_input_grad[0] else None
+        grad_TF, gradients = grad_TF.contiguous(), Gradients(ctx.ops, ctx.sink)
+        grad_TD = ctx.ops.linear_input(grad_TF, ctx.weight) if ctx.needs_input_grad[0] else None
         gradients.linear(grad_TF, states_TD, ctx.parts[: ctx.count], ctx.parts[ctx.count :])
-        return grad_TD, None, None, *(gradients.returned.get(part) for part in ctx.parts)
+        return grad_TD, None, None, None, *(gradients.returned.get(part) for part in ctx.parts)
 
 
 class Gradients:
     """Writes the gradients of one backward pass to a sink, and keeps in `returned` those that torch must accumulate."""
 
-    def __init__(self, sink: GradientSink) -> None:
-        self._sink = sink
+    def __init__(self, ops: Ops, sink: GradientSink) -> None:
+        self._ops, self._sink = ops, sink
         self.returned: dict[Tensor, Tensor] = {}
 
     def linear(self, grad_TF: Tensor, x_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
@@ -145,7 +148,7 @@ class Gradients:
         a bias for each weight, or none."""
         if not any(part.requires_grad for part in (*weights, *biases)):
             return
-        found, offset = OPS.weight_gradient(grad_TF, x_TD), 0
+        found, offset = self._ops.weight_gradient(grad_TF, x_TD), 0
         for weight, bias in zip_longest(weights, biases):
             if weight.requires_grad:
                 into_FD, add = self._place(weight)

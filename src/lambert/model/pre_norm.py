@@ -1,8 +1,7 @@
 """Blocks whose norms are before their layers, with rotary positions and gated units, as in ModernBERT and EuroBERT.
 
-The compiled kernels of `lambert.native` compute the whole encoder where they can. Between two blocks there are then the
-residual states and the output of the last feed-forward layer, which the kernel of the next norm adds; both are
-bfloat16.
+A back-end of `lambert.ops` computes the whole encoder where it can. Between two blocks there are then the residual
+states and the output of the last feed-forward layer, which the kernel of the next norm adds; both are bfloat16.
 
 Source: Warner et al., "ModernBERT", 2024, section 2.1; Boizard et al., "EuroBERT", 2025, section 2.1; gated units:
 Shazeer, "GLU variants improve transformer", 2020, equation 6.
@@ -17,23 +16,15 @@ from torch.autograd.function import once_differentiable
 
 from lambert.core.batch import Batch
 from lambert.model.attention import attention
-from lambert.model.block import Block, activate, norm_backward
+from lambert.model.block import Block, Pass, activate, norm_backward
 from lambert.model.config import EncoderConfig
 from lambert.model.dropout import dropout
 from lambert.model.encoder import Encoder
-from lambert.model.linear import fast, project
-from lambert.model.packed import (
-    Gradients,
-    NativeProduct,
-    Product,
-    norm_of,
-    pack,
-    split_layers,
-    usable,
-)  # fmt: skip
+from lambert.model.linear import project
+from lambert.model.packed import Gradients, norm_of
 from lambert.model.rotary import Rotation, rotate, rotation_of
 from lambert.ops.drop import NOTHING, Drop
-from lambert.ops.native import OPS
+from lambert.ops.reference import Ops
 
 
 class PreNormBlock(Block):
@@ -97,26 +88,14 @@ class PreNormEncoder(Encoder):
         yield self.final_norm(states_TD)
 
     def forward(self, batch: Batch) -> Tensor:
-        return _compute_natively(self, batch) if self._uses_kernels(batch) else super().forward(batch)
+        block: Any = self.blocks[0]
+        ops = block.choose_ops(self.words.weight, batch.compute)
+        return super().forward(batch) if ops is None else _compute(self, ops, batch)
 
     def _rotations(self, batch: Batch) -> dict[float, Rotation]:
         """Returns the rotation of the tokens for each base."""
         width, blocks = self.config.hidden // self.config.heads, [*self.blocks]
         return {theta: rotation_of(batch, width, theta) for theta in {block.theta for block in blocks}}
-
-    def _uses_kernels(self, batch: Batch) -> bool:
-        """Returns whether the kernels compute the encoder: it was converted to their products, or they have its sizes,
-        and products are in bfloat16."""
-        block: Any = self.blocks[0]
-        first, table_VD = block.layers(0)[0], self.words.weight
-        if isinstance(first, Product):
-            return isinstance(first, NativeProduct)
-        return (
-            block.fits
-            and not batch.compute.float8
-            and fast(table_VD)
-            and all(usable(table_VD, [layer.weight for layer in block.layers(number)]) for number in (0, 2))
-        )
 
 
 def expand_heads(qkv_TF: Tensor, heads: int, kv_heads: int) -> Tensor:
@@ -139,68 +118,52 @@ def _join_heads(grad_T3HE: Tensor, kv_heads: int) -> Tensor:
     return torch.cat([grad_T3HE[:, 0].flatten(1), shared.flatten(1)], dim=1)
 
 
-def _compute_natively(encoder: PreNormEncoder, batch: Batch) -> Tensor:
-    """Computes the encoder by the compiled kernels: states in bfloat16, or of an encoder that was converted for
-    inference, in the dtype of its embeddings."""
-    states_TD: Tensor = encoder.embed(batch).bfloat16()
+def _compute(encoder: PreNormEncoder, ops: Ops, batch: Batch) -> Tensor:
+    """Computes the encoder by a back-end. Returns states in its dtype, or in that of the embeddings if the encoder was
+    converted for inference."""
+    states_TD: Tensor = encoder.embed(batch).to(ops.dtype)
     blocks: list[Any] = [*encoder.blocks]
     rotations, norm = encoder._rotations(batch), encoder.final_norm
     added_TD, drop = None, NOTHING
     if encoder.converted:
         for block in blocks:
-            weights = [block.layers(number)[0].weight for number in range(4)]
-            rotation, drops = rotations[block.theta], [NOTHING] * 4
-            states_TD, added_TD, _ = _forward(block, weights, states_TD, added_TD, batch, rotation, drops)
-        return OPS.add_norm(added_TD, states_TD, norm_of(norm), NOTHING)[0].to(encoder.words.weight.dtype)
+            work = Pass.of_inference(ops, block, batch, rotations[block.theta])
+            states_TD, added_TD, _ = _forward(work, states_TD, added_TD)
+        return ops.add_norm(added_TD, states_TD, norm_of(norm), NOTHING)[0].to(encoder.words.weight.dtype)
     for block in blocks:
+        shares = [block.attention_dropout, block.dropout, block.dropout * block.inner_dropped]
+        drops = [drop, *(Drop.of(share, block.training, states_TD.device) for share in shares)]
+        work = Pass.of_training(ops, block, batch, rotations[block.theta], drops)
         states_TD, added_TD = _Block.apply(  # type: ignore[no-untyped-call]
-            states_TD, added_TD, drop, block, batch, rotations[block.theta], *_parameters(block)
+            states_TD, added_TD, work, *work.parameters(block.attention_norm, block.norm)
         )
-        drop = Drop.of(block.dropout * block.last_dropped, block.training)
-    out_TD: Tensor = _Norm.apply(added_TD, states_TD, drop, norm, batch, *norm.parameters())  # type: ignore[no-untyped-call]
+        drop = Drop.of(block.dropout * block.last_dropped, block.training, states_TD.device)
+    out_TD: Tensor = _Norm.apply(added_TD, states_TD, ops, drop, norm, batch, *norm.parameters())  # type: ignore[no-untyped-call]
     return out_TD
 
 
-def _parameters(block: PreNormBlock) -> list[Tensor]:
-    layers = [layer for number in range(4) for layer in block.layers(number)]
-    norms = [norm for norm in (block.attention_norm, block.norm) if norm is not None]
-    parts: list[Tensor] = [layer.weight for layer in layers]
-    parts += [layer.bias for layer in layers if layer.bias is not None]
-    return parts + [parameter for norm in norms for parameter in norm.parameters()]
-
-
-def _forward(
-    block: PreNormBlock, weights: Sequence[Any], x_TD: Tensor, y_TD: Tensor | None, batch: Batch, rotation: Rotation,
-    drops: Sequence[Drop],
-) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+def _forward(work: Pass, x_TD: Tensor, y_TD: Tensor | None) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Returns the residual states after a block, what is to be added to them, and what the backward pass needs.
 
     Args:
-        block: The norms and sizes of the block.
-        weights: The packed weights of its products, in the order of `Block.products`.
-        x_TD: Residual states, bfloat16.
+        work: With dropout of y, of the attention probabilities, of the output of attention, and of gated units.
+        x_TD: Residual states in the dtype of the back-end.
         y_TD: What is to be added to them; None before the first block.
-        batch: The sequences.
-        rotation: That of the tokens for the block's base.
-        drops: Dropout of y, of the attention probabilities, of the output of attention, and of gated units.
     """
-    into, out, up, down = weights
+    ops, block, drops, (into, out, up, down) = work.ops, work.block, work.drops, work.weights
     first: Sequence[Tensor] = ()
     normed_TD = x_TD
     if block.attention_norm is not None:
-        normed_TD, first = OPS.add_norm(y_TD, x_TD, norm_of(block.attention_norm), drops[0])
+        normed_TD, first = ops.add_norm(y_TD, x_TD, norm_of(block.attention_norm), drops[0])
         x_TD = first[0]
-    qkv_T3HE = expand_heads(OPS.linear(normed_TD, into), block.heads, block.kv_heads)
-    assert rotation.tables is not None
-    OPS.rotate_(qkv_T3HE, batch.positions_T, rotation.tables)
-    window = _window(block, batch)
-    mixed_THE, of_attention = OPS.attention(qkv_T3HE, batch.bounds_S1, batch.longest, drops[1], window)
-    mixed_TD = OPS.linear(mixed_THE.flatten(1), out)
-    middle_TD, second = OPS.add_norm(mixed_TD, x_TD, norm_of(block.norm), drops[2])
-    both_TF = OPS.linear(middle_TD, up)
-    inner_TF = OPS.gated(both_TF, block.activation, drops[3])
+    qkv_T3HE = expand_heads(ops.linear(normed_TD, into), block.heads, block.kv_heads)
+    mixed_THE, of_attention = work.attend(qkv_T3HE, drops[1], _window(block, work.batch))
+    mixed_TD = ops.linear(mixed_THE.flatten(1), out)
+    middle_TD, second = ops.add_norm(mixed_TD, x_TD, norm_of(block.norm), drops[2])
+    both_TF = ops.linear(middle_TD, up)
+    inner_TF = ops.gated(both_TF, block.activation, drops[3])
     saved = [normed_TD, qkv_T3HE, mixed_THE, middle_TD, both_TF, inner_TF, *second, *first, *of_attention]
-    return second[0], OPS.linear(inner_TF, down), saved
+    return second[0], ops.linear(inner_TF, down), saved
 
 
 def _window(block: PreNormBlock, batch: Batch) -> int:
@@ -211,56 +174,45 @@ class _Block(torch.autograd.Function):
     """Maps the residual states, and the states to be added to them, of the previous layer to those of this layer."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x_TD: Tensor, y_TD: Tensor | None, drop: Drop, block: PreNormBlock, batch: Batch, rotation: Rotation,
-        *parameters: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        weights = [pack(*split_layers(block.layers(number)), batch.compute) for number in range(4)]
-        shares = [block.attention_dropout, block.dropout, block.dropout * block.inner_dropped]
-        drops = [drop, *(Drop.of(share, block.training) for share in shares)]
-        x_TD, added_TD, saved = _forward(block, weights, x_TD, y_TD, batch, rotation, drops)
+    def forward(ctx: Any, x_TD: Tensor, y_TD: Tensor | None, work: Pass, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        x_TD, added_TD, saved = _forward(work, x_TD, y_TD)
         ctx.save_for_backward(*saved)
-        ctx.block, ctx.batch, ctx.rotation, ctx.drops, ctx.packed = block, batch, rotation, drops, weights
-        ctx.added = y_TD is not None
+        ctx.work, ctx.parameters, ctx.added = work, parameters, y_TD is not None
         return x_TD, added_TD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_x_TD: Tensor, grad_y_TD: Tensor) -> tuple[Tensor | None, ...]:
         normed_TD, qkv_T3HE, mixed_THE, middle_TD, both_TF, inner_TF, *saved = ctx.saved_tensors
-        block, batch, (into, out, up, down), drops = ctx.block, ctx.batch, ctx.packed, ctx.drops
+        work: Pass = ctx.work
+        ops, block, drops, (into, out, up, down) = work.ops, work.block, work.drops, work.weights
         count = 6 if block.attention_norm is not None else 3
         second, first, of_attention = saved[:3], saved[3:count], saved[count:]
-        grads = Gradients(batch.compute.gradients)
+        grads = Gradients(ops, work.batch.compute.gradients)
         grad_y_TD = grad_y_TD.contiguous()
 
-        grads.linear(grad_y_TD, inner_TF, *split_layers(block.layers(3)))
-        both_grad_TF = OPS.gated_backward(both_TF, OPS.linear_input(grad_y_TD, down), block.activation, drops[3])
-        grads.linear(both_grad_TF, middle_TD, *split_layers(block.layers(2)))
-        middle_grad_TD = OPS.linear_input(both_grad_TF, up)
+        grads.linear(grad_y_TD, inner_TF, *work.parts[3])
+        both_grad_TF = ops.gated_backward(both_TF, ops.linear_input(grad_y_TD, down), block.activation, drops[3])
+        grads.linear(both_grad_TF, middle_TD, *work.parts[2])
+        middle_grad_TD = ops.linear_input(both_grad_TF, up)
         grad_TD, dropped_TD = norm_backward(
-            OPS, middle_grad_TD, second, block.norm, drops[2], grads, grad_x_TD.contiguous()
+            ops, middle_grad_TD, second, block.norm, drops[2], grads, grad_x_TD.contiguous()
         )
-        grads.linear(dropped_TD, mixed_THE.flatten(1), *split_layers(block.layers(1)))
-        mixed_grad_TD = OPS.linear_input(dropped_TD, out)
-        grad_T3HE = OPS.attention_backward(
-            qkv_T3HE, batch.bounds_S1, batch.longest, mixed_THE, of_attention, mixed_grad_TD.view_as(mixed_THE),
-            drops[1], _window(block, batch),
-        )  # fmt: skip
-        OPS.rotate_(grad_T3HE, batch.positions_T, ctx.rotation.tables, back=True)
+        grads.linear(dropped_TD, mixed_THE.flatten(1), *work.parts[1])
+        mixed_grad_TD, window = ops.linear_input(dropped_TD, out), _window(block, work.batch)
+        grad_T3HE = work.attend_backward(qkv_T3HE, mixed_THE, of_attention, mixed_grad_TD, drops[1], window)
         qkv_grad_TF = _join_heads(grad_T3HE, block.kv_heads)
-        grads.linear(qkv_grad_TF, normed_TD, *split_layers(block.layers(0)))
+        grads.linear(qkv_grad_TF, normed_TD, *work.parts[0])
         before_TD: Tensor | None = None
         if block.attention_norm is not None:
-            normed_grad_TD = OPS.linear_input(qkv_grad_TF, into)
+            normed_grad_TD = ops.linear_input(qkv_grad_TF, into)
             grad_TD, before_TD = norm_backward(
-                OPS, normed_grad_TD, first, block.attention_norm, drops[0], grads, grad_TD
+                ops, normed_grad_TD, first, block.attention_norm, drops[0], grads, grad_TD
             )
         elif ctx.needs_input_grad[0]:
-            grad_TD = OPS.linear_input(qkv_grad_TF, into, grad_TD)
+            grad_TD = ops.linear_input(qkv_grad_TF, into, grad_TD)
         before_TD = before_TD if ctx.added else None
-        rest = (grads.returned.get(part) for part in _parameters(block))
-        return grad_TD, before_TD, None, None, None, None, *rest
+        return grad_TD, before_TD, None, *(grads.returned.get(parameter) for parameter in ctx.parameters)
 
 
 class _Norm(torch.autograd.Function):
@@ -268,17 +220,17 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, y_TD: Tensor, x_TD: Tensor, drop: Drop, norm: nn.LayerNorm | nn.RMSNorm, batch: Batch,
+        ctx: Any, y_TD: Tensor, x_TD: Tensor, ops: Ops, drop: Drop, norm: nn.LayerNorm | nn.RMSNorm, batch: Batch,
         *parameters: Tensor,
     ) -> Tensor:  # fmt: skip
-        out_TD, saved = OPS.add_norm(y_TD, x_TD, norm_of(norm), drop)
+        out_TD, saved = ops.add_norm(y_TD, x_TD, norm_of(norm), drop)
         ctx.save_for_backward(*saved)
-        ctx.norm, ctx.drop, ctx.sink, ctx.parameters = norm, drop, batch.compute.gradients, parameters
+        ctx.ops, ctx.norm, ctx.drop, ctx.sink, ctx.parameters = ops, norm, drop, batch.compute.gradients, parameters
         return out_TD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
-        grads = Gradients(ctx.sink)
-        grad_TD, dropped_TD = norm_backward(OPS, grad_TD.contiguous(), ctx.saved_tensors, ctx.norm, ctx.drop, grads)
-        return dropped_TD, grad_TD, None, None, None, *(grads.returned.get(part) for part in ctx.parameters)
+        grads, saved = Gradients(ctx.ops, ctx.sink), ctx.saved_tensors
+        grad_TD, dropped_TD = norm_backward(ctx.ops, grad_TD.contiguous(), saved, ctx.norm, ctx.drop, grads)
+        return dropped_TD, grad_TD, None, None, None, None, *(grads.returned.get(part) for part in ctx.parameters)

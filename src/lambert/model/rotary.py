@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lambert.core.batch import Batch
+from lambert.ops.choice import of_device
 
 
 def angles(positions_T: Tensor, width: int, theta: float) -> Tensor:
@@ -25,14 +26,15 @@ class Rotation(NamedTuple):
     angles_TE: Tensor
     """Angles of the tokens, [T, E / 2]."""
     tables: tuple[Tensor, Tensor] | None
-    """On a CPU, the cosines and sines of the angles of all positions, [., E / 2] each, for the compiled kernels."""
+    """The cosines and sines of the angles of all positions, [., E / 2] each, where a back-end computes blocks."""
 
 
 def rotation_of(batch: Batch, width: int, theta: float) -> Rotation:
     """Returns the rotation of the tokens of a batch for heads of this width."""
     angles_TE, tables = angles(batch.positions_T, width, theta), None
-    if angles_TE.device.type == "cpu":
-        angles_ME = angles(torch.arange(batch.longest), width, theta)
+    device = angles_TE.device
+    if device.type == "cpu" or of_device(device) is not None:
+        angles_ME = angles(torch.arange(batch.longest, device=device), width, theta)
         tables = angles_ME.cos(), angles_ME.sin()
     return Rotation(angles_TE, tables)
 

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from lambert.ops import kernels
-from lambert.ops.drop import Drop
+from lambert.ops.drop import STEPS, Drop
 from lambert.ops.reference import Norm, Ops, Saved, WeightGradient
 
 _BLOCK = 1024
@@ -22,6 +22,40 @@ class CudaOps(Ops):
     """Operations on tensors of one GPU."""
 
     name = "triton"
+
+    def fits(self, weights: Sequence[Tensor]) -> bool:
+        """Returns whether all weights are float32, and so are their gradients."""
+        return all(weight.dtype == torch.float32 for weight in weights)
+
+    def attention(
+        self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Computes attention by flash attention, which draws the probabilities that it drops from torch's generator of
+        the GPU.
+
+        Source: Dao, "FlashAttention-2", 2023.
+        """
+        if not qkv_T3HE.is_cuda:
+            return super().attention(qkv_T3HE, bounds_S1, longest, drop, window)
+        edges = {"window_size_left": window or None, "window_size_right": window or None}
+        out_THE, sums, seed, offset, _ = torch.ops.aten._flash_attention_forward(
+            *qkv_T3HE.unbind(1), bounds_S1, bounds_S1, longest, longest, _probability(drop), False, False, **edges
+        )
+        return out_THE, (sums, seed, offset)
+
+    def attention_backward(
+        self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, out_THE: Tensor, saved: Sequence[Tensor],
+        grad_THE: Tensor, drop: Drop, window: int = 0,
+    ) -> Tensor:  # fmt: skip
+        if not qkv_T3HE.is_cuda:
+            return super().attention_backward(qkv_T3HE, bounds_S1, longest, out_THE, saved, grad_THE, drop, window)
+        sums, *random = saved
+        edges = {"window_size_left": window or None, "window_size_right": window or None}
+        found = torch.ops.aten._flash_attention_backward(
+            grad_THE, *qkv_T3HE.unbind(1), out_THE, sums, bounds_S1, bounds_S1, longest, longest, _probability(drop),
+            False, *random, **edges,
+        )  # fmt: skip
+        return torch.stack(found, dim=1)
 
     def linear_gelu(self, x_TD: Tensor, weight: Any, approximate: str) -> tuple[Tensor, Tensor]:
         y_TF = self.linear(x_TD, weight)
@@ -81,10 +115,10 @@ class CudaOps(Ops):
         return self._backward(grad_TD, saved, norm, drop, other_TD, after=False)
 
     def embed_norm(
-        self, indices: Sequence[Tensor], tables: Sequence[Tensor], norm: Norm, drop: Drop, dtype: torch.dtype
+        self, indices: Sequence[Tensor], tables: Sequence[Tensor], norm: Norm, drop: Drop
     ) -> tuple[Tensor, Saved]:
         T, D, device = len(indices[0]), tables[0].shape[1], tables[0].device
-        out_TD, sum_TD = torch.empty(2, T, D, dtype=dtype, device=device)
+        out_TD, sum_TD = torch.empty(2, T, D, dtype=self.dtype, device=device)
         mean_T, rstd_T = torch.empty(2, T, dtype=torch.float32, device=device)
         fill = [indices[0]] * (3 - len(indices)), [tables[0]] * (3 - len(tables))
         _launch(
@@ -166,6 +200,10 @@ def _drop(drop: Drop, device: torch.device) -> tuple[Tensor, int, float]:
     if not isinstance(key, Tensor):
         key = torch.tensor([key if key < 2**63 else key - 2**64], device=device)
     return key, drop.threshold, drop.scale
+
+
+def _probability(drop: Drop) -> float:
+    return drop.threshold / STEPS
 
 
 def _quads(D: int) -> int:

@@ -26,10 +26,14 @@ class Drop:
     """Of 65536; 0: nothing is dropped."""
 
     @classmethod
-    def of(cls, probability: float, training: bool = True) -> "Drop":
-        """Draws a key from torch's generator of the CPU. Draws nothing if nothing is dropped."""
+    def of(cls, probability: float, training: bool = True, device: torch.device | None = None) -> "Drop":
+        """Draws a key from torch's generator of the device, of the CPU by default. The key of a GPU stays there. Draws
+        nothing if nothing is dropped."""
         threshold = round(probability * STEPS) if training else 0
-        return cls(int(torch.empty((), dtype=torch.int64).random_()), threshold) if threshold else NOTHING
+        if not threshold:
+            return NOTHING
+        key = torch.empty(1, dtype=torch.int64, device=device).random_()
+        return cls(key if key.is_cuda else int(key), threshold)
 
     @property
     def scale(self) -> float:

@@ -108,6 +108,16 @@ class NativeOps(Ops):
 
     name = "native"
 
+    def fits(self, weights: Sequence[Tensor]) -> bool:
+        """Returns whether D and the sum of F are even, all weights but the last have a multiple of 64 rows, and all are
+        float32."""
+        return (
+            weights[0].shape[1] % 2 == 0
+            and sum(map(len, weights)) % 2 == 0
+            and all(len(weight) % PANEL == 0 for weight in weights[:-1])
+            and all(weight.dtype == torch.float32 for weight in weights)
+        )
+
     def pack(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> PackedWeight:  # type: ignore[override]
         return PackedWeight(weights, biases)
 
@@ -176,13 +186,12 @@ class NativeOps(Ops):
         return found
 
     def embed_norm(
-        self, indices: Sequence[Tensor], tables: Sequence[Tensor], norm: Norm, drop: Drop,
-        dtype: torch.dtype = torch.bfloat16,
-    ) -> tuple[Tensor, Saved]:  # fmt: skip
+        self, indices: Sequence[Tensor], tables: Sequence[Tensor], norm: Norm, drop: Drop
+    ) -> tuple[Tensor, Saved]:
         T, D = len(indices[0]), tables[0].shape[1]
         for index_T, table in zip(indices, tables, strict=True):
             _check_index(index_T, T, len(table))
-        out_TD, saved = torch.empty(T, D, dtype=dtype), _allocate_saved(T, D)
+        out_TD, saved = torch.empty(T, D, dtype=torch.bfloat16), _allocate_saved(T, D)
         settings = *_drop(drop), norm.weight_D, _bias(norm), norm.eps
         _call("embed_norm", *indices, *tables, *settings, T, D, _threads(), out_TD, *saved)
         return out_TD, saved
@@ -262,7 +271,12 @@ def _drop(drop: Drop) -> tuple[int, int]:
 
 
 def _bias(norm: Norm) -> Tensor:
-    return norm.bias_D if norm.bias_D is not None else torch.zeros_like(norm.weight_D)
+    return norm.bias_D if norm.bias_D is not None else _zeros(len(norm.weight_D))
+
+
+@cache
+def _zeros(count: int) -> Tensor:
+    return torch.zeros(count)
 
 
 def _check_index(index_T: Tensor, count: int, size: int) -> None:

@@ -50,18 +50,24 @@ Saved = tuple[Tensor, Tensor, Tensor]
 
 
 class Ops:
-    """All operations with torch."""
+    """All operations with torch, on states of `dtype`."""
 
     name = "torch"
 
+    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.dtype = dtype
+
     # Linear layers
 
-    def pack(
-        self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], dtype: torch.dtype = torch.float32
-    ) -> Weight:
+    def fits(self, weights: Sequence[Tensor]) -> bool:
+        """Returns whether there are products with these weights, concatenated."""
+        return True
+
+    def pack(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Weight:
         """Returns the weights of layers that read the same states, ready for the products below."""
-        kept = [bias.detach().to(dtype) for bias in biases if bias is not None]
-        return Weight(torch.cat([weight.detach().to(dtype) for weight in weights]), torch.cat(kept) if kept else None)
+        kept = [bias.detach().to(self.dtype) for bias in biases if bias is not None]
+        rounded = [weight.detach().to(self.dtype) for weight in weights]
+        return Weight(torch.cat(rounded), torch.cat(kept) if kept else None)
 
     def linear(self, x_TD: Tensor, weight: Weight, gelu: str = "") -> Tensor:
         """Returns x W' + b, or its gelu in the form `gelu`, [T, F]."""
@@ -115,7 +121,8 @@ class Ops:
             torch.softmax(weights_BMM, -1, out=weights_BMM)
             saved += [heads_3BME, weights_BMM]
             if drop.threshold:
-                kept_BMM = drop.kept_of_heads((numbers_G[:, None] * H + torch.arange(H)).flatten(), M)
+                parts_B = (numbers_G[:, None] * H + torch.arange(H)).flatten()
+                kept_BMM = drop.kept_of_heads(parts_B.to(qkv_T3HE.device), M)
                 saved.append(kept_BMM.to(qkv_T3HE.dtype).mul_(drop.scale))
                 weights_BMM = weights_BMM * saved[-1]
             mixed_BME = torch.bmm(weights_BMM, heads_3BME[2])
@@ -179,13 +186,13 @@ class Ops:
         return grad_sum_TD, drop.apply(grad_sum_TD), grad_weight_D, grad_bias_D
 
     def embed_norm(
-        self, indices: Sequence[Tensor], tables: Sequence[Tensor], norm: Norm, drop: Drop, dtype: torch.dtype
+        self, indices: Sequence[Tensor], tables: Sequence[Tensor], norm: Norm, drop: Drop
     ) -> tuple[Tensor, Saved]:
         """Returns the dropped norm of the sum of the rows `indices` [T] of `tables` [., D], and what the backward pass
         needs."""
         rows = [functional.embedding(ids_T, table) for ids_T, table in zip(indices, tables, strict=True)]
         out_TD, saved = self._norm(torch.stack(rows).sum(0), norm)
-        return drop.apply(out_TD).to(dtype), saved
+        return drop.apply(out_TD).to(self.dtype), saved
 
     def embed_norm_backward(
         self, grad_TD: Tensor, saved: Sequence[Tensor], norm: Norm, drop: Drop

@@ -21,6 +21,7 @@ from lambert.model import attention
 from lambert.model.families import family_of
 from lambert.model.heads import Model
 from lambert.model.relations import RelationTeacher
+from lambert.ops import choice
 from lambert.optim.lamb import Lamb
 from lambert.planning import operations
 from lambert.runs.config import TrainConfig
@@ -79,6 +80,8 @@ def model_notes(compilation: Compilation, model: Model, precision: str, world: W
             yield f"torch's own kernels are used, which are slower: {native.reason()}. {native.advice()}"
         elif native.library() is not None and lacking:
             yield f"torch's own kernels compute the blocks, which are slower: the compiled ones lack {lacking}"
+    if problem := choice.triton_problem(world.device):
+        yield f"LAMBERT_TRITON=1 has no effect: {problem}"
     width = model.config.hidden // model.config.heads
     kernel = attention.kernel(world.device, PRECISIONS[precision], width)
     if world.device.type != "cpu" and kernel != "flash":

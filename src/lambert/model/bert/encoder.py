@@ -6,13 +6,13 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch
 from lambert.core.registry import Kind, lookup
 from lambert.model.bert.block import BertBlock
-from lambert.model.bert.native import native_embedding
+from lambert.model.bert.native import embed_by
 from lambert.model.config import EncoderConfig
 from lambert.model.dropout import dropout
 from lambert.model.embedding import embed
 from lambert.model.encoder import Encoder
-from lambert.model.linear import fast, in_product_dtype, project
-from lambert.native import library
+from lambert.model.linear import in_product_dtype, project
+from lambert.ops.choice import choose
 
 KIND = Kind((EncoderConfig,), base=nn.Module, methods={"forward": 2})
 
@@ -53,9 +53,9 @@ class BertEncoder(Encoder):
     def _embed(self, batch: Batch) -> Tensor:
         """Returns the embeddings in the width of the tables."""
         table_VD = self.words.weight
-        kernels = table_VD.dtype == torch.float32 and self.config.table_width % 32 == 0 and library() is not None
-        if kernels and fast(table_VD):
-            return native_embedding(self, batch)
+        ops = choose(table_VD) if table_VD.dtype == torch.float32 and self.config.table_width % 32 == 0 else None
+        if ops is not None:
+            return embed_by(ops, self, batch)
         ids_T, positions_T, types_T = self.indices(batch)
         embedded_TD = embed(ids_T, self.words, batch.compute)
         embedded_TD = embedded_TD + embed(positions_T, self.positions, batch.compute)
