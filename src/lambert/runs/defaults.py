@@ -59,7 +59,7 @@ class FreshEncoderConfig(EncoderConfig):
     """Maximum length of a sequence, in tokens. Unset: that of the model in init, or 512."""
     dropout: float | None = None  # type: ignore[assignment]
     """Probability of dropping an element of a layer's output. Unset: that of the model in init, or 0.1; in a fresh
-    NomicBERT, EuroBERT and ModernBERT 0: the compiled kernels for CPUs do not train ModernBERT's blocks with it."""
+    NomicBERT, EuroBERT and ModernBERT 0, as in the settings that were published with them."""
     attention_dropout: float | None = None  # type: ignore[assignment]
     """Probability of dropping an attention weight. Unset: that of the model in init, or 0.1; in a fresh ModernBERT,
     NomicBERT, GTE and EuroBERT 0."""
