@@ -20,8 +20,9 @@ from lambert.model.folder import read_config
 from lambert.model.heads import Model, build_model
 from lambert.model.publish import publish
 from lambert.runs.publish import card
-from lambert.tasks.card import PIPELINES, Origin, card_of_converted
+from lambert.tasks.card import Origin, card_of_converted
 from lambert.tasks.config import TaskConfig
+from lambert.tasks.task import own_class
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs.settings.finetune import FinetuneConfig
 
@@ -99,7 +100,7 @@ def test_the_snippets_of_a_card_run(
 ) -> None:
     folder = tuned(kind) / "model"
     front, *code = (folder / "README.md").read_text().split("```python\n")
-    assert f"pipeline_tag: {PIPELINES[kind]}\n" in front
+    assert f"pipeline_tag: {own_class(kind).pipeline}\n" in front
     assert 'base_model: "pretrained"\n' in front
     monkeypatch.chdir(folder)
     assert len(code) == 2

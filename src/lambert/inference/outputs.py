@@ -31,7 +31,7 @@ from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.model.labels import PREDICTED
-from lambert.tasks import Task, TaskConfig, create, list_roles
+from lambert.tasks import Task, TaskConfig, create, own_class, task_class
 from lambert.tasks.config import Columns, OtherColumns
 from lambert.tasks.model_folder import task_of
 from lambert.tasks.reading.files import digest
@@ -79,8 +79,8 @@ def load_task(
     settings = layout.read_config(folder)
     layout.check_family(settings, folder)
     config = task_of(folder, settings, name)
-    tokenizer = tokenizers.load(folder, needs=list_roles(config.name))
     check_named(config.name, (*code, name), "lambert.task.name", folder / layout.CONFIG)
+    tokenizer = tokenizers.load(folder, needs=task_class(config).special_tokens)
     if columns is not None:
         columns = columns.over(config.columns) if isinstance(columns, OtherColumns) else columns
         config = replace(config, columns=columns)
@@ -116,8 +116,7 @@ def check_positions(max_length: int, model: Model) -> None:
 
 def check_segments(config: TaskConfig, model: Model) -> None:
     """Raises UsageError if the task has text pairs and the model does not take them."""
-    pairs = bool(config.columns.text_b) and not config.columns.text_b_optional
-    if (config.name in ("squad", "choice") or pairs) and not takes_pairs(model.config):
+    if own_class(config.name).reads_pairs(config) and not takes_pairs(model.config):
         raise UsageError(
             f"The model has segment_types = {model.config.segment_types}, and text pairs need 2: use another model."
         )

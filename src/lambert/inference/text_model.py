@@ -388,8 +388,8 @@ class TextModel:
             raise UsageError(f"A model loaded in {self._inference.precision} cannot be saved: load it in float32.")
         if Path(folder).exists() and (not Path(folder).is_dir() or any(Path(folder).iterdir())):
             raise UsageError(f"{folder} exists: name another folder.")
-        extra = {} if self._task.config.name == "mask" else self._task.model_config()
-        files = {} if self._task.config.name == "mask" else self._task.model_files(self._model.config.hidden)
+        extra = self._task.model_config() if self._task.fine_tuned else {}
+        files = self._task.model_files(self._model.config.hidden)
         write = partial(
             tokenizers.save, self.tokenizer, longest=self._model.config.positions,
             segments=reads_segments(self._model.config),
@@ -400,7 +400,7 @@ class TextModel:
 
     def read(self, path: Path) -> Any:
         """Reads a labelled file as a Source. Raises UsageError for a model that was not fine-tuned."""
-        if self.task.config.name == "mask":
+        if not self.task.fine_tuned:
             raise UsageError(f"{self.path} is not fine-tuned, so it has no task to score: use `lambert finetune`.")
         with advise_model_user():
             return self.task.read(path)

@@ -7,22 +7,25 @@ predictions = task.predictions(data, outputs)                       # model.outp
 scores = task.score(data, predictions)
 """
 
-import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from lambert.core.registry import Kind, lookup
 from lambert.tasks.config import TASKS, Columns, EmbedConfig, SquadConfig, TaskConfig
 from lambert.tasks.named import resolve
-from lambert.tasks.task import Outputs, Row, Task, check_metrics, make_request, parse_task, score_predictions
+from lambert.tasks.task import (
+    Outputs,
+    Row,
+    Task,
+    check_metrics,
+    make_request,
+    own_class,
+    parse_task,
+    score_predictions,
+    task_class,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-KIND = Kind(
-    (TaskConfig, object), Task,
-    {"learn": 3, "read": 1, "parse": 2, "predictions": 2, "score": 2, "rows": 2, "write": 3, "model_config": 0},
-)  # fmt: skip
 
 __all__ = [
     "TASKS",
@@ -36,27 +39,13 @@ __all__ = [
     "check_metrics",
     "create",
     "learn",
-    "list_roles",
     "make_request",
+    "own_class",
     "parse_task",
     "resolve",
     "score_predictions",
     "task_class",
 ]  # fmt: skip
-
-
-def task_class(config: TaskConfig) -> type[Task[Any, Any]]:
-    """Returns the class of a task. Raises UsageError for an unknown name or a class that is no `Task`."""
-    found: Any = lookup(TASKS, config.name, "task.name", KIND)
-    if isinstance(found, str):
-        module, _, name = found.partition(":")
-        found = getattr(importlib.import_module(module), name)
-    return cast("type[Task[Any, Any]]", found)
-
-
-def list_roles(name: str) -> tuple[str, ...]:
-    """Returns the roles of the special tokens that the vocabulary must have for the task of this name."""
-    return ("cls", "sep", "mask") if name == "mask" else ("cls", "sep")
 
 
 def create(config: TaskConfig, tokenizer: "Tokenizer") -> Task[Any, Any]:

@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from lambert.core.files import open_regular
 from lambert.core.version import __version__
@@ -12,14 +12,9 @@ from lambert.model.families import DEFAULT, family_of
 from lambert.model.folder import architecture, unknown_to_transformers
 from lambert.model.heads import Model
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.reading.templates import columns_of, is_template
+from lambert.tasks.reading.templates import is_template
+from lambert.tasks.task import own_class
 
-PIPELINES = {
-    "classify": "text-classification", "multilabel": "text-classification", "regress": "text-classification",
-    "choice": "multiple-choice", "squad": "question-answering", "tag": "token-classification",
-    "embed": "sentence-similarity", "mask": "fill-mask",
-}  # fmt: skip
-"""The names of tasks on the Hugging Face Hub."""
 _HEADS = {
     "label": "a classification head", "multilabel": "a classification head", "value": "a regression head",
     "choice": "a multiple-choice head", "tag": "a tagging head", "span": "a question-answering head",
@@ -58,7 +53,7 @@ class Origin:
 
 def card_of_converted(model: Model, out: Path, source: Path, task: TaskConfig) -> str:
     """Returns the model card of a folder that was converted from another: its shape, its origin, and how to load it."""
-    known = None if task.name == "mask" else task
+    known = task if own_class(task.name).fine_tuned else None
     return f"{format_heading(model, out.name, Origin.of(source), known)}## Use\n\n{use(model, known)}".rstrip() + "\n"
 
 
@@ -80,7 +75,8 @@ def format_heading(model: Model, name: str, base: Origin | None, task: TaskConfi
 
 def _has_vectors(model: Model, task: TaskConfig | None) -> bool:
     """Returns whether sentence-transformers reads the folder."""
-    return (model.joint or (task is not None and task.name == "embed")) and not model.config.custom_block
+    vectors = model.joint or (task is not None and own_class(task.name).computes_vectors)
+    return vectors and not model.config.custom_block
 
 
 def _front(model: Model, base: Origin | None, task: TaskConfig | None) -> str:
@@ -91,7 +87,7 @@ def _front(model: Model, base: Origin | None, task: TaskConfig | None) -> str:
         "library_name": library,
         "license": _format_scalar(base.license) if base else "",
         "base_model": _quote(base.name) if base else "",
-        "pipeline_tag": PIPELINES.get(name, ""),
+        "pipeline_tag": own_class(name).pipeline,
         "tags": f"[{DEFAULT if model.config.custom_block else model.config.block}, lambert]",
     }
     return "".join(["---\n", *(f"{key}: {value}\n" for key, value in lines.items() if value), "---\n\n"])
@@ -120,7 +116,7 @@ def use(model: Model, task: TaskConfig | None) -> str:
         _, has, head = architecture(shape, model.labels)[0].partition("For")
         theirs = f"from transformers import AutoModel{has}{head}, AutoTokenizer\n\n"
         theirs += f'tokenizer = AutoTokenizer.from_pretrained(".")\nmodel = AutoModel{has}{head}.from_pretrained(".")\n'
-        theirs += _inputs(task) + "outputs = model(**inputs)\n"
+        theirs += _inputs(model, task) + "outputs = model(**inputs)\n"
     return f"{said}{fence(theirs, 'python')}\n"
 
 
@@ -128,33 +124,23 @@ def _call(model: Model, task: TaskConfig | None) -> str:
     """Returns an expression of Python that calls a loaded model."""
     if task is None:
         return 'model("A text with a [MASK].")' if "mlm" in model.objectives else 'model.encode("A text.")'
-    if task.name == "embed":
+    kind = own_class(task.name)
+    if kind.computes_vectors:
         return 'model.encode(["A text.", "Another text."])'
-    if task.name == "squad":
-        return 'model({"question": "Who wrote it?", "context": "Jane Austen wrote it."})'
-    columns = task.columns
-    given = {"text": columns.text, "text_b": columns.text_b if task.name != "tag" else ""}
-    texts = [key if name.isdecimal() else name for key, name in given.items() if name]
-    row: dict[str, Any] = {}
-    for text, words in zip(texts, ("A text.", "Another text."), strict=False):
-        row |= dict.fromkeys(columns_of(text), words)
-    if task.name == "choice":
-        several = len(columns.choices) > 1
-        row |= dict.fromkeys(columns.choices, "One.") if several else {columns.choices[0]: ["One.", "Another."]}
-    if task.name == "tag" or (len(row) == 1 and not is_template(columns.text)):
-        return 'model("A text.")'
-    return f"model({json.dumps(row)})"
+    row = kind.example_row(task)
+    alone = len(row) == 1 and not is_template(task.columns.text)
+    return f"model({json.dumps('A text.' if alone else row)})"
 
 
-def _inputs(task: TaskConfig | None) -> str:
+def _inputs(model: Model, task: TaskConfig | None) -> str:
     """Returns the lines of Python that make the inputs of the model of transformers."""
-    if task is not None and task.name == "choice":
+    if "choice" in model.labels:
         texts = '["A text."] * 2, ["One.", "Another."]'
         return (
             f'inputs = tokenizer({texts}, return_tensors="pt", padding=True)\n'
             "inputs = {name: tensor[None] for name, tensor in inputs.items()}\n"
         )
-    pair = task is not None and (task.name == "squad" or bool(task.columns.text_b))
+    pair = task is not None and (own_class(task.name).pairs or bool(task.columns.text_b))
     texts = '"A text.", "Another text."' if pair else '"A text."'
     return f'inputs = tokenizer({texts}, return_tensors="pt", truncation=True)\n'
 

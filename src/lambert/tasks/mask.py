@@ -45,6 +45,9 @@ class Mask(Task[Masked, list[Candidates]]):
     labels = 0
     ranks = True
     example = "The capital of France is [MASK]."
+    pipeline = "fill-mask"
+    special_tokens = (*Task.special_tokens, "mask")
+    fine_tuned = False
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, with_mask(tokenizer))

@@ -1,19 +1,20 @@
 """The interface of tasks: from labelled text to targets, and from outputs of a head to predictions and scores."""
 
 import copy
+import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
-from lambert.core.registry import nearest
+from lambert.core.registry import Kind, lookup, nearest
 from lambert.core.settings import as_dict, check_types
 from lambert.model.labels import label_names
-from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig, check_task_name
+from lambert.tasks.config import TASKS, Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig, check_task_name
 from lambert.tasks.reading.mismatch import advise_model_user
 from lambert.tasks.reading.templates import columns_of
 from lambert.tasks.scores.examples import Examples
@@ -51,6 +52,16 @@ class Task(ABC, Generic[D, P]):
     """Number that `rows` lists; 0: as the settings say."""
     example: ClassVar[Any] = "The train to the coast leaves at nine."
     """A text, or an object with the keys of a row, that the description of a served model shows as its input."""
+    pipeline = ""
+    """Name of the task on the Hugging Face Hub."""
+    special_tokens: ClassVar[tuple[str, ...]] = ("cls", "sep")
+    """Roles of the special tokens that the vocabulary must have."""
+    fine_tuned = True
+    """Whether the head is fine-tuned on labelled data; False: pre-trained models have it."""
+    computes_vectors = False
+    """Whether predictions are vectors of texts."""
+    pairs = False
+    """Whether each row has two texts, whatever its columns are."""
 
     def __init__(self, config: TaskConfig, tokenizer: "Tokenizer") -> None:
         """Makes the task of a complete description, with labels."""
@@ -89,6 +100,21 @@ class Task(ABC, Generic[D, P]):
         if columns.text_b_optional:
             return [*dict.fromkeys(names)], names_b
         return [*dict.fromkeys([*names, *names_b])], []
+
+    @classmethod
+    def reads_pairs(cls, config: TaskConfig) -> bool:
+        """Returns whether each row has two texts."""
+        return cls.pairs or bool(config.columns.text_b and not config.columns.text_b_optional)
+
+    @classmethod
+    def example_row(cls, config: TaskConfig) -> dict[str, Any]:
+        """Returns a short row to predict, for the model card."""
+        found: dict[str, Any] = {}
+        texts = zip((config.columns.text, config.columns.text_b), ("text", "text_b"), strict=True)
+        names = [key if name.isdecimal() else name for name, key in texts if name]
+        for name, text in zip(names, ("A text.", "Another text."), strict=False):
+            found |= dict.fromkeys(columns_of(name), text)
+        return found
 
     def columns_read(self) -> tuple[list[str], list[str]]:
         """Returns the required and the optional columns of a file of rows to predict."""
@@ -141,6 +167,26 @@ class Task(ABC, Generic[D, P]):
     def width(self, hidden: int) -> int:
         """Returns the number of components of the vector of a text, from states of `hidden` components."""
         return hidden
+
+
+KIND = Kind(
+    (TaskConfig, object), Task,
+    {"learn": 3, "read": 1, "parse": 2, "predictions": 2, "score": 2, "rows": 2, "write": 3, "model_config": 0},
+)  # fmt: skip
+
+
+def task_class(config: TaskConfig) -> type[Task[Any, Any]]:
+    """Returns the class of a task. Raises UsageError for an unknown name or a class that is no `Task`."""
+    found: Any = lookup(TASKS, config.name, "task.name", KIND)
+    if isinstance(found, str):
+        module, _, name = found.partition(":")
+        found = getattr(importlib.import_module(module), name)
+    return cast("type[Task[Any, Any]]", found)
+
+
+def own_class(name: str) -> type[Task[Any, Any]]:
+    """Returns the class of a task of Lambert's own; of another name, whose code is not imported, `Task`."""
+    return task_class(TaskConfig(name=name)) if name in TASKS else Task
 
 
 def score_predictions(task: Task[Any, Any], data: Any, predictions: Sequence[Any]) -> dict[str, float]:

@@ -38,7 +38,7 @@ from lambert.runs.publish import LabelledFile, Trained, publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import freeze
 from lambert.runs.updates import run_to_end, run_updates
-from lambert.tasks import Outputs, TaskConfig, check_metrics, list_roles, parse_task, resolve, score_predictions
+from lambert.tasks import Outputs, TaskConfig, check_metrics, parse_task, resolve, score_predictions, task_class
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
 from lambert.tasks.reading.cache import FOLDER, FeatureCache
 from lambert.tasks.reading.dev_split import split_off_dev
@@ -188,7 +188,7 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     config = replace(given, data=train_path, dev=held_out, task=resolve(given.task, train_path))
     config.check_dev()
     shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
-    tokenizer = tokenizers.load(folder, needs=list_roles(config.task.name))
+    tokenizer = tokenizers.load(folder, needs=task_class(config.task).special_tokens)
     task_config = _fill_from_folder(config.task, folder).resolve_length(shape.positions)
     optim = config.optim.resolve(shape)
     config = replace(config, task=task_config, optim=optim)

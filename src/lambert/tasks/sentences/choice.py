@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from lambert.core.batch import Batch, Ints, Target
 from lambert.core.errors import DataError, quote
-from lambert.tasks.config import Columns
+from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.segments import concatenate_outputs, text_keys
 from lambert.tasks.reading.table import column, read_labelled_rows, text_cell
@@ -65,6 +66,8 @@ class Choice(SentenceTask):
 
     head = "choice"
     labels = 0
+    pipeline = "multiple-choice"
+    pairs = True
 
     def read(self, path: Path, *, training: bool = False) -> Examples:
         examples, truth = [], []
@@ -79,6 +82,12 @@ class Choice(SentenceTask):
 
     def inputs(self) -> tuple[list[str], list[str]]:
         return [*super().inputs()[0], *self.config.columns.choices], []
+
+    @classmethod
+    def example_row(cls, config: TaskConfig) -> dict[str, Any]:
+        names = config.columns.choices
+        several = len(names) > 1
+        return super().example_row(config) | dict.fromkeys(names, "One." if several else ["One.", "Another."])
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Examples:
         """Reads rows to predict."""

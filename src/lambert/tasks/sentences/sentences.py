@@ -168,6 +168,8 @@ def beginnings(tokenizer: Tokenizer, data: Sentences) -> list[Row]:
 class SentenceTask(Task[Sentences, Any]):
     """The common part of the tasks: rows with one or two columns of text."""
 
+    pipeline = "text-classification"
+
     def _tokenise(self, texts: Sequence[str], texts_b: Sequence[str | None]) -> Sentences:
         data = tokenise(self.tokenizer, self.config, texts, texts_b)
         data.objective = self.head

@@ -33,6 +33,8 @@ class Squad(Task[Windows, Answer]):
     head = "span"
     labels = 2
     ranks = True
+    pipeline = "question-answering"
+    pairs = True
     example: ClassVar[Any] = {
         "question": "Where is the Amazon rainforest?",
         "context": "The Amazon rainforest covers most of the Amazon basin of South America.",
@@ -64,6 +66,10 @@ class Squad(Task[Windows, Answer]):
 
     def inputs(self) -> tuple[list[str], list[str]]:
         return ["question", "context"], []
+
+    @classmethod
+    def example_row(cls, config: TaskConfig) -> dict[str, Any]:
+        return {"question": "Who wrote it?", "context": "Jane Austen wrote it."}
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Windows:
         """Reads rows {"question": ..., "context": ...}. Equal contexts are tokenised once."""

@@ -44,6 +44,7 @@ class Tag(Task[Words, list[int | None]]):
 
     head = "tag"
     example = "Marie Curie was born in Warsaw."
+    pipeline = "token-classification"
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         if len(config.labels) < 2:
@@ -104,6 +105,10 @@ class Tag(Task[Words, list[int | None]]):
 
     def inputs(self) -> tuple[list[str], list[str]]:
         return ["text"], []
+
+    @classmethod
+    def example_row(cls, config: TaskConfig) -> dict[str, Any]:
+        return {"text": "A text."}
 
     def columns_read(self) -> tuple[list[str], list[str]]:
         return [], [word_column(self.config.columns), "text"]

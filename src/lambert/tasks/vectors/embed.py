@@ -90,6 +90,8 @@ class Embed(Task[TextVectors, Floats]):
 
     head = name_head("mean")
     labels = 0
+    pipeline = "sentence-similarity"
+    computes_vectors = True
     layers: Sequence[nn.Module] = ()
     """Layers between the pooling and the division by length, those of a folder of sentence-transformers."""
 
