@@ -31,10 +31,11 @@ from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.model.labels import PREDICTED
-from lambert.tasks import Task, TaskConfig, create, own_class, task_class
+from lambert.tasks import Task, TaskConfig, create, task_class
 from lambert.tasks.config import Columns, OtherColumns
 from lambert.tasks.model_folder import task_of
 from lambert.tasks.reading.files import digest
+from lambert.tasks.task import own_class
 from lambert.tasks.vectors import sentence_transformers
 from lambert.tasks.vectors.embed import Embed
 from lambert.text.tokenizers import roles

@@ -16,11 +16,10 @@ from typing import Any
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import choose
 from lambert.tasks.config import TASKS, Columns, OtherColumns, TaskConfig
-from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.label_names import is_number
 from lambert.tasks.reading.table import list_columns as columns_named
 from lambert.tasks.reading.table import read_beginning
-from lambert.tasks.tag.conll import tag_column
+from lambert.tasks.task import own_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +128,8 @@ def resolve(config: TaskConfig, path: Path) -> TaskConfig:
             labels=config.labels or named.labels,
             metrics=config.metrics or named.metrics,
         )
-    if config.name in ("classify", "tag") and not config.labels and (declared := class_names(path)):
-        label = (
-            config.columns.label if config.name == "classify" else tag_column(config.columns, read_beginning(path)[0])
-        )
-        config = replace(config, labels=declared.get(label, ()))
+    if not config.labels:
+        config = replace(config, labels=own_class(config.name).declared_labels(config.columns, path))
     if config.columns.label_names or not config.labels or any(is_number(label) for label in config.labels):
         return config
     own = named.labels if named is not None and {*named.labels} == {*config.labels} else config.labels

@@ -13,6 +13,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
 from lambert.core.registry import Kind, lookup, nearest
 from lambert.core.settings import as_dict, check_types
+from lambert.model.config_keys import architectures
 from lambert.model.labels import label_names
 from lambert.tasks.config import TASKS, Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig, check_task_name
 from lambert.tasks.reading.mismatch import advise_model_user
@@ -52,6 +53,8 @@ class Task(ABC, Generic[D, P]):
     """Number that `rows` lists; 0: as the settings say."""
     example: ClassVar[Any] = "The train to the coast leaves at nine."
     """A text, or an object with the keys of a row, that the description of a served model shows as its input."""
+    names_labels = False
+    """Whether the outputs of the head are labels with names."""
     pipeline = ""
     """Name of the task on the Hugging Face Hub."""
     special_tokens: ClassVar[tuple[str, ...]] = ("cls", "sep")
@@ -100,6 +103,11 @@ class Task(ABC, Generic[D, P]):
         if columns.text_b_optional:
             return [*dict.fromkeys(names)], names_b
         return [*dict.fromkeys([*names, *names_b])], []
+
+    @classmethod
+    def declared_labels(cls, columns: Columns, path: Path) -> tuple[str, ...]:
+        """Returns the names of the labels that a labelled file declares (`files.class_names`); empty: none."""
+        return ()
 
     @classmethod
     def reads_pairs(cls, config: TaskConfig) -> bool:
@@ -219,12 +227,6 @@ def describe_task(config: TaskConfig) -> dict[str, Any]:
     return {"lambert": {"task": as_dict(config)}}
 
 
-_ARCHITECTURES = {
-    "QuestionAnswering": "squad", "SequenceClassification": "classify", "TokenClassification": "tag",
-    "MultipleChoice": "choice",
-}  # fmt: skip
-
-
 def parse_task(
     model_config: Mapping[str, Any], name: str = "", source: object = "The model's config.json"
 ) -> TaskConfig:
@@ -272,15 +274,15 @@ def _parse_description(kept: Mapping[str, Any]) -> TaskConfig:
 
 def _infer_task(model_config: Mapping[str, Any], name: str, source: object) -> TaskConfig:
     architecture = "".join(model_config.get("architectures") or [])
-    found = next((task for part, task in _ARCHITECTURES.items() if part in architecture), "mask")
+    head = next((heads[0] for end, heads in architectures("").items() if heads and end in architecture), "mlm")
     labels = label_names(model_config, source)
     problem = model_config.get("problem_type")
-    if found == "classify" and problem == "multi_label_classification":
-        found = "multilabel"
-    elif found == "classify" and (problem == "regression" or len(labels) == 1):
-        found = "regress"
-    name = name or found
-    return _parse_description({"name": name, "labels": labels if name in ("classify", "multilabel", "tag") else ()})
+    if head == "label" and problem == "multi_label_classification":
+        head = "multilabel"
+    elif head == "label" and (problem == "regression" or len(labels) == 1):
+        head = "value"
+    name = name or next(task for task in TASKS if own_class(task).head == head)
+    return _parse_description({"name": name, "labels": labels if own_class(name).names_labels else ()})
 
 
 Asked = tuple[Any, Callable[[Outputs], list[Row]]]

@@ -13,7 +13,7 @@ from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, quote
 from lambert.model.labels import label_keys
 from lambert.model.vector_layers import activation_named
-from lambert.tasks.config import TaskConfig
+from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.labels import (
     LabelLoss,
     check_different,
@@ -22,6 +22,7 @@ from lambert.tasks.labels import (
     note_absent,
     note_doubtful,
 )
+from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.label_names import check_known, match
 from lambert.tasks.reading.table import label_cell, read_labelled_rows, text_cell, value_cell
 from lambert.tasks.reading.templates import is_template
@@ -44,6 +45,7 @@ class Classify(SentenceTask):
 
     head = "label"
     ranks = True
+    names_labels = True
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -93,6 +95,10 @@ class Classify(SentenceTask):
         if training:
             data.loss = LabelLoss.of(self.config, data.truth_N, path)
         return data
+
+    @classmethod
+    def declared_labels(cls, columns: Columns, path: Path) -> tuple[str, ...]:
+        return class_names(path).get(columns.label, ())
 
     def _group(self, row: Row, place: str) -> str:
         name = self.config.columns.group
@@ -178,11 +184,8 @@ class Classify(SentenceTask):
         ]
 
     def model_config(self) -> dict[str, Any]:
-        return {
-            **describe_task(self.config),
-            **label_keys(self.config.labels),
-            "problem_type": "single_label_classification",
-        }
+        keys = label_keys(self.config.labels)
+        return {**describe_task(self.config), **keys, "problem_type": "single_label_classification"}
 
 
 class Regress(SentenceTask):

@@ -35,6 +35,7 @@ class MultiLabel(SentenceTask):
 
     head = "multilabel"
     ranks = True
+    names_labels = True
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -166,11 +167,8 @@ class MultiLabel(SentenceTask):
         return self.config.columns.separator.join(row["labels"])
 
     def model_config(self) -> dict[str, Any]:
-        return {
-            **describe_task(self.config),
-            **label_keys(self.config.labels),
-            "problem_type": "multi_label_classification",
-        }
+        keys = label_keys(self.config.labels)
+        return {**describe_task(self.config), **keys, "problem_type": "multi_label_classification"}
 
 
 def _other_separator(cells: Sequence[str], separator: str, path: Path) -> Iterator[str]:

@@ -22,7 +22,7 @@ from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.label_names import Matched, match
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.segments import arrays, concatenate_outputs
-from lambert.tasks.reading.table import sort_labels
+from lambert.tasks.reading.table import read_beginning, sort_labels
 from lambert.tasks.scores import metrics
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.metrics import Floats
@@ -44,6 +44,7 @@ class Tag(Task[Words, list[int | None]]):
 
     head = "tag"
     example = "Marie Curie was born in Warsaw."
+    names_labels = True
     pipeline = "token-classification"
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
@@ -70,6 +71,11 @@ class Tag(Task[Words, list[int | None]]):
         return task, task._make_training_data(
             replace(file, notes=[*file.notes, *note_doubtful(labels, path), *notes]), path
         )
+
+    @classmethod
+    def declared_labels(cls, columns: Columns, path: Path) -> tuple[str, ...]:
+        declared = class_names(path)
+        return declared.get(tag_column(columns, read_beginning(path)[0]), ()) if declared else ()
 
     def read(self, path: Path, *, training: bool = False) -> Words:
         form = complete_form(self.config.tag, dict.fromkeys(self.config.labels, 1))
