@@ -15,10 +15,7 @@ from lambert.core.batch import Ints, SoftTarget, Target
 from lambert.core.errors import UsageError
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.scores.metrics import Floats
-
-TASKS = ("classify", "multilabel", "regress", "choice", "tag", "squad")
-_MIXED = ("multilabel", "regress")
-"""Tasks whose gradient is linear in the truth. The loss of teacher and truth is that of their mean."""
+from lambert.tasks.task import own_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,8 @@ class Teacher:
     share: float
     """Share of the teacher in the loss."""
     temperature: float
-    """What divides the logits; 0: the teacher's values are mixed with the true ones, in the proportion `share`."""
+    """What divides the logits; 0: the teacher's values are mixed with the true ones, in the proportion `share`: the loss
+    of teacher and truth is that of their mean."""
 
     def target(self, target: Target, examples_S: Ints) -> Target:
         """Returns the targets of sequences of these examples, or of these words, with the teacher's predictions."""
@@ -90,11 +88,13 @@ def _masses(labels_N: Tensor, labels: int) -> Tensor:
 
 def check_teacher(config: TaskConfig, teacher: TaskConfig) -> None:
     """Raises UsageError if a model fine-tuned for `teacher` cannot teach the task `config`."""
-    if config.name not in TASKS:
-        vectors = " A teacher of vectors gives scores of pairs instead (docs/vectors.md)." * (config.name == "embed")
+    kind = own_class(config.name)
+    if not kind.soft_targets:
+        vectors = " A teacher of vectors gives scores of pairs instead (docs/vectors.md)." * kind.computes_vectors
         raise UsageError(
-            f"The predictions of distil.teacher are for {', '.join(TASKS)}, not for {config.name!r}: set distil.share "
-            f"= 0 to learn its self-attention relations only (distil.relations).{vectors}"
+            "The predictions of distil.teacher are for classify, multilabel, regress, choice, tag, squad, not for "
+            f"{config.name!r}: set distil.share = 0 to learn its self-attention relations only (distil.relations)."
+            f"{vectors}"
         )
     if teacher.name != config.name:
         raise UsageError(f"distil.teacher was fine-tuned for the task {teacher.name!r}, not {config.name!r}.")
@@ -111,4 +111,4 @@ def teacher_of(values: Floats, config: TaskConfig, theirs: Sequence[str], share:
     """Returns the teacher of the task `config`, from values [N] or probabilities [N, L] of the labels `theirs`."""
     if config.labels:
         values = values[:, [theirs.index(label) for label in config.labels]]
-    return Teacher(values, share, 0.0 if config.name in _MIXED else temperature)
+    return Teacher(values, share, 0.0 if own_class(config.name).soft_targets == "mixed" else temperature)

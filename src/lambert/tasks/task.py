@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, cast
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
@@ -63,6 +63,9 @@ class Task(ABC, Generic[D, P]):
     """Whether the head is fine-tuned on labelled data; False: pre-trained models have it."""
     computes_vectors = False
     """Whether predictions are vectors of texts."""
+    soft_targets: ClassVar[Literal["", "softened", "mixed", "tokens"]] = ""
+    """How a student learns a teacher's predictions (`distillation`): at a temperature; mixed with the truth, since the
+    gradient is linear in it; for each token; or not at all."""
     pairs = False
     """Whether each row has two texts, whatever its columns are."""
 

@@ -254,7 +254,7 @@ def _load_teacher(config: FinetuneConfig, task: Any, tokenizer: Any, world: Worl
     check_teacher(task.config, parse_task(layout.read_config(folder), source=folder / layout.CONFIG))
     inference = InferenceConfig(device=str(world.device))
     teacher = TextModel(config.distil.teacher, "", config.code, inference, world, task.config.columns)
-    if task.config.name == "squad":
+    if task.soft_targets == "tokens":
         if teacher.tokenizer.get_vocab() != tokenizer.get_vocab():
             raise UsageError(
                 f"distil.teacher = {config.distil.teacher} has another vocabulary than the student, so the start and "
@@ -277,7 +277,7 @@ def _ask_teacher(
     config: FinetuneConfig, task: Any, data: Any, path: Path, teacher: TextModel
 ) -> tuple[Teacher | SpanTeacher, str]:
     """Returns the teacher's predictions for the training file `path`, and a line about them. All ranks must call it."""
-    spans, options = task.config.name == "squad", config.distil
+    spans, options = task.soft_targets == "tokens", config.distil
     judge: Any = task if spans else teacher.task
     theirs = data if spans else teacher.read(path)
     found = [{name: tensor.cpu() for name, tensor in batch.items()} for batch in teacher.outputs(theirs)]

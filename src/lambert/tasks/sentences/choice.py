@@ -67,6 +67,7 @@ class Choice(SentenceTask):
     head = "choice"
     labels = 0
     pipeline = "multiple-choice"
+    soft_targets = "softened"
     pairs = True
 
     def read(self, path: Path, *, training: bool = False) -> Examples:

@@ -45,6 +45,7 @@ class Classify(SentenceTask):
 
     head = "label"
     ranks = True
+    soft_targets = "softened"
     names_labels = True
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
@@ -193,6 +194,7 @@ class Regress(SentenceTask):
 
     head = "value"
     labels = 1
+    soft_targets = "mixed"
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:

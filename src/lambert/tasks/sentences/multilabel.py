@@ -35,6 +35,7 @@ class MultiLabel(SentenceTask):
 
     head = "multilabel"
     ranks = True
+    soft_targets = "mixed"
     names_labels = True
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:

@@ -34,6 +34,7 @@ class Squad(Task[Windows, Answer]):
     labels = 2
     ranks = True
     pipeline = "question-answering"
+    soft_targets = "tokens"
     pairs = True
     example: ClassVar[Any] = {
         "question": "Where is the Amazon rainforest?",

@@ -46,6 +46,7 @@ class Tag(Task[Words, list[int | None]]):
     example = "Marie Curie was born in Warsaw."
     names_labels = True
     pipeline = "token-classification"
+    soft_targets = "softened"
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         if len(config.labels) < 2:
