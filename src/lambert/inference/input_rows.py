@@ -117,7 +117,7 @@ class InputFiles:
     """
 
     def __init__(self, paths: Sequence[Path], task: Task[Any, Any], keep: Sequence[str] = ()) -> None:
-        self.paths, self._config, self._keep = paths, task.config, [*keep]
+        self.paths, self._task, self._keep = paths, task, [*keep]
         self._columns = None if ":" in task.config.name else task.columns_read()
         for path in paths:
             refuse_archive(path)
@@ -152,7 +152,7 @@ class InputFiles:
     def _rows(
         self, number: int, path: Path, stream: BinaryIO, start: Position, share: Callable[[], float]
     ) -> Iterator[InputRow]:
-        columns = self._config.columns
+        columns = self._task.config.columns
         kept = [*self._keep, *chain.from_iterable(self._columns or ())]
         file = RowFile(path, stream, kind(path), list_columns(columns), columns.header, kept, self.notes)
         only = None
@@ -181,7 +181,8 @@ class InputFiles:
         required = _tops(names, self._columns[0] if self._columns else [])
         listed = f"Columns found: {', '.join(name[:60] for name in names[:20])}."
         if lacking := next((name for name in required if name not in names), None):
-            how = "" if self._config.name == "squad" else " (--columns.text and the like name them)"
+            fixed = "task.columns." in self._task.unused_settings
+            how = "" if fixed else " (--columns.text and the like name them)"
             near = f" Did you mean {close!r}?" if (close := find_closest(lacking, names)) else ""
             raise DataError(f"{path} has no column {lacking!r}, which the model reads{how}.{near} {listed}")
         if (lacking := next((name for name in self._keep if name not in names), None)) is not None:

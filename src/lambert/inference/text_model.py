@@ -427,7 +427,7 @@ class TextModel:
     def _has_columns(self, row: Mapping[str, Any]) -> bool:
         """Returns whether a dict has columns, so that its text is a list, and is not a row to tag with its words."""
         text = row.get(self._text_key, "")
-        return self._task.config.name != "tag" and isinstance(text, Iterable) and not isinstance(text, str | Mapping)
+        return not self._task.reads_words and isinstance(text, Iterable) and not isinstance(text, str | Mapping)
 
 
 class Scores(dict[str, float]):

@@ -128,7 +128,7 @@ def _call(model: Model, task: TaskConfig | None) -> str:
     if kind.computes_vectors:
         return 'model.encode(["A text.", "Another text."])'
     row = kind.example_row(task)
-    alone = len(row) == 1 and not is_template(task.columns.text)
+    alone = kind.reads_words or (len(row) == 1 and not is_template(task.columns.text))
     return f"model({json.dumps('A text.' if alone else row)})"
 
 

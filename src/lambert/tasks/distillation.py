@@ -28,8 +28,8 @@ class Teacher:
     share: float
     """Share of the teacher in the loss."""
     temperature: float
-    """What divides the logits; 0: the teacher's values are mixed with the true ones, in the proportion `share`: the loss
-    of teacher and truth is that of their mean."""
+    """What divides the logits; 0: the teacher's values are mixed with the true ones, in the proportion `share`. The
+    loss of teacher and truth is that of their mean."""
 
     def target(self, target: Target, examples_S: Ints) -> Target:
         """Returns the targets of sequences of these examples, or of these words, with the teacher's predictions."""

@@ -17,7 +17,7 @@ from lambert.model.config_keys import architectures
 from lambert.model.labels import label_names
 from lambert.tasks.config import TASKS, Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig, check_task_name
 from lambert.tasks.reading.mismatch import advise_model_user
-from lambert.tasks.reading.templates import columns_of
+from lambert.tasks.reading.templates import columns_of, is_template
 from lambert.tasks.scores.examples import Examples
 from lambert.text import read_row
 from lambert.text.json_rows import decode_row
@@ -66,6 +66,14 @@ class Task(ABC, Generic[D, P]):
     soft_targets: ClassVar[Literal["", "softened", "mixed", "tokens"]] = ""
     """How a student learns a teacher's predictions (`distillation`): at a temperature; mixed with the truth, since the
     gradient is linear in it; for each token; or not at all."""
+    headline = ""
+    """The score that a sweep compares; empty: the first."""
+    unused_settings: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the names of settings that the task does not use."""
+    reranks = False
+    """Whether pairs have a `relevance`."""
+    reads_words = False
+    """Whether the text of a row may be a list of its words."""
     pairs = False
     """Whether each row has two texts, whatever its columns are."""
 
@@ -126,6 +134,17 @@ class Task(ABC, Generic[D, P]):
         for name, text in zip(names, ("A text.", "Another text."), strict=False):
             found |= dict.fromkeys(columns_of(name), text)
         return found
+
+    def example_input(self) -> Any:
+        """Returns an example input: a text if the model reads texts as well as objects."""
+        names = self.inputs()[0]
+        if isinstance(self.example, dict) or (len(names) == 1 and not is_template(self.config.columns.text)):
+            return self.example
+        return dict.fromkeys(names, self.example)
+
+    def relevance(self, row: Row) -> float:
+        """Returns the score of a pair of texts, from its row of `rows`."""
+        raise NotImplementedError
 
     def columns_read(self) -> tuple[list[str], list[str]]:
         """Returns the required and the optional columns of a file of rows to predict."""

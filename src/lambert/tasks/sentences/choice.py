@@ -90,6 +90,10 @@ class Choice(SentenceTask):
         several = len(names) > 1
         return super().example_row(config) | dict.fromkeys(names, "One." if several else ["One.", "Another."])
 
+    def example_input(self) -> Any:
+        names = self.config.columns.choices
+        return super().example_input() | ({names[0]: ["It is good.", "It is bad."]} if len(names) == 1 else {})
+
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Examples:
         """Reads rows to predict."""
         return self._examples(

@@ -46,6 +46,7 @@ class Classify(SentenceTask):
     head = "label"
     ranks = True
     soft_targets = "softened"
+    unused_settings = ("task.squad.", "task.tag.", "task.top")
     names_labels = True
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
@@ -56,6 +57,7 @@ class Classify(SentenceTask):
             )
         check_one_for_each(config, "class_weights")
         self.labels = len(config.labels)
+        self.reranks = self.labels == 2 and not config.columns.text_b_optional
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
@@ -106,6 +108,10 @@ class Classify(SentenceTask):
         if is_template(name):
             return text_cell(row, name, "group", place)
         return label_cell(row, name, place) if name else ""
+
+    def relevance(self, row: Row) -> float:
+        """Returns the probability of the second label."""
+        return float(row["probabilities"][self.config.labels[1]])
 
     def predictions(self, data: Sentences, outputs: Outputs) -> list[Floats]:
         """Returns the probabilities of all labels [L] for each example, at the temperature 1."""
@@ -194,7 +200,9 @@ class Regress(SentenceTask):
 
     head = "value"
     labels = 1
+    reranks = True
     soft_targets = "mixed"
+    unused_settings = Classify.unused_settings
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
@@ -213,6 +221,9 @@ class Regress(SentenceTask):
         data = self._tokenise(texts, texts_b)
         data.truth_N, data.notes = np.array(values, dtype=np.float64), notes
         return data
+
+    def relevance(self, row: Row) -> float:
+        return float(row["value"])
 
     def predictions(self, data: Sentences, outputs: Outputs) -> list[float]:
         """Returns one value for each example, after the activation of the task if it has one."""

@@ -35,6 +35,8 @@ class Squad(Task[Windows, Answer]):
     ranks = True
     pipeline = "question-answering"
     soft_targets = "tokens"
+    headline = "f1"  # the usual one, though the official scorer prints it second
+    unused_settings = ("task.columns.", "task.labels", "task.tag.", "task.top")
     pairs = True
     example: ClassVar[Any] = {
         "question": "Where is the Amazon rainforest?",

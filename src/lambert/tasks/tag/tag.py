@@ -47,6 +47,8 @@ class Tag(Task[Words, list[int | None]]):
     names_labels = True
     pipeline = "token-classification"
     soft_targets = "softened"
+    reads_words = True
+    unused_settings = ("task.squad.", "task.top")
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         if len(config.labels) < 2:
@@ -112,10 +114,6 @@ class Tag(Task[Words, list[int | None]]):
 
     def inputs(self) -> tuple[list[str], list[str]]:
         return ["text"], []
-
-    @classmethod
-    def example_row(cls, config: TaskConfig) -> dict[str, Any]:
-        return {"text": "A text."}
 
     def columns_read(self) -> tuple[list[str], list[str]]:
         return [], [word_column(self.config.columns), "text"]

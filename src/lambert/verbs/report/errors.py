@@ -57,7 +57,7 @@ def _add_ranks(found: Examples) -> Examples:
     """Returns scored pairs of texts with the ranks of their similarity and of their truth, 1 for the most similar pair,
     and the difference of the ranks, 1 if the most similar pair is taken for the least similar one. Returns other
     examples as they are."""
-    if found.task != "embed" or "spearman" not in found.formulas:
+    if "spearman" not in found.formulas or _has(found.rows, "squared_error"):  # values, not similarities
         return found
     found_N, truth_N = (metrics.ranks(-numbers(found.rows, key)) for key in ("prediction", "truth"))
     apart_N = np.abs(found_N - truth_N) / max(1, len(truth_N) - 1)
@@ -125,7 +125,7 @@ def _tables(found: Examples, pairs: Counter[tuple[str, str]]) -> Iterator[dict[s
     counts = _counts_of_sets(found.rows) if _has(found.rows, "labels_true") else _counts(pairs)
     yield table("By label", ["Label", "Examples", "Precision", "Recall", "F1"], list(_by_label(*counts)))
     groups: dict[str, Callable[[Mapping[str, Any]], str]] = {}
-    if found.task == "squad":
+    if _has(found.rows, "exact_match", "f1"):  # answers to questions
         groups = {"Question word": lambda row: question_word(row["text"])}
         if any(not row["truth"] for row in found.rows):
             groups["Answer"] = lambda row: "in the paragraph" if row["truth"] else "none"

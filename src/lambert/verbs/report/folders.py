@@ -16,14 +16,10 @@ from lambert.engine.metrics_file import METRICS, read_row
 from lambert.runs.expect import TABLE
 from lambert.tasks.scores import examples
 from lambert.tasks.scores.examples import EXAMPLES, Examples
+from lambert.tasks.task import own_class
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
 """How log.txt writes the time."""
-_UNUSED = dict.fromkeys(("classify", "regress"), ("task.squad.", "task.tag.", "task.top")) | {
-    "squad": ("task.columns.", "task.labels", "task.tag.", "task.top"),
-    "tag": ("task.squad.", "task.top"),
-}
-"""Beginnings of the names of settings that a task does not use."""
 _LARGEST = 1e30
 SHARE = "utilisation"
 _ALIKE = ("device_name", "threads", "processes")
@@ -109,8 +105,8 @@ def read(folder: Path, name: str) -> Run:
 
 def _drop_unused(config: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings without those of Lambert's tasks that the run does not use."""
-    unused = _UNUSED.get(str(config.get("task.name")), ())
-    return {name: value for name, value in config.items() if not name.startswith(tuple(unused))}
+    unused = own_class(str(config.get("task.name"))).unused_settings
+    return {name: value for name, value in config.items() if not name.startswith(unused)}
 
 
 def _rows(path: Path, name: str, notices: list[str]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from lambert.runs.best import lower_is_better
 from lambert.runs.folder import FREE
 from lambert.tasks.reading.cache import FOLDER
 from lambert.tasks.reading.files import find_splits
+from lambert.tasks.task import own_class
 from lambert.verb import list_training
 from lambert.verbs import finetune, pretrain
 from lambert.verbs.settings.finetune import FinetuneConfig
@@ -155,9 +156,8 @@ def score_names(config: Any) -> list[str]:
 
 def _of_finetuning(config: FinetuneConfig) -> list[str]:
     names = _without_counts(finetune.first_scores(config))
-    if config.task.name == "squad" and not config.task.metrics:
-        names.sort(key=lambda name: name != "f1")  # the usual headline, though the official scorer prints it second
-    return names
+    headline = "" if config.task.metrics else own_class(config.task.name).headline
+    return sorted(names, key=lambda name: name != headline)
 
 
 def metric_of(name: str, direction: str, names: Sequence[str]) -> tuple[str, bool]:

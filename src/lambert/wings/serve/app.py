@@ -95,7 +95,7 @@ def create_application(config: ServeConfig, models: Models, answering: Answering
             wrong = next((number for number, answer in enumerate(answers) if "error" in answer), None)
             if wrong is not None:
                 raise Refusal(422, "text", answers[wrong]["error"], f"documents[{wrong}]")
-            scores = [chosen.relevance(answer) for answer in answers]
+            scores = [chosen.model.task.relevance(answer) for answer in answers]
         else:
             query, _ = await embed_texts(chosen, [body.query], "query", "query")
             found, _ = await embed_texts(chosen, documents, "documents", "document")

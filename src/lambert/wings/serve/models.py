@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,6 @@ from lambert.core.world import World
 from lambert.inference.config import InferenceConfig
 from lambert.inference.text_model import TextModel
 from lambert.model.folder import model_folder
-from lambert.tasks.reading.templates import is_template
-from lambert.tasks.task import Task
 
 _TRIES = 3
 
@@ -44,18 +42,11 @@ class Served:
     def pair_columns(self) -> tuple[str, str] | None:
         """The keys of the two texts of a model that scores pairs by one number or by two classes. A model that reads
         single texts as well as pairs counts as a reranker if it has one number."""
-        if self.task not in ("classify", "regress"):
+        if not self.task or not self.model.task.reranks:
             return None
         required, optional = self.model.task.inputs()
         names = [*required, *optional]
-        two = self.task == "regress" or (len(self.model.task.config.labels) == 2 and not optional)
-        return (names[0], names[1]) if len(names) == 2 and two else None
-
-    def relevance(self, answer: Mapping[str, Any]) -> float:
-        """Returns the score of a pair: the value, or the probability of the second class."""
-        if self.task == "regress":
-            return float(answer["value"])
-        return float(answer["probabilities"][self.model.task.config.labels[1]])
+        return (names[0], names[1]) if len(names) == 2 else None
 
     @property
     def prompts(self) -> dict[str, str]:
@@ -75,7 +66,7 @@ class Served:
             found["max_length"] = settings.max_length
             found["labels"] = list(settings.labels)
             found["inputs"], found["optional_inputs"] = self.model.task.inputs()
-            found["example"] = _choose_example(self.model.task, found["inputs"])
+            found["example"] = self.model.task.example_input()
         return found
 
 
@@ -158,14 +149,3 @@ def compute_version(path: Path) -> str:
         with open_regular(file) as opened:
             found.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
     return found.hexdigest()[:12]
-
-
-def _choose_example(task: Task[Any, Any], names: list[str]) -> Any:
-    """Returns an example input of the task: a text if the model reads texts as well as objects."""
-    columns = task.config.columns
-    if isinstance(task.example, dict) or (len(names) == 1 and not is_template(columns.text)):
-        return task.example
-    found: dict[str, Any] = dict.fromkeys(names, task.example)
-    if task.config.name == "choice" and len(columns.choices) == 1:
-        found[columns.choices[0]] = ["It is good.", "It is bad."]
-    return found
