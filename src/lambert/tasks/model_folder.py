@@ -10,15 +10,13 @@ from lambert.model import folder as layout
 from lambert.model.config import EncoderConfig
 from lambert.model.labels import label_keys, label_names
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.task import parse_task
+from lambert.tasks.task import own_class, parse_task
 from lambert.tasks.vectors import sentence_transformers
 
 CONFIG = "config.json"
 _IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
 KEPT = ("problem_type", "lambert", *_IDS)
 """Keys of config.json that describe the head, and ids of special tokens. They are copied."""
-_CUT = ("classify", "multilabel", "regress", "choice", "embed")
-"""Tasks whose texts sentence-transformers or transformers cuts at the limit of the tokenizer."""
 
 
 def task_of(folder: Path, settings: Mapping[str, Any], name: str = "") -> TaskConfig:
@@ -37,13 +35,14 @@ def task_of(folder: Path, settings: Mapping[str, Any], name: str = "") -> TaskCo
     if settings.get("lambert"):
         return config
     pairs = sentence_transformers.is_cross_encoder(folder)
-    if sentence_transformers.root(folder) and not pairs and name in ("", "embed"):
+    if sentence_transformers.root(folder) and not pairs and (not name or own_class(name).computes_vectors):
         return sentence_transformers.read_task(folder)
-    if config.name not in _CUT:
+    kind = own_class(config.name)
+    if not kind.cut_by_tokenizer:
         return config
     try:
         config = replace(config, max_length=sentence_transformers.length(folder))
-        if config.name in ("choice", "embed"):
+        if not kind.cross_encoder:
             return config
         named = sentence_transformers.activation_of(folder, settings)
         config = replace(config, activation=_activation(config, folder, named, crosses=pairs))
@@ -60,9 +59,9 @@ def _activation(config: TaskConfig, folder: Path, named: str, *, crosses: bool) 
         named: That which the folder names, or "".
         crosses: Whether the folder is that of a CrossEncoder.
     """
-    if config.name == "regress":
+    if not config.labels:  # a value, whose activation is a setting
         return (named or ("Sigmoid" if crosses else "")).removeprefix("Identity")
-    if named in ("", "Identity", "Softmax") or (config.name, named) == ("multilabel", "Sigmoid"):
+    if named in ("", "Identity", "Softmax") or (own_class(config.name).head, named) == ("multilabel", "Sigmoid"):
         return ""  # the probabilities are the softmax of the outputs, or of several labels their sigmoid
     raise DataError(
         f"{folder} is a CrossEncoder of {len(config.labels)} labels with the activation {named}; with several labels, "

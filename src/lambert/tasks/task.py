@@ -72,6 +72,10 @@ class Task(ABC, Generic[D, P]):
     """Beginnings of the names of settings that the task does not use."""
     reranks = False
     """Whether pairs have a `relevance`."""
+    cut_by_tokenizer = False
+    """Whether other libraries cut the texts at the limit that the tokenizer names."""
+    cross_encoder = False
+    """Whether sentence-transformers reads the model as a CrossEncoder, with one sequence for a row."""
     reads_words = False
     """Whether the text of a row may be a list of its words."""
     pairs = False
@@ -129,8 +133,8 @@ class Task(ABC, Generic[D, P]):
     def example_row(cls, config: TaskConfig) -> dict[str, Any]:
         """Returns a short row to predict, for the model card."""
         found: dict[str, Any] = {}
-        texts = zip((config.columns.text, config.columns.text_b), ("text", "text_b"), strict=True)
-        names = [key if name.isdecimal() else name for name, key in texts if name]
+        given = {"text": config.columns.text, "text_b": config.columns.text_b}
+        names = [key if name.isdecimal() else name for key, name in given.items() if name]
         for name, text in zip(names, ("A text.", "Another text."), strict=False):
             found |= dict.fromkeys(columns_of(name), text)
         return found

@@ -69,6 +69,7 @@ class Choice(SentenceTask):
     pipeline = "multiple-choice"
     soft_targets = "softened"
     pairs = True
+    cross_encoder = False
 
     def read(self, path: Path, *, training: bool = False) -> Examples:
         examples, truth = [], []

@@ -169,6 +169,8 @@ class SentenceTask(Task[Sentences, Any]):
     """The common part of the tasks: rows with one or two columns of text."""
 
     pipeline = "text-classification"
+    cut_by_tokenizer = True
+    cross_encoder = True
 
     def _tokenise(self, texts: Sequence[str], texts_b: Sequence[str | None]) -> Sentences:
         data = tokenise(self.tokenizer, self.config, texts, texts_b)

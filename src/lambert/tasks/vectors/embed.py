@@ -92,6 +92,7 @@ class Embed(Task[TextVectors, Floats]):
     labels = 0
     pipeline = "sentence-similarity"
     computes_vectors = True
+    cut_by_tokenizer = True
     layers: Sequence[nn.Module] = ()
     """Layers between the pooling and the division by length, those of a folder of sentence-transformers."""
 

@@ -30,6 +30,7 @@ from lambert.model.families import reads_segments
 from lambert.model.publish import NOISE, TOLERANCE, scale_difference
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.table import read_rows
+from lambert.tasks.task import own_class
 from lambert.tasks.vectors.sentence_transformers import MODULES, activation_of, root
 from lambert.text.rows import kind, read_lines
 from lambert.text.tokenizers import roles
@@ -40,8 +41,6 @@ MOST = 1000
 """Maximum number of rows of a file that are compared (ours): on a CPU, a BERT-Base computes them in about two
 minutes."""
 _ROWS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
-_SENTENCES = ("classify", "multilabel", "regress")
-"""Tasks that compute one sequence for a row."""
 _PAIRS = {"text_b": "text", "context": "question", "sentence2": "sentence1"}
 """Keys of the second text of a pair, with those of the first."""
 
@@ -206,20 +205,16 @@ class _FolderComparison:
     ) -> None:  # fmt: skip
         self.found, self.model, self.source, self.settings = found, model, source, settings
         self.tokenizer, self.config = model.tokenizer, model.model.config
-        name = model.task_config.name
+        task = own_class(model.task_config.name)
+        bare = task.computes_vectors or not model.has_head  # the folder may name a head that it does not have
         architecture = str((settings.get("architectures") or [""])[0])
-        if (
-            not architecture or name == "embed" or not model.has_head
-        ):  # the folder may name a head that it does not have
-            bare = name == "embed" or not model.has_head
+        if not architecture or bare:
             architecture = layout.architecture(self.config, {} if bare else model.model.labels)[0]
         self.architecture = architecture
-        self.by_vectors = found.library == "sentence-transformers" and name == "embed"
+        self.by_vectors = found.library == "sentence-transformers" and task.computes_vectors
         self.crosses = found.library == "sentence-transformers" and not self.by_vectors
-        self.task = name if name in _SENTENCES and (self.crosses or found.library == "transformers") else ""
-        columns = model.task_config.columns
-        pairs = name in ("squad", "choice") or self.crosses or bool(columns.text_b and not columns.text_b_optional)
-        self.rows = self._arrange_rows(rows, pairs, texts)
+        self.by_task = task.cross_encoder and (self.crosses or found.library == "transformers")
+        self.rows = self._arrange_rows(rows, self.crosses or task.reads_pairs(model.task_config), texts)
 
     def _arrange_rows(self, rows: list[CheckRow], pairs: bool, texts: Path) -> list[CheckRow]:
         """Returns the rows that can be compared, for pairs as pairs, with one longer than every limit."""
@@ -240,7 +235,7 @@ class _FolderComparison:
                 for one, other in pairwise([*plain, plain[0]])
             ]
             self.found.notes.append(f"{texts} has no pairs of texts: each text was compared with the one after it.")
-        if self.by_vectors or self.task:
+        if self.by_vectors or self.by_task:
             long = " ".join(" ".join(row.texts) for row in plain)
             while len(long) < 8 * self.config.positions:
                 long = f"{long} {long}"
@@ -266,7 +261,7 @@ class _FolderComparison:
 
         if self.by_vectors:
             self._vectors(facts, arrays, in_float64)
-        elif self.task:
+        elif self.by_task:
             self._task(facts, arrays, in_float64)
         else:
             self._direct(facts, arrays, in_float64)
@@ -319,7 +314,7 @@ class _FolderComparison:
         keys = task.config.columns.row_keys()
         request = self.model.request([dict(zip(keys, row.texts, strict=False)) for row in self.rows])
         same = self._cut_ids(facts, request.source)
-        if task.config.name != "regress":
+        if task.names_labels:
             self._labels(facts["labels"], task.config.labels)
         outputs = [*self.model.outputs(request.source)]
         logits_NL = torch.cat([batch[task.head].float() for batch in outputs]).numpy().reshape(len(self.rows), -1)
@@ -337,7 +332,7 @@ class _FolderComparison:
         short = [row for row in same if len(facts["whole"][row]) <= facts["limit"]]
         if len(short) < len(same):
             self.found.notes.append(f"outputs of {len(same) - len(short):,} rows were not compared: they are too long.")
-        if self.model.task_config.name == "tag":
+        if own_class(self.model.task_config.name).names_labels:
             self._labels(facts["labels"], self.model.task.config.labels)
         names = [name.partition("/")[2] for name in arrays if name.startswith("0/")]
         ours = [self._outputs(row, names) if row in set(short) else {} for row in range(len(self.rows))]

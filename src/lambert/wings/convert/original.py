@@ -14,6 +14,7 @@ from lambert.model.pooling import name_head
 from lambert.model.vector_layers import VectorLayers
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.model_folder import read_extras, task_of
+from lambert.tasks.task import own_class
 from lambert.tasks.vectors import sentence_transformers
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
@@ -40,7 +41,7 @@ class Original:
     @property
     def vectors(self) -> TaskConfig | None:
         """The task of a model of vectors; None for other models."""
-        return self.task if self.task.name == "embed" else None
+        return self.task if own_class(self.task.name).computes_vectors else None
 
     @property
     def segments(self) -> bool:
@@ -64,8 +65,8 @@ def read(config: ExportConfig) -> Original:
     settings = layout.read_config(folder)
     layout.check_family(settings, folder)
     task = task_of(folder, settings)
-    task = task.resolve_length() if task.name == "embed" else task
-    vectors = task if task.name == "embed" else None
+    vectors = task.resolve_length() if own_class(task.name).computes_vectors else None
+    task = vectors or task
     heads = None if vectors is None else {name_head(vectors.embed.pooling): 0}
     tokenizer = tokenizers.load(folder)
     model, report = weights.load(folder, heads, roles.size(tokenizer), code=config.code)
