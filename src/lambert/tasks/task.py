@@ -4,7 +4,7 @@ import copy
 import importlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, cast
@@ -118,6 +118,16 @@ class Task(ABC, Generic[D, P]):
         if columns.text_b_optional:
             return [*dict.fromkeys(names)], names_b
         return [*dict.fromkeys([*names, *names_b])], []
+
+    @classmethod
+    def key_columns(cls, path: Path, config: TaskConfig) -> Sequence[str]:
+        """Returns the columns of a labelled table whose texts tell rows apart (`dev_split`)."""
+        return config.columns.text, config.columns.text_b
+
+    @classmethod
+    def own_rows(cls, path: Path, config: TaskConfig) -> Iterator[tuple[str, Row]] | None:
+        """Returns the rows of a labelled file, each after the text that tells it apart; None: they are a table's."""
+        return None
 
     @classmethod
     def declared_labels(cls, columns: Columns, path: Path) -> tuple[str, ...]:

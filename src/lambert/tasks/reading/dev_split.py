@@ -14,12 +14,7 @@ from lambert.tasks.config import TaskConfig
 from lambert.tasks.reading.files import digest
 from lambert.tasks.reading.table import read_rows, value_of
 from lambert.tasks.reading.templates import columns_of
-from lambert.tasks.squad.text import read_squad
-from lambert.tasks.tag.annotation_formats import read_annotated, row_of
-from lambert.tasks.tag.annotations import settle_offsets
-from lambert.tasks.tag.conll import read_sentences, tag_column, word_column
-from lambert.tasks.task import Row
-from lambert.tasks.vectors.pairs import find_layout
+from lambert.tasks.task import Row, own_class
 from lambert.tasks.vectors.retrieval import is_judgements
 
 _KEY = b"lambert dev split"
@@ -66,38 +61,11 @@ def split_off_dev(path: Path, share: float, config: TaskConfig, folder: Path) ->
 def _read_rows(path: Path, config: TaskConfig) -> Iterator[tuple[str, Row]]:
     """Yields the text of each row, which decides its part, and the row. The text of questions is their paragraph; that
     of pairs of texts the first one, so that no query is in both parts; that of rows with a group the group."""
-    if config.name == "squad":
-        yield from _read_questions(path)
-    elif config.name == "tag":
-        yield from _read_tagged(path, config)
-    else:
-        columns = config.columns
-        choices = columns.choices if config.name == "choice" else ()
-        texts = (
-            find_layout(path, config).texts[:1] if config.name == "embed" else (columns.text, columns.text_b, *choices)
-        )
-        names = [name for text in ((columns.group,) if columns.group else texts) for name in columns_of(text)]
-        for _, row in read_rows(path, columns):
-            yield json_text([str(value_of(row, name)) for name in names]), row
-
-
-def _read_questions(path: Path) -> Iterator[tuple[str, Row]]:
-    squad = read_squad(path)
-    for question in squad.questions:
-        context = squad.contexts[question.paragraph]
-        texts, starts = [text for text, _ in question.answers], [start for _, start in question.answers]
-        row = {
-            "id": question.id, "question": question.text, "context": context,
-            "answers": {"text": texts, "answer_start": starts},
-        }  # fmt: skip
-        yield context, row | ({"is_impossible": question.impossible} if squad.version == "2.0" else {})
-
-
-def _read_tagged(path: Path, config: TaskConfig) -> Iterator[tuple[str, Row]]:
-    if annotated := read_annotated(path):
-        for document in settle_offsets(annotated.documents, str(path))[0]:
-            yield document.text, row_of(document)
+    columns, kind = config.columns, own_class(config.name)
+    if (own := kind.own_rows(path, config)) is not None:
+        yield from own
         return
-    word, tag = word_column(config.columns), tag_column(config.columns, ())
-    for sentence in read_sentences(path, config.columns, config.labels):
-        yield " ".join(sentence.words), {word: sentence.words, tag: sentence.tags}
+    texts = (columns.group,) if columns.group else kind.key_columns(path, config)
+    names = [name for text in texts for name in columns_of(text)]
+    for _, row in read_rows(path, columns):
+        yield json_text([str(value_of(row, name)) for name in names]), row

@@ -86,6 +86,10 @@ class Choice(SentenceTask):
         return [*super().inputs()[0], *self.config.columns.choices], []
 
     @classmethod
+    def key_columns(cls, path: Path, config: TaskConfig) -> Sequence[str]:
+        return *super().key_columns(path, config), *config.columns.choices
+
+    @classmethod
     def example_row(cls, config: TaskConfig) -> dict[str, Any]:
         names = config.columns.choices
         several = len(names) > 1

@@ -1,6 +1,6 @@
 """Question answering over paragraphs: SQuAD v1.1 and v2.0 (Devlin et al. 2019, sections 4.2 and 4.3)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -66,6 +66,18 @@ class Squad(Task[Windows, Answer]):
                     f'{without.place} has no answer: set task.squad.version = "2.0" to train on such questions.'
                 )
         return windows(self.tokenizer, self.config, squad, training=training)
+
+    @classmethod
+    def own_rows(cls, path: Path, config: TaskConfig) -> Iterator[tuple[str, Row]]:
+        squad = read_squad(path)
+        for question in squad.questions:
+            context = squad.contexts[question.paragraph]
+            texts, starts = [text for text, _ in question.answers], [start for _, start in question.answers]
+            row = {
+                "id": question.id, "question": question.text, "context": context,
+                "answers": {"text": texts, "answer_start": starts},
+            }  # fmt: skip
+            yield context, row | ({"is_impossible": question.impossible} if squad.version == "2.0" else {})
 
     def inputs(self) -> tuple[list[str], list[str]]:
         return ["question", "context"], []

@@ -4,7 +4,7 @@ The label of a word is predicted at its first piece. Words without a piece have 
 wrong, the other scores as outside all spans.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -26,7 +26,7 @@ from lambert.tasks.reading.table import read_beginning, sort_labels
 from lambert.tasks.scores import metrics
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.metrics import Floats
-from lambert.tasks.tag.annotation_formats import read_annotated
+from lambert.tasks.tag.annotation_formats import read_annotated, row_of
 from lambert.tasks.tag.annotations import settle_offsets, tag_words
 from lambert.tasks.tag.conll import Sentence, read_sentences, tag_column, tokens_of, word_column
 from lambert.tasks.tag.division import Division, learn
@@ -111,6 +111,16 @@ class Tag(Task[Words, list[int | None]]):
             if sentence.text is not None
         }
         return data
+
+    @classmethod
+    def own_rows(cls, path: Path, config: TaskConfig) -> Iterator[tuple[str, Row]]:
+        if annotated := read_annotated(path):
+            for document in settle_offsets(annotated.documents, str(path))[0]:
+                yield document.text, row_of(document)
+            return
+        word, tag = word_column(config.columns), tag_column(config.columns, ())
+        for sentence in read_sentences(path, config.columns, config.labels):
+            yield " ".join(sentence.words), {word: sentence.words, tag: sentence.tags}
 
     def inputs(self) -> tuple[list[str], list[str]]:
         return ["text"], []

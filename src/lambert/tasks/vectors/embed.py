@@ -126,6 +126,10 @@ class Embed(Task[TextVectors, Floats]):
                 raise DataError(f"{path}: every text is paired with itself, so there is nothing to find.")
         return data
 
+    @classmethod
+    def key_columns(cls, path: Path, config: TaskConfig) -> Sequence[str]:
+        return find_layout(path, config).texts[:1]
+
     def inputs(self) -> tuple[list[str], list[str]]:
         return [self.config.columns.row_keys()[0]], []
 
