@@ -45,6 +45,7 @@ from lambert.tasks.reading.dev_split import split_off_dev
 from lambert.tasks.reading.files import digest, find_splits
 from lambert.tasks.reading.unknown import unknown_notes
 from lambert.tasks.scores.examples import EXAMPLES, examples_of, write
+from lambert.tasks.task import own_class
 from lambert.tasks.vectors import sentence_transformers
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
@@ -205,7 +206,7 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
         train_path, dev_path, line = split_off_dev(train_path, held_out, task.config, kept)
         data = cache.read(task, train_path, training=True)
         parts.append(line)
-    layers = sentence_transformers.layers(folder) if task.config.name == "embed" else []
+    layers = sentence_transformers.layers(folder) if task.computes_vectors else []
     if layers:
         task.layers = data.layers = layers
     config = replace(config, train=config.train.resolve(data.size(0)))
@@ -233,7 +234,7 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     else:
         notes = [*report.warnings(), *notes]
     notes += filter(None, [_note_untrained(layers), _note_reader(shape, heads), freeze(model, config.train.freeze)])
-    if config.task.name == "embed":
+    if task.computes_vectors:
         notes += filter(None, [_note_similarity(folder, task.embed.similarity_name)])
     files = {"the labelled data": train_path} | ({"the dev data": dev_path} if dev_path else {})
     hashes = {name: digest(path) for name, path in files.items()}
@@ -300,9 +301,9 @@ def _list_chosen(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]
 
 def _fill_from_folder(task: TaskConfig, folder: Path) -> TaskConfig:
     """Returns the task with the settings of a folder of vectors where the task has defaults."""
-    if task.name != "embed" or sentence_transformers.root(folder) is None:
+    if not own_class(task.name).computes_vectors or sentence_transformers.root(folder) is None:
         return task
-    theirs, unset = sentence_transformers.read_task(folder), TaskConfig(name="embed")
+    theirs, unset = sentence_transformers.read_task(folder), TaskConfig(name=task.name)
     kept = {
         name: getattr(theirs.embed, name)
         for name in _OF_VECTORS
