@@ -28,6 +28,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "distilbert": {},
     "electra": {"embedding": 16},
     "modernbert": {"modern": ModernConfig(window=8, pooling="mean")},
+    "mpnet": {},
+    "nomic_bert": {},
+    "gte": {},
+    "eurobert": {"modern": ModernConfig(kv_heads=1, pooling="late")},
 }
 HEADS = {
     "": {},
@@ -51,10 +55,15 @@ def cases(*sample: tuple[str, str], slow: Sequence[tuple[str, str]] = ()) -> lis
     return [(kind, head) for kind in kinds for head in HEADS]
 
 
-def tokenizer() -> Tokenizer:
-    """WordPiece over the characters of the texts that exports are compared on."""
+def tokenizer(pad: int = 0) -> Tokenizer:
+    """WordPiece over the characters of the texts that exports are compared on, with the padding token at 0 or 1."""
     characters = sorted({*"".join(TEXTS).lower()} - {" "})
-    pieces = [*SPECIAL, *characters, *(f"##{one}" for one in characters if re.match(r"\w", one))]
+    pieces = [
+        *SPECIAL[pad::-1],
+        *SPECIAL[pad + 1 :],
+        *characters,
+        *(f"##{one}" for one in characters if re.match(r"\w", one)),
+    ]
     made = Tokenizer(models.WordPiece({piece: n for n, piece in enumerate(pieces)}, unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -66,8 +75,11 @@ def tokenizer() -> Tokenizer:
 
 def saved(kind: str, head: str, folder: Path, *, normalize: bool = True, **shape: Any) -> Path:
     """A model folder of a family with a head."""
-    words = tokenizer()
-    given = EncoderConfig(block=kind, vocabulary=words.get_vocab_size(), **{**SHAPE, **KINDS.get(kind, {}), **shape})
+    pad = int(kind == "mpnet")
+    words = tokenizer(pad)
+    given = EncoderConfig(
+        block=kind, vocabulary=words.get_vocab_size(), pad=pad, **{**SHAPE, **KINDS.get(kind, {}), **shape}
+    )
     config = family_of(given).complete(given)
     model = weights.fresh(config, HEADS[head], seed=1)
     generator = torch.Generator().manual_seed(2)

@@ -6,6 +6,7 @@ Shape legend, used as suffixes of names in the whole project:
     N  targets of one objective        K  objectives                    D   width of the states
     H  attention heads                 V  vocabulary                    L   labels of a task
     F  width of the feed-forward layer M  tokens of one sequence
+    B  padded rows
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -118,6 +119,9 @@ class Batch:
     """How the model computes this batch."""
     pooled_from_S: Tensor | None = None
     """Number of the first token of each sequence from which its vector is computed, int64; None: its first token."""
+    mask_BM: Tensor | None = None
+    """1 for tokens and 0 for padding, if the batch consists of B padded rows (`model/padded.py`): then B and M take the
+    place of T in all shapes. None: there is no padding."""
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], targets: Mapping[str, Target] | None = None) -> "Batch":

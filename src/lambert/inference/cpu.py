@@ -120,14 +120,13 @@ def for_cpu(model: Model, kind: Kind) -> Model:
         other = type(encoder.blocks[0]).__name__
         raise UsageError(f"{kind} needs blocks derived from lambert.model.block.Block, not {other}: use float32.")
     native = library() is not None and all(block.has_kernels(kind) for block in blocks)
+
+    def make(names: Sequence[str], layers: list[nn.Linear]) -> Product:
+        dtype = torch.float32 if names[0] in ("attention_out", "down") else torch.bfloat16
+        return NativeProduct(kind, *layers) if native else _convert(kind, layers, dtype)
+
     for block in blocks:
-        for names in block.products:
-            layers = [getattr(block, name) for name in names]
-            dtype = torch.float32 if names[0] in ("attention_out", "down") else torch.bfloat16
-            product: Product = NativeProduct(kind, *layers) if native else _convert(kind, layers, dtype)
-            for name in names:
-                setattr(block, name, None)
-            setattr(block, names[0], product)
+        block.replace_layers(make)
     encoder.converted = True
     kept = [*encoder.blocks.parameters()] if native else []  # the kernels read norms in float32
     if native and hasattr(encoder, "final_norm"):

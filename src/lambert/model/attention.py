@@ -21,9 +21,15 @@ from lambert.ops.native import OPS
 
 _VECTOR = 32
 """Elements that torch's bfloat16 softmax computes at once. A row with a remainder takes up to three times as long."""
+_MASKED = -10_000.0
+"""Added to the scores of masked tokens, which makes their probability 0 in float32. Unlike infinity, it leaves no NaN
+where all tokens are masked, and unlike the smallest float32 it is a number in float16 and bfloat16 too. Source:
+google-research/bert, modeling.py."""
 
 
-def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, *, longest: int, dropout: float, window: int = 0) -> Tensor:
+def attention(
+    qkv_T3HE: Tensor, bounds_S1: Tensor, *, longest: int, dropout: float, window: int = 0, mask_BM: Tensor | None = None
+) -> Tensor:
     """Returns for every token the weighted sum of the values of its own sequence, [T, H, E].
 
     Args:
@@ -32,9 +38,12 @@ def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, *, longest: int, dropout: flo
         longest: As in `Batch`.
         dropout: Probability of dropping an attention weight, drawn from torch's generator of the device.
         window: A token attends to itself and to this many tokens on each side. 0: to all tokens of its sequence.
+        mask_BM: As in `Batch`: of padded rows, which exporters trace. Nothing is dropped.
 
     Source: Vaswani et al., 2017, equation 1; windows: Beltagy et al., "Longformer", 2020, section 3.1.
     """
+    if mask_BM is not None:
+        return attend_rows(qkv_T3HE, mask_BM, mask_scores(mask_BM, window))
     window = 0 if longest <= window + 1 else window
     name = kernel(qkv_T3HE.device, qkv_T3HE.dtype, qkv_T3HE.shape[-1], window)
     if torch.compiler.is_dynamo_compiling() and name in ON_HOST:
@@ -114,6 +123,30 @@ def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float
     )
     mixed_THE: Tensor = found[0][0]
     return mixed_THE
+
+
+def mask_scores(mask_BM: Tensor, window: int = 0) -> Tensor:
+    """Returns what is added to the scores of attention over padded rows: [B, 1, 1, M], or [B, 1, M, M] if tokens read
+    only those at most `window` positions away."""
+    seen = mask_BM[:, None, None, :] > 0
+    if window:
+        seen = seen & _near(mask_BM.shape[1], window, mask_BM.device)
+    return torch.where(seen, 0.0, _MASKED)
+
+
+def attend_rows(qkv: Tensor, mask_BM: Tensor, scores: Tensor) -> Tensor:
+    """Computes attention over padded rows by plain products, which every exporter can trace.
+
+    Args:
+        qkv: Queries, keys and values, [B, M, 3, H, E] or flat, [B M, 3, H, E].
+        mask_BM: As in `Batch`.
+        scores: What is added to the scores, [B, 1 or H, 1 or M, M].
+    """
+    *rows, _, H, E = qkv.shape
+    parts = qkv.flatten(-3).chunk(3, -1)  # one operator of ONNX, unlike unbind
+    q_BHME, k_BHME, v_BHME = (part.reshape(*mask_BM.shape, H, E).transpose(1, 2) for part in parts)
+    weights_BHMM = torch.softmax((q_BHME * E**-0.5) @ k_BHME.transpose(2, 3) + scores, -1)
+    return (weights_BHMM @ v_BHME).transpose(1, 2).reshape(*rows, H, E)
 
 
 def attend_padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:

@@ -1,6 +1,6 @@
 """What the blocks of all families share: their products, their sizes, and the parts of a pass by a back-end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, cast
@@ -52,8 +52,16 @@ class Block(nn.Module):
         "bfloat16" or "int8"."""
         return self._supported["native"] and has_products(kind, [*self.layers(2), *self.layers(3)])
 
+    def replace_layers(self, make: Callable[[Sequence[str], list[nn.Linear]], Product]) -> None:
+        """Replaces the layers of each product by what `make` returns for their names and themselves."""
+        for number, names in enumerate(self.products):
+            product = make(names, self.layers(number))
+            for name in names:
+                setattr(self, name, None)
+            setattr(self, names[0], product)
+
     def is_converted(self) -> bool:
-        """Returns whether the layers were converted for inference on a CPU."""
+        """Returns whether the layers were converted for inference."""
         return isinstance(getattr(self, self.products[0][0]), Product)
 
     def choose_ops(self, states_TD: Tensor, compute: Compute) -> Ops | None:

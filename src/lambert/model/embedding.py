@@ -14,7 +14,9 @@ from lambert.core.compute import PLAIN, Compute, GradientSink
 
 def embed(ids_T: Tensor, table: nn.Embedding, compute: Compute = PLAIN) -> Tensor:
     """Returns the rows [T, D] of `table` [V, D] with the indices `ids_T`."""
-    if table.weight.device.type == "cpu":
+    if torch.compiler.is_exporting() and len(table.weight) == 1:
+        return table.weight.expand(*ids_T.shape, -1)  # OpenVINO's int8 cannot look up the same row for all
+    if ids_T.dim() == 1 and table.weight.device.type == "cpu":
         rows_TD: Tensor = _Rows.apply(ids_T, table.weight, compute.gradients)  # type: ignore[no-untyped-call]
         return rows_TD
     rows_TD = table(ids_T)

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
@@ -60,10 +59,6 @@ class Family:
     """Formulas of an encoder's costs."""
     kernels_lack: Callable[[EncoderConfig], str]
     """Function that returns what the compiled kernels lack to train the blocks, in words; empty: nothing."""
-    padded: Callable[[Any], nn.Module] | None = None
-    """Function from an encoder to the same one for padded rows, a module from (ids [B, M], mask [B, M] of 1 and 0,
-    segment types [B, M] or None) to states [B, M, D], which the exporters of torch can trace; or None: not
-    supported."""
 
     def complete(self, config: EncoderConfig) -> EncoderConfig:
         """Returns the settings of a fresh encoder with what the family determines. Raises UsageError if the family has

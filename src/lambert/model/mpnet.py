@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch
 from lambert.core.errors import UsageError
 from lambert.model import roberta
-from lambert.model.attention import equal_lengths, pad_rows
+from lambert.model.attention import attend_rows, equal_lengths, mask_scores, pad_rows
 from lambert.model.bert import BERT, BertCosts
 from lambert.model.bert.block import BertBlock
 from lambert.model.bert.encoder import BertEncoder
@@ -35,7 +35,7 @@ from lambert.model.embedding import embed
 BUCKETS, FARTHEST = 32, 128
 
 Biases = dict[int, Tensor]
-"""Biases [H, M, M] by the length of the sequences, M."""
+"""Biases [H, M, M] by the length of the sequences, M; those of padded rows under 0."""
 
 
 def buckets(length: int, device: torch.device) -> Tensor:
@@ -53,12 +53,15 @@ def biases(table: nn.Embedding, batch: Batch) -> Biases:
     """Returns the biases of the sequences from the table [buckets, H]: on a CPU those of every length, on other devices
     those of the longest one, which needs no synchronization."""
     device = batch.bounds_S1.device
+    if batch.mask_BM is not None:
+        return {0: _of_length(table, batch.longest, batch)}
     lengths = {*batch.bounds_S1.diff().tolist()} if device.type == "cpu" else {batch.longest}
-    found: Biases = {}
-    for length in lengths:
-        rows = embed(buckets(length, device).flatten(), table, batch.compute)
-        found[length] = rows.view(length, length, -1).permute(2, 0, 1)
-    return found
+    return {length: _of_length(table, length, batch) for length in lengths}
+
+
+def _of_length(table: nn.Embedding, length: int, batch: Batch) -> Tensor:
+    rows = embed(buckets(length, batch.bounds_S1.device).flatten(), table, batch.compute)
+    return rows.view(length, length, -1).permute(2, 0, 1)
 
 
 def attend_with_biases(qkv_T3HE: Tensor, batch: Batch, of_length: Biases, dropout: float) -> Tensor:
@@ -70,6 +73,8 @@ def attend_with_biases(qkv_T3HE: Tensor, batch: Batch, of_length: Biases, dropou
         of_length: Their biases.
         dropout: Probability of dropping an attention weight.
     """
+    if batch.mask_BM is not None:
+        return attend_rows(qkv_T3HE, batch.mask_BM, of_length[0] + mask_scores(batch.mask_BM))
     if qkv_T3HE.device.type != "cpu":
         return _attend_padded(qkv_T3HE, batch, of_length[batch.longest], dropout)
     T, _, H, E = qkv_T3HE.shape
@@ -103,7 +108,7 @@ class MpnetBlock(BertBlock):
 
     def forward(self, states_TD: Tensor, batch: Batch, biases: Biases) -> Tensor:  # type: ignore[override]
         """Returns the states after the block. `biases` are those of the lengths of the sequences."""
-        qkv_T3HE = self.qkv(states_TD, batch).view(len(states_TD), 3, self.heads, -1)
+        qkv_T3HE = self.qkv(states_TD, batch).view(*states_TD.shape[:-1], 3, self.heads, -1)
         drop = self.attention_dropout if self.training else 0.0
         return self.after(states_TD, attend_with_biases(qkv_T3HE, batch, biases, drop), batch)
 
@@ -193,5 +198,4 @@ MPNET = replace(
     architectures=architectures("MPNet"),
     costs=MpnetCosts(),
     kernels_lack=lambda config: "biases of attention by distance",
-    padded=None,
 )

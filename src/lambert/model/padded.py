@@ -1,51 +1,85 @@
-"""Attention over padded rows, for runtimes that do not know flat batches. It consists of plain products, so that every
-exporter can trace it.
+"""Encoders over padded rows, for runtimes that do not know flat batches. Every exporter can trace them."""
 
-In shape suffixes, B is the number of rows and M their length.
-"""
-
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_MASKED = -10_000.0
-"""Added to the scores of masked tokens, which makes their probability 0 in float32. Unlike infinity, it leaves no NaN
-where all tokens are masked, and unlike the smallest float32 it is a number in float16 and bfloat16 too. Source:
-google-research/bert, modeling.py."""
+from lambert.core.batch import Batch
+from lambert.model.block import Block
+from lambert.model.encoder import Encoder
+from lambert.model.packed import Product, split_layers
 
 
-def join_layers(*layers: nn.Linear, scale: Sequence[float] = ()) -> nn.Linear:
-    """Returns one layer with the outputs of several, concatenated, each times its `scale` (default 1)."""
-    scales = [*scale, *[1.0] * (len(layers) - len(scale))]
-    weights = [layer.weight.detach() * by for layer, by in zip(layers, scales, strict=True)]
-    biases = [layer.bias.detach() * by for layer, by in zip(layers, scales, strict=True) if layer.bias is not None]
-    out = nn.Linear(1, 1, bias=bool(biases))
-    out.weight = nn.Parameter(torch.cat(weights), requires_grad=False)
-    if biases:
-        out.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
-    out.in_features, out.out_features = out.weight.shape[1], out.weight.shape[0]
-    return out
+class Joined(Product):
+    """Linear layers that read the same states, as one layer."""
+
+    def __init__(self, *layers: nn.Linear) -> None:
+        super().__init__()
+        weights, biases = split_layers(layers)
+        self.weight, self.bias = (
+            nn.Parameter(torch.cat([*parts]) if len(parts) > 1 else parts[0].detach(), requires_grad=False)
+            if parts
+            else None
+            for parts in (weights, biases)
+        )
+
+    def forward(self, states_TD: Tensor, gelu: str = "") -> Tensor:
+        out_TF = nn.functional.linear(states_TD, self.weight, self.bias)
+        return nn.functional.gelu(out_TF, approximate=gelu) if gelu else out_TF
 
 
-def mask_scores(mask_BM: Tensor, window: int = 0) -> Tensor:
-    """Returns what is added to the scores of attention: [B, 1, 1, M], or [B, 1, M, M] if tokens read only those at most
-    `window` positions away. `mask_BM` is 1 for tokens and 0 for padding."""
-    seen = mask_BM[:, None, None, :] > 0
-    if window:
-        places_M = torch.arange(mask_BM.shape[1], device=mask_BM.device)
-        seen = seen & ((places_M[:, None] - places_M).abs() <= window)
-    return torch.where(seen, 0.0, _MASKED)
+class PaddedEncoder(nn.Module):
+    """Maps ids [B, M], the mask [B, M] of 1 and 0, and segment types [B, M] or None to states [B, M, D].
+
+    It is the encoder itself, on rows with a mask. It shares the parameters of the encoder, apart from layers that
+    it joins.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = _copy(encoder)
+        self.encoder.blocks = nn.ModuleList(_copy(block) for block in encoder.blocks)
+        for block in self.blocks:
+            block.replace_layers(lambda _, layers: Joined(*layers))
+        self.flat = False
+        """Whether the tokens of all rows are computed as one sequence of T, which some runtimes multiply faster."""
+        self.eval()
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks; each has a `Product` in the place of its layers."""
+        return [block for block in self.encoder.blocks if isinstance(block, Block)]
+
+    def replace_products(self, make: Callable[[Any], Product]) -> None:
+        """Replaces each product of the blocks by what `make` returns for it."""
+        for block in self.blocks:
+            for names in block.products:
+                setattr(block, names[0], make(getattr(block, names[0])))
+
+    def forward(self, ids_BM: Tensor, mask_BM: Tensor, types_BM: Tensor | None = None) -> Tensor:
+        B, M = ids_BM.shape
+        places_M = torch.arange(M, device=ids_BM.device)
+        types_BM = torch.zeros_like(ids_BM) if types_BM is None else types_BM
+        inputs = (ids_BM, types_BM, places_M.expand(B, M))
+        ids, types, positions = (values.flatten() for values in inputs) if self.flat else inputs
+        batch = Batch(
+            ids_T=ids,
+            types_T=types,
+            positions_T=positions,
+            bounds_S1=torch.arange(B + 1, dtype=torch.int32, device=ids_BM.device) * M,
+            longest=M,
+            targets={},
+            mask_BM=mask_BM,
+        )
+        states: Tensor = self.encoder(batch)
+        return states.view(B, M, -1)
 
 
-def attend(q_BHME: Tensor, k_BHME: Tensor, v_BHME: Tensor, scores_B11M: Tensor) -> Tensor:
-    """Returns attention [B, M, H E] for queries that are already scaled."""
-    weights_BHMM = torch.softmax(q_BHME @ k_BHME.transpose(2, 3) + scores_B11M, -1)
-    return (weights_BHMM @ v_BHME).transpose(1, 2).flatten(2)
-
-
-def split_heads(qkv_BMF: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns queries, keys and values [B, H, M, E] of a layer that computes all three."""
-    parts = (part.reshape(*part.shape[:2], heads, -1).transpose(1, 2) for part in qkv_BMF.chunk(3, -1))
-    q_BHME, k_BHME, v_BHME = parts
-    return q_BHME, k_BHME, v_BHME
+def _copy(module: Any) -> Any:
+    """Returns a copy of a module whose children can be replaced without changing the original."""
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
+    return copied

@@ -47,17 +47,17 @@ class PostNormBlock(Block):
         ops = self.choose_ops(states_TD, batch.compute)
         if ops is not None:
             return self._compute(ops, states_TD.to(ops.dtype), batch, rotation)
-        qkv_T3HE = self.qkv(states_TD, batch).view(len(states_TD), 3, self.heads, -1)
+        qkv_T3HE = self.qkv(states_TD, batch).view(*states_TD.shape[:-1], 3, self.heads, -1)
         if rotation is not None:
             qkv_T3HE = rotate(qkv_T3HE, rotation.angles_TE)
         drop = self.attention_dropout if self.training else 0.0
-        mixed_THE = attention(qkv_T3HE, batch.bounds_S1, longest=batch.longest, dropout=drop)
+        mixed_THE = attention(qkv_T3HE, batch.bounds_S1, longest=batch.longest, dropout=drop, mask_BM=batch.mask_BM)
         return self.after(states_TD, mixed_THE, batch)
 
     def after(self, states_TD: Tensor, mixed_THE: Tensor, batch: Batch) -> Tensor:
         """Returns the states after the block, from those before it and the output of attention."""
         compute = batch.compute
-        mixed_TD = project(mixed_THE.flatten(1), *self.layers(1), compute=compute)
+        mixed_TD = project(mixed_THE.flatten(-2), *self.layers(1), compute=compute)
         states_TD = self.attention_norm(states_TD + dropout(mixed_TD, self.dropout, self.training))
         if self.gated:
             up_TF, gate_TF = project(states_TD, *self.layers(2), compute=compute).chunk(2, dim=-1)

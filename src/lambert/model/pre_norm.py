@@ -53,16 +53,18 @@ class PreNormBlock(Block):
         """Returns the queries, keys and values of all heads before the rotation, [T, 3 D]."""
         normed_TD = states_TD if self.attention_norm is None else self.attention_norm(states_TD)
         qkv_TF = project(normed_TD, *self.layers(0), compute=batch.compute)
-        return expand_heads(qkv_TF, self.heads, self.kv_heads).flatten(1)
+        return expand_heads(qkv_TF, self.heads, self.kv_heads).flatten(-3)
 
     def forward(self, states_TD: Tensor, batch: Batch, rotation: Rotation) -> Tensor:
         """Returns the states after the block. `rotation` is that of the tokens for `theta`."""
         compute = batch.compute
-        qkv_T3HE = self.qkv(states_TD, batch).view(len(states_TD), 3, self.heads, -1)
+        qkv_T3HE = self.qkv(states_TD, batch).view(*states_TD.shape[:-1], 3, self.heads, -1)
         drop = self.attention_dropout if self.training else 0.0
         turned_T3HE = rotate(qkv_T3HE, rotation.angles_TE)
-        mixed_THE = attention(turned_T3HE, batch.bounds_S1, longest=batch.longest, dropout=drop, window=self.window)
-        out_TD = project(mixed_THE.flatten(1), *self.layers(1), compute=compute)
+        mixed_THE = attention(
+            turned_T3HE, batch.bounds_S1, longest=batch.longest, dropout=drop, window=self.window, mask_BM=batch.mask_BM
+        )
+        out_TD = project(mixed_THE.flatten(-2), *self.layers(1), compute=compute)
         states_TD = states_TD + dropout(out_TD, self.dropout, self.training)
         gate_TF, up_TF = project(self.norm(states_TD), *self.layers(2), compute=compute).chunk(2, dim=-1)
         inner_TF = activate(gate_TF, self.activation) * up_TF
@@ -101,12 +103,12 @@ class PreNormEncoder(Encoder):
 def expand_heads(qkv_TF: Tensor, heads: int, kv_heads: int) -> Tensor:
     """Returns queries, keys and values of all heads, [T, 3, H, E], from queries [T, H, E] and the keys and values of
     `kv_heads` heads, concatenated to [T, F]. Consecutive heads share keys and values."""
-    own_TE = qkv_TF.view(len(qkv_TF), heads + 2 * kv_heads, -1)
     if kv_heads == heads:
-        return own_TE.view(len(qkv_TF), 3, heads, -1)
-    parts = torch.split(own_TE, [heads, kv_heads, kv_heads], dim=1)
-    shared = (part.repeat_interleave(heads // kv_heads, dim=1) for part in parts[1:])
-    return torch.stack([parts[0], *shared], dim=1)
+        return qkv_TF.view(*qkv_TF.shape[:-1], 3, heads, -1)
+    own_TE = qkv_TF.view(*qkv_TF.shape[:-1], heads + 2 * kv_heads, -1)
+    parts = torch.split(own_TE, [heads, kv_heads, kv_heads], dim=-2)
+    shared = (part.repeat_interleave(heads // kv_heads, dim=-2) for part in parts[1:])
+    return torch.stack([parts[0], *shared], dim=-3)
 
 
 def _join_heads(grad_T3HE: Tensor, kv_heads: int) -> Tensor:

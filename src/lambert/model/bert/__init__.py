@@ -6,7 +6,6 @@ import torch
 
 from lambert.model.bert.block import BertBlock
 from lambert.model.bert.encoder import BertEncoder
-from lambert.model.bert.padded import PaddedBertEncoder
 from lambert.model.block import saved_by_kernels
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import COMMON, ConfigKeys, architectures
@@ -104,5 +103,4 @@ BERT = Family(
     architectures=ARCHITECTURES,
     costs=BertCosts(),
     kernels_lack=BertBlock.find_unsupported,
-    padded=PaddedBertEncoder,
 )

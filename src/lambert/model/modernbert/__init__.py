@@ -23,7 +23,6 @@ from lambert.model.family import ADJUSTABLE, Family
 from lambert.model.linear import project
 from lambert.model.modernbert.block import ModernBertBlock
 from lambert.model.modernbert.encoder import ModernBertEncoder, initial_deviation
-from lambert.model.modernbert.padded import PaddedModernBertEncoder
 from lambert.model.objectives import Head, MaskedLanguageModel, Span, Tag
 from lambert.model.pooling import first_vectors, mean_vectors
 from lambert.model.tensor_names import TensorNames
@@ -249,5 +248,4 @@ MODERNBERT = Family(
     architectures=architectures("ModernBert"),
     costs=ModernBertCosts(),
     kernels_lack=ModernBertBlock.find_unsupported,
-    padded=PaddedModernBertEncoder,
 )

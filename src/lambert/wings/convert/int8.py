@@ -8,44 +8,43 @@ batch, so that an answer depends on the texts beside it.
 import torch
 from torch import Tensor, nn
 
+from lambert.model.packed import Product
+from lambert.model.padded import Joined
 from lambert.wings.convert.padded import PaddedModel
 
 _ZERO = 128
 """Zero point of the unsigned 8-bit states: processors multiply unsigned with signed bytes fastest."""
 
 
-class Int8Linear(nn.Module):
+class Int8(Product):
     """Computes x W' + b by ONNX's MatMulInteger. It can be exported to ONNX only; torch computes zeros."""
 
     scale_F: Tensor
     whole_DF: Tensor
     zero: Tensor
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, product: Joined) -> None:
         super().__init__()
-        weight = layer.weight.detach()
+        assert product.weight is not None
+        weight = product.weight.detach()
         scale_F = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
         self.register_buffer("scale_F", scale_F)
         self.register_buffer("whole_DF", (weight / scale_F[:, None]).round().to(torch.int8).T.contiguous())
         self.register_buffer("zero", torch.tensor(_ZERO, dtype=torch.uint8))
-        self.bias = layer.bias
+        self.bias = product.bias
 
-    def forward(self, states: Tensor) -> Tensor:
-        step = (states.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-30)
-        bytes_ = (states / step).round().to(torch.int32).add(_ZERO).to(torch.uint8)
-        shape = (*states.shape[:-1], self.whole_DF.shape[1])
+    def forward(self, states_TD: Tensor, gelu: str = "") -> Tensor:
+        step_T1 = (states_TD.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-30)
+        bytes_TD = (states_TD / step_T1).round().to(torch.int32).add(_ZERO).to(torch.uint8)
+        shape = (*states_TD.shape[:-1], self.whole_DF.shape[1])
         product: Tensor = torch.onnx.ops.symbolic(
-            "MatMulInteger", (bytes_, self.whole_DF, self.zero), dtype=torch.int32, shape=shape, version=20
+            "MatMulInteger", (bytes_TD, self.whole_DF, self.zero), dtype=torch.int32, shape=shape, version=20
         )
-        out = product.float() * step * self.scale_F
-        return out if self.bias is None else out + self.bias
+        out_TF = product.float() * step_T1 * self.scale_F
+        out_TF = out_TF if self.bias is None else out_TF + self.bias
+        return nn.functional.gelu(out_TF, approximate=gelu) if gelu else out_TF
 
 
 def quantize(padded: PaddedModel) -> None:
     """Replaces the linear layers of the blocks by 8-bit ones. Embeddings and heads stay in float32."""
-    blocks = padded.encoder.blocks
-    assert isinstance(blocks, nn.ModuleList)
-    for block in blocks:
-        for name, layer in [*block.named_children()]:
-            if isinstance(layer, nn.Linear):
-                setattr(block, name, Int8Linear(layer))
+    padded.encoder.replace_products(Int8)

@@ -27,6 +27,7 @@ _ONE_FILE = 2**31 - 2**20
 def _write(padded: PaddedModel, original: Original, folder: Path, config: ExportConfig) -> None:
     if config.precision == "int8":
         quantize(padded)
+    padded.encoder.flat = True
     write_program(padded, original, folder / FILE)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from lambert.core.errors import DataError, UsageError
 from lambert.model import folder as layout
 from lambert.model import weights
-from lambert.model.families import family_of, reads_segments
+from lambert.model.families import reads_segments
 from lambert.model.heads import Model
 from lambert.model.pooling import name_head
 from lambert.model.vector_layers import VectorLayers
@@ -81,7 +81,7 @@ def read(config: ExportConfig) -> Original:
 
 def check_traceable(model: Model, format: str) -> None:
     """Raises UsageError for blocks from outside Lambert, which only Lambert's batches can run."""
-    if model.config.custom_block or family_of(model.config).padded is None:
+    if model.config.custom_block:
         raise UsageError(f"--format {format} cannot contain the block {model.config.block}: use --format hf.")
 
 

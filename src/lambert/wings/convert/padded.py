@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambert.model.families import family_of, reads_segments
+from lambert.model.families import reads_segments
 from lambert.model.heads import Model
 from lambert.model.objectives import MaskedLanguageModel, Vector
+from lambert.model.padded import PaddedEncoder
 from lambert.model.pooling import find_pooling
 from lambert.model.vector_layers import VectorLayers
 
@@ -41,15 +42,14 @@ class PaddedModel(nn.Module):
     """Maps padded rows to the outputs that `output_names` names. It shares weights with the model.
 
     Args:
-        model: The model; its family must support padded rows.
+        model: The model, with Lambert's own blocks.
         finish: Maps pooled states to vectors.
     """
 
     def __init__(self, model: Model, finish: VectorLayers) -> None:
         super().__init__()
-        make = family_of(model.config).padded
-        assert make is not None
-        self.encoder, self.heads, self.pooler, self.finish = make(model.encoder), model.heads, model.pooler, finish
+        self.encoder, self.finish = PaddedEncoder(model.encoder), finish
+        self.heads, self.pooler = model.heads, model.pooler
         self.words = model.encoder.words
         self.choices = "choice" in model.labels
         self.inputs, self.outputs = input_names(model), output_names(model.labels)
@@ -58,6 +58,7 @@ class PaddedModel(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
+        attention_mask = attention_mask.expand_as(input_ids)  # tells exporters that the sizes are equal
         if not self.choices:
             return self._rows(input_ids, attention_mask, token_type_ids)
         shape = input_ids.shape[:2]
@@ -84,10 +85,12 @@ class PaddedModel(nn.Module):
 
     def _pool(self, states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
         assert self.pooler is not None
-        mean = getattr(self.pooler, "pooling", "cls") == "mean"
+        mean = getattr(self.pooler, "pooling", "cls") != "cls"
         transform: Any = self.pooler.transform
-        rows_BD: Tensor = transform(_mean(states_BMD, mask_BM) if mean else states_BMD[:, 0])
-        return rows_BD
+        of_tokens = getattr(self.pooler, "of_tokens", False)
+        rows = transform(states_BMD) if of_tokens else states_BMD
+        rows_BD: Tensor = _mean(rows, mask_BM) if mean else rows[:, 0]
+        return rows_BD if of_tokens else transform(rows_BD)
 
 
 def _mean(states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
