@@ -47,3 +47,17 @@ def test_the_tree_of_the_readme_is_that_of_the_source() -> None:
     assert {f"{name}/" for name in re.findall(r"── (\w+)/", wings)} == {
         path.parent.name + "/" for path in source.glob("wings/*/__init__.py")
     }
+
+
+def test_the_modules_that_the_tour_names_exist() -> None:
+    tour = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w./]+)` \| (.*) \|$", tour, re.MULTILINE)
+    assert len(rows) >= 20
+    source = ROOT / "src" / "lambert"
+    packages = {path.parent.name for path in (*source.glob("*/__init__.py"), *source.glob("wings/*/__init__.py"))}
+    wrong = []
+    for package, text in rows:
+        folders = (source / package, source / "wings" / package)
+        known = {path.stem for folder in folders for path in folder.rglob("*")} | packages | {"say"}
+        wrong += [f"{package}: {name}" for name in re.findall(r"`(\w+)`", text) if name not in known]
+    assert wrong == []
