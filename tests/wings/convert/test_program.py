@@ -50,7 +50,7 @@ def test_elsewhere(tmp_path: Path) -> None:
 def test_native_code(kind: str, head: str, tmp_path: Path) -> None:
     lines = [*program.export_aoti(ExportConfig(saved(kind, head, tmp_path / "m"), tmp_path / "out", "aoti"))]
     assert "native code for processors like this one" in lines[0]
-    run = program._opened_aoti(tmp_path / "out")
+    run = program._load_aoti(tmp_path / "out")
     ids = np.full((2, 2, 9) if head == "choice" else (2, 9), 9, dtype=np.int64)
     inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     if kind != "modernbert":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -32,6 +33,11 @@ class Format:
     """Writes the model into the folder."""
     load: Callable[[Path], Runtime]
     """Loads the model in the folder with its runtime, computing in float32 where the model does."""
+    usage: str
+    """Python code for the folder's README.md that computes the outputs of `rows`, a tokenizer's output; NAMES stands
+    for the list of the inputs."""
+    arrays: Literal["np", "pt"] = "np"
+    """What `usage` needs as `rows`: arrays of NumPy or tensors of torch."""
     extra: str = ""
     """Extra of pyproject.toml with the packages."""
     packages: tuple[str, ...] = ()
@@ -79,9 +85,9 @@ def export(form: Format, config: ExportConfig) -> Iterator[str]:
         check(difference, config, form.tolerances[config.precision], form.title)
         share = f" ({difference.relative:.1%} of the outputs on average)" if config.precision != "float32" else ""
         line = f"verified: largest difference of {form.title} from Lambert {difference.absolute:.1e}{share}"
-        write_surroundings(
-            original, aside, format_card(config.format, config.precision, padded, (line, *form.notes(config)))
-        )
+        lines = (line, *form.notes(config))
+        card = format_card(config.format, config.precision, padded, lines, form.arrays, form.usage)
+        write_surroundings(original, aside, card)
     yield from form.notes(config)
     yield line
     yield f"model  {config.out}"

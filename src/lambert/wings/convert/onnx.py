@@ -93,5 +93,10 @@ FORMAT = Format(
     tolerances={"float32": TOLERANCE, "int8": 0.25},
     write=_write,
     load=_load,
+    usage="""import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+outputs = session.run(None, {name: rows[name] for name in NAMES})
+""",
     notes=_notes,
 )

@@ -136,5 +136,10 @@ FORMAT = Format(
     tolerances={"float32": TOLERANCE, "int8": 0.25},
     write=_write,
     load=load_model,
+    usage="""import openvino
+
+model = openvino.Core().compile_model("openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+outputs = model({name: rows[name] for name in NAMES})
+""",
     notes=_notes,
 )

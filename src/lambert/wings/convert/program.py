@@ -63,11 +63,23 @@ TORCH = Format(
     title="torch.export",
     write=_write_torch,
     load=_load_torch,
+    usage="""import torch
+
+program = torch.export.load("model.pt2").module()
+outputs = program(*[rows[name] for name in NAMES])
+""",
+    arrays="pt",
     notes=lambda config: ("warning: torch unpickles model.pt2: load it only if you trust who made it.",),
 )
 AOTI = Format(
     title="AOTInductor",
     write=_write_aoti,
     load=_load_aoti,
+    usage="""import torch
+
+program = torch._inductor.aoti_load_package("model.pt2")
+outputs = program(*[rows[name] for name in NAMES])
+""",
+    arrays="pt",
     notes=lambda config: ("warning: model.pt2 is native code for processors like this one: loading it runs code.",),
 )

@@ -1,4 +1,4 @@
-"""The settings of `lambert import`; those of `lambert export` are in `config`."""
+"""The settings of `lambert import` and `lambert export`."""
 
 from dataclasses import dataclass
 from pathlib import Path
