@@ -13,18 +13,22 @@ import torch
 
 from lambert import verbs
 from lambert.core.world import World
+from lambert.distributed.exchange.methods import METHODS
 from lambert.engine.trackers import TRACKERS, check_trackers
 from lambert.model.config import EncoderConfig
 from lambert.model.families import FAMILIES, family_of
 from lambert.model.heads import HEADS, Model
 from lambert.optim import optimizers, schedule
 from lambert.optim.config import OptimConfig
+from lambert.planning.traffic import UPDATE_BYTES
 from lambert.tasks.config import TASKS, TaskConfig
 from lambert.verb import Verb, all_verbs, packages
 from lambert.verbs.sweep import search
 from lambert.wings.bench.settings import BenchConfig
 from lambert.wings.bench.works import WORKS, work_of
+from lambert.wings.convert.verb import FORMATS
 from lambert.wings.corpus import cleaning
+from lambert.wings.corpus.filters import FILTERS
 from lambert.wings.corpus.reading import readers
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +52,27 @@ def test_the_dicts_are_where_the_table_says() -> None:
         nodes = ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body
         targets = [one for node in nodes for one in getattr(node, "targets", [getattr(node, "target", None)])]
         assert name in [getattr(one, "id", "") for one in targets], f"{name} is not in {file}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "table"),
+    [
+        ("optim.name", optimizers.OPTIMIZERS), ("optim.schedule", schedule.SCHEDULES), ("model.block", FAMILIES),
+        ("task.name", TASKS), ("log.trackers", TRACKERS), ("exchange.method", METHODS), ("sampler", search.SAMPLERS),
+        ("pruner", search.PRUNERS), ("format", readers.READERS), ("format", FORMATS), ("work", WORKS),
+        ("clean", {**FILTERS, **cleaning.CLEANERS}),
+    ],
+)  # fmt: skip
+def test_the_help_of_a_setting_has_every_name(setting: str, table: Any) -> None:
+    """docs/settings.md has the help of all settings. Of several with this name, one must have all names."""
+    page = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| `{re.escape(setting)}` .*", page, re.MULTILINE)
+    lacking = [[name for name in table if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", row)] for row in rows]
+    assert min(lacking, key=len) == []
+
+
+def test_the_traffic_of_every_optimizer_is_known() -> None:
+    assert set(UPDATE_BYTES) == set(optimizers.OPTIMIZERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,6 @@ class FinetuneOptimConfig(OptimConfig):
     """The optimizer, and the learning rate of each update."""
 
     name: str = "adamw"
-    """Optimizer: lamb, adamw, radam, lars, stable_adamw, or "package.module:name"."""
     lr: float = 0.0
     """Peak learning rate, reached at the end of the warm-up. 0: by the width of the model, 2e-5 x (768 / width)^2, at
     most 1e-3 (benchmarks/fine_tuning_rates)."""
