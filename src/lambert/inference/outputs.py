@@ -130,7 +130,11 @@ def check_padding(tokenizer: Any, config: EncoderConfig, folder: Path) -> None:
     name = None if number < 0 else tokenizer.id_to_token(number)
     template = roles.template(tokenizer, str(folder))
     in_texts = number in (template.cls, template.sep, roles.find_id(tokenizer, "unk"))
-    if name is not None and (in_texts or number not in roles.own(tokenizer)) and name.strip("[]<>|").lower() != "pad":
+    if (
+        name is not None
+        and (in_texts or number not in roles.special_ids(tokenizer))
+        and name.strip("[]<>|").lower() != "pad"
+    ):
         raise DataError(
             f"{folder} has {number} as the id of padding (pad_token_id), which is {quote(name)} in its tokenizer: the "
             "positions that transformers gives to a text with it are not supported. If the tokenizer is of another "

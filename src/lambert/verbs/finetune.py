@@ -166,7 +166,7 @@ class _Prepared:
     """A run before its first update."""
 
     config: FinetuneConfig
-    """Without open settings."""
+    """The settings, in which the model and the data have determined those that were unset."""
     task: Any
     data: Any
     dev: Any
@@ -280,14 +280,14 @@ def _ask_teacher(
     """Returns the teacher's predictions for the training file `path`, and a line about them. All ranks must call it."""
     spans, options = task.soft_targets == "tokens", config.distil
     judge: Any = task if spans else teacher.task
-    theirs = data if spans else teacher.read(path)
-    found = [{name: tensor.cpu() for name, tensor in batch.items()} for batch in teacher.outputs(theirs)]
-    scores = score_predictions(judge, theirs, judge.predictions(theirs, found))
+    rows = data if spans else teacher.read(path)
+    found = [{name: tensor.cpu() for name, tensor in batch.items()} for batch in teacher.outputs(rows)]
+    scores = score_predictions(judge, rows, judge.predictions(rows, found))
     name, value = next(iter(scores.items()))
     line = f"teacher  {options.teacher}, {name} {value:.4f} on the training file"
-    soft = judge.soft(theirs, found)
+    soft = judge.soft(rows, found)
     if spans:
-        return SpanTeacher.of(soft, theirs.lengths_S, options.share, options.temperature), line
+        return SpanTeacher.of(soft, rows.lengths_S, options.share, options.temperature), line
     return teacher_of(soft, task.config, teacher.task.config.labels, options.share, options.temperature), line
 
 
@@ -303,25 +303,26 @@ def _fill_from_folder(task: TaskConfig, folder: Path) -> TaskConfig:
     """Returns the task with the settings of a folder of vectors where the task has defaults."""
     if not own_class(task.name).computes_vectors or sentence_transformers.root(folder) is None:
         return task
-    theirs, unset = sentence_transformers.read_task(folder), TaskConfig(name=task.name)
+    stored, unset = sentence_transformers.read_task(folder), TaskConfig(name=task.name)
     kept = {
-        name: getattr(theirs.embed, name)
+        name: getattr(stored.embed, name)
         for name in _OF_VECTORS
         if getattr(task.embed, name) == getattr(unset.embed, name)
     }
     if task.embed.loss == "margin":
         kept.pop("normalize", None)
-    return replace(task, max_length=task.max_length or theirs.max_length, embed=replace(task.embed, **kept))
+    return replace(task, max_length=task.max_length or stored.max_length, embed=replace(task.embed, **kept))
 
 
-def _note_similarity(folder: Path, ours: str) -> str:
-    """Returns a line if a folder of vectors names another similarity than that of the run; else an empty text."""
-    theirs = sentence_transformers.similarity_name(folder)
-    if theirs == ours or sentence_transformers.root(folder) is None:
+def _note_similarity(folder: Path, used: str) -> str:
+    """Returns a line if a folder of vectors names another similarity than that `used` by the run; else an empty
+    text."""
+    stored = sentence_transformers.similarity_name(folder)
+    if stored == used or sentence_transformers.root(folder) is None:
         return ""
     return (
-        f"note: {folder} compares vectors by {theirs}; the scores of this run and its model folder compare them by "
-        f'{ours}. To keep it: task.embed.similarity = "{theirs}"'
+        f"note: {folder} compares vectors by {stored}; the scores of this run and its model folder compare them by "
+        f'{used}. To keep it: task.embed.similarity = "{stored}"'
     )
 
 

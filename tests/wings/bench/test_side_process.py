@@ -189,7 +189,7 @@ def test_a_side_that_learns_is_built_anew(monkeypatch: pytest.MonkeyPatch) -> No
         built.append(1)
         return lambda: 1.0
 
-    monkeypatch.setattr(side_process, "work_of", lambda *_: Work({"lambert": own}, tokens=1, anew=True))
+    monkeypatch.setattr(side_process, "work_of", lambda *_: Work({"lambert": own}, tokens=1, rebuilt=True))
     side = Side(BenchConfig(), "lambert")
     side.build()
     side.round(), side.round()

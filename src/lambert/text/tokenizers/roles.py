@@ -119,7 +119,7 @@ def content(tokenizer: Tokenizer, number: int) -> str:
     return str(tokenizer.id_to_token(number)) if added is None else str(added.content)
 
 
-def own(tokenizer: Tokenizer) -> set[int]:
+def special_ids(tokenizer: Tokenizer) -> set[int]:
     """Returns the ids of the special tokens around texts and of placeholders: cls, sep, pad, unk and mask."""
     around = [tokenizer.encode(""), tokenizer.encode("", "")]
     ids = {number for one in around for number, at in zip(one.ids, one.special_tokens_mask, strict=True) if at}

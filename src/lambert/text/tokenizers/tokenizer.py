@@ -47,7 +47,7 @@ def _plain(tokenizer: Tokenizer, found: Declared) -> Tokenizer:
     """Returns the tokenizer, set to encode "[SEP]" in a text as ordinary text, which `tokenizer.json` cannot store, and
     added special tokens as one id each (`roles.Declared`)."""
     declare(tokenizer, found)
-    own = roles.own(tokenizer)
+    own = roles.special_ids(tokenizer)
     added = tokenizer.get_added_tokens_decoder()
     markers = {token.content for number, token in added.items() if token.special and number not in own}
     if markers:

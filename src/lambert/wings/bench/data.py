@@ -32,14 +32,14 @@ from lambert.wings.bench import batches
 from lambert.wings.bench.settings import BenchConfig
 from lambert.wings.bench.work import Work, sides
 
-A_ROUND = 2048
+ROUND_SEQUENCES = 2048
 """Maximum number of sequences of a round of the loader, which takes some tenths of a second."""
 MICRO_TOKENS = 8192
-"""Tokens of a micro-batch: our choice, the default of evaluation."""
+"""Tokens of a micro-batch (our choice: the default of evaluation)."""
 DOCUMENTS, SENTENCE = 4000, 24
 """Documents of a random corpus, and the mean length of their sentences in tokens."""
 CONTINUATIONS = 0.2
-"""Share of its vocabulary that consists of continuation pieces."""
+"""Share of continuation pieces in the vocabulary of a random corpus."""
 
 
 def loader(config: BenchConfig, world: World) -> Work:
@@ -55,7 +55,7 @@ def loader(config: BenchConfig, world: World) -> Work:
 
     source = plan()
     size = min(config.sequences, source.size(0))
-    updates = max(1, min(A_ROUND, source.size(0)) // size)
+    updates = max(1, min(ROUND_SEQUENCES, source.size(0)) // size)
     # The sequences of each update in the order of the stream, without masks, for the peer.
     rows = [row for batch in _stream_batches(source, config, size, updates) for row in _rows(batch)]
     longest = [max(len(row["ids"]) for row in rows[at : at + size]) for at in range(0, len(rows), size)]
@@ -176,7 +176,7 @@ def tokenizer(config: BenchConfig, world: World) -> Work:
         sides(config, own, TOKENIZERS, loaded, parts),
         tokens=size,
         unit="bytes",
-        anew=True,
+        rebuilt=True,
         more=lambda side, seconds: {"mb_per_second": size / seconds / 1e6},
     )
 

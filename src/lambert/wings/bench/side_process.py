@@ -1,7 +1,7 @@
 """A side of a measurement in a process of its own, with the environment that is best for it.
 
-`SideProcess` starts `main` in a new process, which makes a `Side` and answers requests: a word a line, answered by a
-line of JSON. The sides take turns, and a side that waits for its turn sleeps.
+`SideProcess` starts `main` in a new process, which makes a `Side` and answers requests. A request is a line with a
+word, and its answer a line of JSON. The sides take turns, and a side that waits for its turn sleeps.
 """
 
 import json
@@ -72,7 +72,7 @@ class Side:
     def round(self) -> float:
         """Runs a round and returns its seconds."""
         assert self._step is not None
-        step = self._work.sides[self._name]() if self._work.anew else self._step
+        step = self._work.sides[self._name]() if self._work.rebuilt else self._step
         began = time.perf_counter()
         step()
         return time.perf_counter() - began

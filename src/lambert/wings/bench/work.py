@@ -53,7 +53,7 @@ class Work:
     """The unit that `tokens` counts."""
     shapes: tuple[Shape, ...] = ()
     """Matrix products of a round, for the ceiling in these shapes; see `batches.layer_shapes`."""
-    anew: bool = False
+    rebuilt: bool = False
     """Build a side again, untimed, before each of its rounds, because it caches results of earlier rounds."""
     more: Callable[[str, float], dict[str, float]] = lambda side, seconds: {}
     """Returns further figures of a side from its name and its median seconds per round."""
@@ -122,9 +122,9 @@ def figures(work: Work, times: Mapping[str, Times], best: float, shaped: float) 
     return found
 
 
-def compare_rounds(own: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    """Returns the ratio of a peer's seconds to Lambert's in the same round: the median, and the range."""
-    ratios = [peer / ours for ours, peer in zip(own, theirs, strict=True)]
+def compare_rounds(own: Sequence[float], peer: Sequence[float]) -> dict[str, Any]:
+    """Returns the ratio of a peer's seconds to Lambert's `own` in the same round: the median, and the range."""
+    ratios = [other / lambert for lambert, other in zip(own, peer, strict=True)]
     return {
         "ratio": round(statistics.median(ratios), 2),
         "ratio_range": [round(min(ratios), 2), round(max(ratios), 2)],

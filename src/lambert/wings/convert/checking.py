@@ -38,8 +38,8 @@ from lambert.wings.convert import source_library
 from lambert.wings.convert.settings import Against
 
 MOST = 1000
-"""Maximum number of rows of a file that are compared (ours): on a CPU, a BERT-Base computes them in about two
-minutes."""
+"""Maximum number of rows of a file that are compared (our choice: on a CPU, BERT-Base computes them in about two
+minutes)."""
 _ROWS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 _PAIRS = {"text_b": "text", "context": "question", "sentence2": "sentence1"}
 """Keys of the second text of a pair, with those of the first."""
@@ -177,8 +177,8 @@ def check(source: Path, folder: Path, texts: Path, against: Against = "", code: 
     """
     source = layout.model_folder(source)
     settings = layout.read_config(source)
-    ours = root(source) is not None or activation_of(source, settings) != ""  # of vectors, or a CrossEncoder
-    library = against or ("sentence-transformers" if ours else "transformers")
+    of_sentences = root(source) is not None or activation_of(source, settings) != ""  # a CrossEncoder has an activation
+    library = against or ("sentence-transformers" if of_sentences else "transformers")
     rows, more = read_texts(texts)
     found = Check(library)
     if importlib.util.find_spec(library.replace("-", "_")) is None:
@@ -189,7 +189,7 @@ def check(source: Path, folder: Path, texts: Path, against: Against = "", code: 
         return found
     if more:
         found.notes.append(f"the first {MOST:,} rows of {texts} were compared.")
-    if library == "sentence-transformers" and not ours:
+    if library == "sentence-transformers" and not of_sentences:
         raise UsageError(f"--against sentence-transformers: {source} has no {MODULES}. Use --against transformers.")
     model = load_model(folder, device="cpu", code=code)
     _FolderComparison(found, model, source, settings, rows, texts).run()
@@ -218,7 +218,7 @@ class _FolderComparison:
 
     def _arrange_rows(self, rows: list[CheckRow], pairs: bool, texts: Path) -> list[CheckRow]:
         """Returns the rows that can be compared, for pairs as pairs, with one longer than every limit."""
-        special = {roles.content(self.tokenizer, number) for number in roles.own(self.tokenizer)}
+        special = {roles.content(self.tokenizer, number) for number in roles.special_ids(self.tokenizer)}
         plain = [row for row in rows if not any(name in text for name in special for text in row.texts)]
         if len(plain) < len(rows):
             self.found.notes.append(

@@ -87,7 +87,7 @@ class Gradients:
         self._held = 0
 
     def start(self, name: str, tensors: Sequence[Tensor], movable: bool) -> Entry:
-        """Adds the reduction of a group of tensors to the held requests, which `hand_over` sends.
+        """Adds the reduction of a group of tensors to the held requests, which `send` sends.
 
         If `movable`, the tensors may be moved to other memory, where they also receive the result.
         """
@@ -110,11 +110,11 @@ class Gradients:
         return entry
 
     @property
-    def are_many(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the held gradients have enough bytes for an operation."""
         return self._held > BUCKET_BYTES * 3 // 4
 
-    def hand_over(self) -> None:
+    def send(self) -> None:
         """Sends the held requests."""
         self.restart()
         session.current().negotiator.flush()

@@ -115,8 +115,8 @@ class _Reduced(_Wrapping):
         group = self._group_of.get(parameter, (parameter,))
         if all(self._passes_left.get(p, 0) == 0 for p in group):
             self._reduce(group)
-            if self._gradients.are_many or not self._incomplete:
-                self._gradients.hand_over()
+            if self._gradients.is_full or not self._incomplete:
+                self._gradients.send()
 
     def _reduce(self, group: tuple[Tensor, ...]) -> None:
         """Starts the reduction of the gradients of `group`. A gradient that this rank has not computed is zero."""

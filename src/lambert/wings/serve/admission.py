@@ -41,7 +41,7 @@ class Admission:
         self.requests, self.bytes = 0, 0
         """Number of requests that have not been answered, and the bytes of their bodies."""
         self._free_turns = turns
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._queue: deque[asyncio.Future[None]] = deque()
         self._size = 0
         """Bytes of the requests that wait for a turn or have one, plus _REQUEST for each request."""
         self._speed = 0.0
@@ -84,7 +84,7 @@ class Admission:
         if not self._since:
             self._since = time.monotonic()
         given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append(given)
+        self._queue.append(given)
         try:
             await given
         except asyncio.CancelledError:
@@ -110,8 +110,8 @@ class Admission:
 
     def _give(self) -> None:
         """Gives a turn to the first request in the line."""
-        while self._line:
-            given = self._line.popleft()
+        while self._queue:
+            given = self._queue.popleft()
             if not given.done():
                 given.set_result(None)
                 return
