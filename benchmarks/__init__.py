@@ -1,1 +1,1 @@
-"""What Lambert claims, measured: one folder a claim. Run from the root: `python -m benchmarks.CLAIM.run`."""
+"""What Lambert claims, measured: a folder for each claim. Run from the root: `python -m benchmarks.CLAIM.run`."""

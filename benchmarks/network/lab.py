@@ -153,7 +153,7 @@ class Lab:
         return int(found[0]["stats64"]["tx"]["bytes"])
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What `torchrun` would set with one process a node, and on which interface gloo is to meet."""
+        """What `torchrun` would set with one process on each node, and on which interface gloo is to meet."""
         return {
             "RANK": str(rank), "WORLD_SIZE": str(self.nodes), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             "GROUP_RANK": str(rank), "MASTER_ADDR": self.address(0), "MASTER_PORT": str(PORT),

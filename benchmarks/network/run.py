@@ -5,11 +5,11 @@
     python -m benchmarks.network.run loss  --recipe RECIPE --out loss.jsonl
 
 CORPUS is a folder of `lambert prepare`. `speed` takes a few updates of each method at each rate, the methods one after
-the other within a round, and writes a line of JSON a run: seconds of an update (median after the warm-up) and bytes
-that a rank puts on the wire for it, as its network interface counts them. `loss` runs each method to the end at an
-unlimited rate, which changes no result, and writes its losses and the held-out masked-LM loss. Runs already in the
-file are not made anew. BERT-mini, one core a rank; the batches are the same for all methods and numbers of ranks. With
---recipe `loss` runs that recipe as it is, to its end, on as many ranks.
+the other within a round, and writes a line of JSON for each run: seconds of an update (median after the warm-up) and
+bytes that a rank puts on the wire for it, as its network interface counts them. `loss` runs each method to the end at
+an unlimited rate, which changes no result, and writes its losses and the held-out masked-LM loss. Runs already in the
+file are not made anew. BERT-mini, one core for each rank; the batches are the same for all methods
+and numbers of ranks. With --recipe `loss` runs that recipe as it is, to its end, on as many ranks.
 
 horovod and horovod-fp16 are the baseline (baseline.py); float32 is Lambert's exchange with nothing compressed. Methods
 that begin with dense updates (int4, powersgd) do without them in `speed`, and table.py counts them in again.

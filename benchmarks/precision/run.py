@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--vocabulary", type=int, default=2048)
-    parser.add_argument("--json", action="store_true", help="print the differences of each run, a line of JSON each")
+    parser.add_argument("--json", action="store_true", help="print the differences of each run as a line of JSON")
     args = parser.parse_args()
     if not args.table:
         if not args.work:

@@ -110,7 +110,7 @@ def ranks_row(aggregate: int, method: str) -> Row:
 
 
 def ranks() -> Iterator[Series]:
-    """BERT-mini, one core a rank: measured on two ranks of one machine, whose sockets carry some 10 Gbit/s."""
+    """BERT-mini, one core for each rank: measured on two ranks of one machine, whose sockets carry some 10 Gbit/s."""
     limited = {"network": {"name": "10gbit", "bandwidth": bits_per_second("10gbit") / 8, "latency": LATENCY}}
     for (aggregate, method), row in together().items():
         work = f"BERT-mini, {16 * aggregate} x 128 tokens a core, {method}, 10 Gbit/s"

@@ -21,7 +21,7 @@ SHAPE = {"layers": 2, "hidden": 128, "heads": 2, "intermediate": 512, "positions
 
 
 def prepare_corpus(folder: Path) -> Path:
-    """A corpus of 400 documents of random words, one a line."""
+    """A corpus of 400 documents of random words, each in a line."""
     draw = random.Random(0)
     words = ["".join(draw.choices("aeiou", k=1) + draw.choices("bcdfgklmnprst", k=2)) for _ in range(300)]
 

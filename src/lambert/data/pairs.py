@@ -56,7 +56,7 @@ class PairPlan:
         self._outline, self._config, self._seed, self._epoch = outline, config, seed, epoch
         self._balanced = config.mode == "balanced"
         self._room = config.room(2)
-        remedy = 'Set packing.mode = "full", or prepare the corpus with one document a file or blank-line separated.'
+        remedy = 'Set packing.mode = "full", or prepare the corpus with one document per file or between blank lines.'
         if outline.documents < 2:
             raise DataError(f"{outline.name} has one document, and random segments must come from another. {remedy}")
         if self._balanced and outline.documents == outline.sentences:

@@ -62,8 +62,8 @@ def input_row(read: ReadRow, place: str, file: int = 0) -> InputRow:
 
 
 def rows_of_stream(stream: Any) -> Iterator[InputRow]:
-    """Yields the rows of a stream of bytes or text, as `read_json_rows` does; text has one row a line. Decodes UTF-16
-    with a byte-order mark."""
+    """Yields the rows of a stream of bytes or text, as `read_json_rows` does; text has a row in each line. Decodes
+    UTF-16 with a byte-order mark."""
     beginning = stream.peek(1) if hasattr(stream, "peek") else b""
     if isinstance(stream, io.BufferedIOBase):
         source = encodings.plain(stream, beginning)

@@ -26,7 +26,7 @@ def parse_row(text: str) -> tuple[Row, str]:
 
 
 def has_lines(beginning: bytes) -> bool:
-    """Returns whether a file with this beginning has one row a line. Otherwise brackets delimit its rows."""
+    """Returns whether a file with this beginning has a row in each line. Otherwise brackets delimit its rows."""
     text = beginning.removeprefix(BOM).decode(UTF8, "replace").lstrip()
     if text.startswith("["):
         return False

@@ -35,7 +35,7 @@ class LaunchConfig:
     """A group of processes: how many, where their rendezvous is, and how often it is restarted after a crash."""
 
     nproc_per_node: str = "auto"
-    """Processes on this machine (or -np); auto: one a GPU, and one where there is none."""
+    """Processes on this machine (or -np); auto: one for each GPU, or one if there is no GPU."""
     nnodes: str = "1"
     """Machines, each of which runs this same command; MIN:MAX: the group continues as machines join and leave."""
     endpoint: str = ""
@@ -183,7 +183,7 @@ def _supervise(
     from lambert.distributed.agent import Agent
     from lambert.engine.signals import graceful_stop
 
-    logging.disable(logging.CRITICAL)  # of torch's agent: ours reports what the user should know
+    logging.disable(logging.CRITICAL)  # of torch's agent: Lambert's `Agent` reports what the user should know
     least, most = config.machines
     address = "127.0.0.1" if most == 1 else _own_address(rendezvous[0])
     alone = uuid.uuid4().hex if most == 1 else "lambert"

@@ -58,10 +58,10 @@ def _read_lengths(path: Path) -> Ints:
     lengths = []
     for number, line in enumerate(read_file(path).decode(errors="replace").splitlines(), start=1):
         if not line.strip().isdecimal() or int(line) < 1:
-            raise DataError(f"{path}:{number} is not a length: give one whole number above 0 a line.")
+            raise DataError(f"{path}:{number} is not a length: give a whole number above 0 in each line.")
         lengths.append(int(line))
     if not lengths:
-        raise DataError(f"{path} holds no length: give one whole number a line.")
+        raise DataError(f"{path} holds no length: give a whole number in each line.")
     return np.array(lengths, dtype=np.int64)
 
 

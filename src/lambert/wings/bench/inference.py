@@ -149,7 +149,7 @@ def _onnxruntime(config: BenchConfig, encoder: EncoderConfig, batch: Batch, worl
 def _openvino(
     config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, *, latency: bool = False
 ) -> Step:
-    """One request a sequence, without padding: one stream a thread, or with `latency` one stream with all threads."""
+    """Each sequence is a request, without padding. There is a stream per thread, or with `latency` one for all."""
     # Its import and each conversion send a report to the vendor from a forked process, unless this module is missing.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     openvino = import_peer("openvino", "openvino", "openvino")

@@ -58,12 +58,13 @@ def _write(net: PaddedModel, original: Original, folder: Path, config: ExportCon
 
 
 def _quantize(model: Any, original: Original, config: ExportConfig) -> Any:
-    """Returns the model with static 8-bit scales, and weights of 7 bits if this processor adds 8-bit products in 16.
+    """Returns the model with static 8-bit scales, and weights of 7 bits if this processor adds the products of 8-bit
+    numbers in 16 bits.
 
     Source: NNCF, quantize(model_type=TRANSFORMER), with SmoothQuant; OverflowFix.
     """
     nncf = _import("nncf")
-    logging.getLogger("nncf").setLevel(logging.ERROR)  # nncf.set_log_level would change handlers of others
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # nncf.set_log_level would change the handlers of other loggers
     names = input_names(original.model)
     shape = (1, 1) if "choice" in original.model.labels else (1,)
 
@@ -82,7 +83,8 @@ def _quantize(model: Any, original: Original, config: ExportConfig) -> Any:
 
 
 def _exact_products() -> bool:
-    """Returns whether this processor adds 8-bit products in 32 bits (VNNI); in 16, two of them can saturate."""
+    """Returns whether this processor adds the products of 8-bit numbers in 32 bits (VNNI); in 16 bits, the sum of two
+    can saturate."""
     try:
         cpu.check("int8")
     except MachineError:
@@ -100,7 +102,7 @@ def calibration_texts(path: Path | None) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as UTF-8 text: {error}.") from error
     if not any(lines):
-        raise DataError(f"{path} has no text: give one with a text a line.")
+        raise DataError(f"{path} has no text: give a file with a text in each line.")
     return [line for line in lines if line][:_CALIBRATED]
 
 
@@ -121,9 +123,9 @@ def load_model(folder: Path, hint: str = _FLOAT32) -> Runtime:
 
 
 def _notes(config: ExportConfig) -> tuple[str, ...]:
-    ours = "" if config.calibration else ", of built-in sentences: give texts of your domain (--calibration FILE)"
+    texts = "" if config.calibration else ", of built-in sentences: give texts of your domain (--calibration FILE)"
     if config.precision == "int8":
-        ranges = f"note: int8 has fixed ranges of activations{ours}; compare your scores."
+        ranges = f"note: int8 has fixed ranges of activations{texts}; compare your scores."
         narrow = "note: weights have 7 bits: this processor has no 8-bit dot products (VNNI)."
         return (ranges,) if _exact_products() else (ranges, narrow)
     return ('note: OpenVINO computes in bfloat16 where it can: set INFERENCE_PRECISION_HINT to "f32" to compare.',)

@@ -53,5 +53,5 @@ class ExportConfig:
     """bfloat16: weights of half the size (hf, sentence-transformers). int8: products of 8-bit numbers (onnx,
     openvino)."""
     calibration: Path | None = None
-    """Text file, one text a line (a tab between the texts of a pair), from which openvino's int8 learns the ranges of
-    activations. Unset: a few sentences in several languages; texts of your domain are better."""
+    """File with a text in each line (a tab between the texts of a pair), from which openvino's int8 learns the ranges
+    of activations. Unset: a few sentences in several languages; texts of your domain are better."""

@@ -40,7 +40,7 @@ class Device:
     cores: int = GPU_CORES
     """Cores of a node for each device; for a CPU, its own cores."""
     measured: bool = False
-    """Whether `peak` and `bandwidth` were measured on this machine; of published values, a run reaches only a share."""
+    """Whether `peak` and `bandwidth` were measured on this machine. A run reaches only a share of published values."""
     fitted: float = 1.0
     """Measured time of a micro-batch divided by the time that the constants of `steps` predict."""
     native: bool = True
@@ -126,7 +126,7 @@ LINKS: dict[str, Link] = {
         Link("pcie-3", 12e9, 2e-5, "PCI-SIG: 16 lanes of 8 GT/s, less the headers of packets"),
         Link("pcie-4", 24e9, 2e-5, "PCI-SIG: 16 lanes of 16 GT/s, less the headers of packets"),
         Link("pcie-5", 48e9, 2e-5, "PCI-SIG: 16 lanes of 32 GT/s, less the headers of packets"),
-        Link("ici-3", 70e9, 3e-6, "Jouppi et al., 2020, CACM 63(7): 656 Gb/s a link of TPU v3", between_nodes=True),
+        Link("ici-3", 70e9, 3e-6, "Jouppi et al., 2020, CACM 63(7): 656 Gb/s per link of TPU v3", between_nodes=True),
         Link("memory", 10e9, 1e-5, "processes of one machine through shared memory (our choice)"),
         Link("infiniband-100", 12.5e9, 5e-6, "InfiniBand EDR, one port", between_nodes=True),
         Link("infiniband-200", 25e9, 5e-6, "InfiniBand HDR, one port", between_nodes=True),
