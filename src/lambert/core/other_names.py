@@ -68,7 +68,7 @@ TASKS: Mapping[str, str] = {
     }.items()
     for name in names.split()
 }
-"""From other names of tasks to ours."""
+"""Names of tasks in other libraries, and Lambert's names of them."""
 
 
 def our_setting(name: str, known: Collection[str]) -> str:

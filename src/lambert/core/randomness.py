@@ -3,7 +3,7 @@
 No function here has state, so a resumed run and runs with any number of workers or ranks draw the same numbers, and
 there is no generator to save. Every draw is a 64-bit word of the SplitMix64 finaliser (Steele, Lea and Flood, "Fast
 splittable pseudorandom number generators", OOPSLA 2014) applied to a chain of the parts of its key. The mapping to
-ranges is our own, so no change in a library changes the numbers.
+ranges is defined here, so no change in a library changes the numbers.
 """
 
 from enum import IntEnum

@@ -14,8 +14,8 @@ class BatchSizes:
 
     During the ramp the sizes are the multiples of `first`, each for about equally many updates. The tokens of a size
     are therefore proportional to it, as in ModernBERT's training (Warner et al., 2024; AnswerDotAI/ModernBERT,
-    sequence_packer.py), whose sizes are all numbers from `first` to `last`. Multiples of `first` are ours: every number
-    of ranks that divides `first` divides them.
+    sequence_packer.py), whose sizes are all numbers from `first` to `last`. Only multiples of `first` are used here,
+    because every number of ranks that divides `first` divides them.
     """
 
     last: int

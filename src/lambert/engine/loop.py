@@ -61,8 +61,8 @@ def train(
     Args:
         net: `net(batch)` returns the summed losses [K] of the objectives `net.objectives`.
         batches: The data of update `start` and of those after it.
-        schedule: Returns the learning rate of the n-th applied update, from 0; a parameter group of `optimizer` with
-            `lr_scale` has it times that.
+        schedule: Returns the learning rate of the n-th applied update, from 0. For a parameter group of `optimizer`
+            with `lr_scale` it is multiplied by `lr_scale`.
         max_grad_norm: Bound on the global gradient norm; 0 means no bound.
         seed: Dropout is a function of (seed, update, number of the micro-batch).
         exchange: Sums the gradients over the ranks; the default is the exchange of one process.

@@ -8,7 +8,7 @@ from lambert.model.families import family_of
 _WIDE = torch.float32.itemsize
 """Bytes of a float32, the type of weights, gradients, moments, norms, softmaxes and losses."""
 _MOMENTS = 2
-"""Moments that each of Lambert's optimizers holds for a weight."""
+"""Maximum number of moments that an optimizer of Lambert holds for a weight."""
 
 
 def training_state(weights: int, moments: int = _MOMENTS, shards: int = 1) -> int:

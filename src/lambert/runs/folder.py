@@ -98,8 +98,8 @@ def _check_folder(config: RunConfig, data: Mapping[str, object]) -> None:
 
 
 def changes(config: RunConfig, path: Path, free: tuple[str, ...] = FREE) -> list[tuple[str, Any, Any]]:
-    """Returns the dotted names of the settings that `config` has otherwise than the config.toml at `path`, with the
-    value there and that of `config`; UNSET for none. Names that begin as one of `free` are left out."""
+    """Returns the dotted names of the settings in which `config` differs from the config.toml at `path`, with the value
+    there and that of `config`; UNSET for none. Names that begin with one of `free` are left out."""
     before, now = settings.flatten(settings.read(path)), settings.flatten(settings.as_dict(config))
     before = settings.flatten(settings.defaults(config)) | before  # of settings that an older version did not have
     names = [name for name in sorted(before | now) if before.get(name) != now.get(name) and not name.startswith(free)]

@@ -75,8 +75,8 @@ def explain_unmarked(beginning: bytes) -> str:
 
 
 def explain_no_text(beginning: bytes) -> str:
-    """Returns the end of a sentence that says that data with this beginning is not text, which is so if it is not UTF-8
-    and has NUL bytes, or ""."""
+    """Returns the end of a message if data with this beginning is not text (it is not UTF-8 and has NUL bytes), else
+    ""."""
     if b"\0" not in beginning or _is_utf8(beginning):
         return ""
     return "has NUL bytes and is not UTF-8: it is no text file. Name the file with the text"

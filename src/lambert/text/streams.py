@@ -170,7 +170,7 @@ class Converted(io.RawIOBase):
         self._position, self._rest = 0, b""
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if whence == io.SEEK_END:  # of Parquet
+        if whence == io.SEEK_END:  # as for a Parquet file, whose metadata are at its end
             while self.readinto(bytearray(BLOCK)):
                 pass
         offset += 0 if whence == io.SEEK_SET else self._position

@@ -25,5 +25,5 @@ METHODS: dict[str, Callable[[ExchangeConfig, torch.distributed.ProcessGroup | No
 method."""
 
 COMPILED = 4e10
-"""Elements exchanged in the whole run from which compiling the kernels pays: it takes some 30 s and saves 0.8 ns per
-element (measured; docs/design/0006)."""
+"""Minimum number of elements exchanged in a run for which compiling the kernels pays: it takes some 30 s and saves 0.8
+ns per element (measured; docs/design/0006)."""

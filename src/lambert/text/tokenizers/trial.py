@@ -24,11 +24,12 @@ _PLAIN = {
     "BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "Nmt", "BertPreTokenizer",
     "ByteLevel", "Metaspace", "Whitespace", "WhitespaceSplit", "Punctuation", "Digits",
 }  # fmt: skip
-"""Parts without own rules. Each lengthens a text at most a few times, so one of each is harmless."""
+"""Kinds of parts whose rules the file cannot choose. Each lengthens a text at most a few times, so one of each is
+harmless."""
 _PLAIN_AFTER = {"BertProcessing", "RobertaProcessing", "ByteLevel", "TemplateProcessing"}
 _PLAIN_DECODERS = {"WordPiece", "ByteLevel", "Metaspace", "BPEDecoder", "Fuse", "ByteFallback"}
 _TEMPLATE_CHARACTERS = 4_000
-"""Maximum characters of a template (our choice). BERT's has 500; each token, added to every text, has about 50."""
+"""Maximum characters of a template (our choice). BERT's has 500; each token that it adds to a text takes about 50."""
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
 _SECONDS = 60.0
 """Wall-clock limit of the process (our choice); its limit of processor time normally ends it much earlier."""

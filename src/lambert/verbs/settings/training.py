@@ -1,4 +1,4 @@
-"""Which of the verbs that train a recipe, or some settings, are for."""
+"""Finds the verb (pretrain or finetune) that a recipe, or a set of settings, is for."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -8,11 +8,11 @@ from lambert.runs.expect import TABLE
 from lambert.verb import list_training
 
 _TELLING = {"corpus", "data", "train.batch_size", "train.steps", "train.epochs"}
-"""Settings by which a recipe with a wrong name is still recognised as that of a run."""
+"""Settings by which a recipe is recognised as that of a run even if another of its names is wrong."""
 
 
 def find_verb(given: Collection[str]) -> str:
-    """Returns the verb that trains and has the most of these settings, by their dotted names."""
+    """Returns the verb that has the most of these settings, by their dotted names, among those that train."""
     kinds = list_training()
     return max(kinds, key=lambda verb: len({*given} & {*list_dotted_names(kinds[verb])}))
 

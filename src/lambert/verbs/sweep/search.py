@@ -24,7 +24,8 @@ REDUCTION = 3
 Tuning", section 3; Optuna's default for Hyperband)."""
 
 LEAST_COMPLETE = 10
-"""Complete trials from which on importances are computed, so that the best tenth is a trial (our choice)."""
+"""Minimum number of complete trials for which importances are computed: of fewer, the best tenth is no whole trial (our
+choice)."""
 
 
 class Grid(BaseSampler):
@@ -108,7 +109,8 @@ PRUNERS: dict[str, Callable[[int, int | None], BasePruner]] = {
 
 
 def build_sampler(name: str, space: Sequence[Dimension], seed: int) -> BaseSampler:
-    """Returns the sampler of this name for a space. Raises UsageError if there is none, or not for that space."""
+    """Returns the sampler of this name for a space. Raises UsageError if there is none, or if it does not suit
+    the space."""
     build = lookup(SAMPLERS, name, "sampler", Kind((list, int)))
     return Keyed(lambda trial_seed: build(space, trial_seed), seed)
 
@@ -129,8 +131,8 @@ def count_points(space: Sequence[Dimension]) -> int:
 
 
 def compute_importances(study: Study, params: Sequence[str]) -> dict[str, float]:
-    """Returns the share of each parameter in whether a trial is among the best tenth, largest first; empty for fewer
-    than LEAST_COMPLETE complete trials. The import takes seconds where scikit-learn is installed.
+    """Returns how much each parameter determines whether a trial is among the best tenth, as shares, the largest first;
+    empty for fewer than LEAST_COMPLETE complete trials. The import takes seconds if scikit-learn is installed.
 
     Source: Watanabe et al., 2023, "PED-ANOVA" (IJCAI).
     """

@@ -8,8 +8,8 @@ COVERAGE = 0.99
 """Probability that a band holds the value of one more seed. The bands come from other seeds than the recipe's, so a
 right run is outside of each band with a probability of about 1%, if the values are normally distributed."""
 FLOOR = 0.005
-"""Least half of the width of a band, as a share of the mean: other processors, numbers of threads and precisions round
-otherwise. Measured in docs/log.md ("Bands of the demo")."""
+"""Minimum half-width of a band, as a share of the mean, because results on other processors, with other numbers of
+threads and in other precisions differ by rounding. Measured in docs/log.md ("Bands of the demo")."""
 
 
 def prediction_interval(mean: float, deviation: float, count: int) -> tuple[float, float]:

@@ -15,7 +15,8 @@ Variables = Mapping[str, str]
 """Variables that a side has besides those of the user's environment."""
 UNCHANGED: Variables = MappingProxyType({})
 BOUND = {"OMP_PROC_BIND": "close", "OMP_SCHEDULE": "static"}
-"""Source: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html, "Utilize OpenMP"."""
+"""Variables that bind threads to cores. Source: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html,
+"Utilize OpenMP"."""
 _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "OMP_SCHEDULE", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """Variables with which a user chooses the cores of threads."""
 

@@ -102,7 +102,7 @@ def compare_outputs(original: Original, runtime: Runtime) -> Difference:
 
 
 def name_outputs(found: Arrays, names: tuple[str, ...]) -> Arrays:
-    """Returns the outputs of a runtime by name; programs of torch number theirs."""
+    """Returns the outputs of a runtime by name. A program of torch names its outputs by number."""
     return {names[int(name)] if name.isdecimal() else name: values for name, values in found.items()}
 
 

@@ -21,7 +21,8 @@ OPSET = 20
 """The newest operators that ONNX Runtime and OpenVINO both compute without gaps: Gelu and LayerNormalization are single
 operators, and attention consists of products that both fuse."""
 _ONE_FILE = 2**31 - 2**20
-"""Bytes of weights from which a file of protobuf is too small, and they are in a file beside it."""
+"""Maximum bytes of weights in the ONNX file, because a file of protobuf cannot exceed 2 GB. More weights are in a file
+beside it."""
 
 
 def _write(padded: PaddedModel, original: Original, folder: Path, config: ExportConfig) -> None:

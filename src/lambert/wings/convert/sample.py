@@ -40,7 +40,7 @@ TEXTS = (
     "Η θάλασσα ήταν ήρεμη και ο ουρανός καθαρός.",
     "def mean(values): return sum(values) / len(values)  # raises ZeroDivisionError for []",
 )
-"""Sentences of several lengths in several scripts; ours."""
+"""Sentences of several lengths in several scripts, written for this comparison."""
 LONGEST = 160
 """Maximum tokens of a row: more than the window of ModernBERT, and few enough for the logits of all pieces."""
 _ROWS = 4

@@ -59,7 +59,7 @@ _RECORD = {
 }  # fmt: skip
 """The content of a record."""
 VERSIONS = {"extract": 7, "clean": 5, "encode": 2}
-"""Increase the number of a step when it writes something else, so that parts of older versions are made again."""
+"""Increase the number of a step when its output changes, so that parts of older versions are made again."""
 FileCounts = dict[str, dict[str, int]]
 """For each input file: the numbers of documents that were read, were unreadable, and were dropped by each step."""
 _PART = re.compile(r"part-[0-9a-f]{16}\.(parquet|json)")
@@ -291,7 +291,7 @@ def _run_step(
             )
         if plan.step in named:
             _remove_others(plan.folder, {unit.key for unit in units})
-        # The largest first, so that none is left for one process at the end; slices of a file in order, as in the file.
+        # The largest units first, so that none is left for one process at the end; slices of a file in their order.
         missing.sort(key=lambda unit: (-unit.bytes, unit.extents[0].source, unit.extents[0].part.begin))
         total = sum(unit.bytes for unit in units)
         before = total - sum(unit.bytes for unit in missing)
@@ -322,8 +322,12 @@ def _names(unit: Unit) -> tuple[str, ...]:
 def _write(
     folder: Path, unit: Unit, write: Callable[[Path], Mapping[str, Any]], more: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Writes a part and then its record, each complete or absent, and returns the record. Entries of the record are
-    what `write` returns, which writes the file, and `more`, which is complete then."""
+    """Writes a part and then its record, each complete or absent, and returns the record.
+
+    Args:
+        write: Writes the file of the part and returns entries of the record.
+        more: Further entries of the record; it may be filled while `write` runs.
+    """
     path = _part(folder, unit.key)
     with disk_errors(path):
         with atomic_file(path) as temporary:

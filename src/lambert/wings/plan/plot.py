@@ -15,9 +15,9 @@ from lambert.wings.plan.settings import PlanConfig
 _CREATOR = "lambert plan"
 _UNITS = {"days": 86_400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
 _COLOURS = ("#1f5fa8", "#c2571a", "#2e8540", "#7a4fa3", "#8c6d1f", "#b03a6b")
-"""A colour for each device; the seventh has the first again."""
+"""A colour for each device; the seventh device has the colour of the first."""
 _LABELLED = 16
-"""Maximum number of efficient choices that are all labelled in the plot; of more, every second one or fewer."""
+"""Up to this number, all efficient choices are labelled in the plot; if there are more, every second one or fewer."""
 _LOOKS: dict[str, dict[str, Any]] = {
     "another choice": {"marker": "o", "s": 16, "alpha": 0.5, "linewidths": 0},
     "efficient: no other is both faster and cheaper": {"marker": "o", "s": 42, "linewidths": 0},

@@ -18,7 +18,10 @@ TOO_LATE = "The request was not computed within 30 s: try again later, or send f
 TRANSFER_ENCODING = "The only Transfer-Encoding that is read is chunked."
 BUG = "Internal error: the operator's log says more."
 _DESCRIBED = {
-    400: ("The body is not JSON, or the Host header is foreign.", "The body is not JSON: see line 1, column 12."),
+    400: (
+        "The body is not JSON, or the Host header names another host.",
+        "The body is not JSON: see line 1, column 12.",
+    ),
     401: ("The API key is missing or wrong.", "Send the API key as `Authorization: Bearer KEY`."),
     404: ("There is no model of this name.", "There is no model of this name; there are: names, topics."),
     408: ("The request did not arrive in time.", "The body was not complete after 30 s."),

@@ -5,14 +5,14 @@ Source: github.com/google/snappy, format_description.txt.
 
 from lambert.wings.convert.tensorflow.wire import varint
 
-_MOST_TIMES = 32
-"""No data is shortened to less than 1/22: a copy takes at least 3 bytes and gives at most 64."""
+_MAX_RATIO = 32
+"""Maximum factor by which data may expand (our choice). Snappy reaches 22: a copy of 3 bytes stands for at most 64."""
 
 
 def decompress(data: bytes) -> bytes:
     """Returns the content of compressed data. Raises ValueError if it is damaged."""
     length, position = varint(data, 0)
-    if length > _MOST_TIMES * len(data):
+    if length > _MAX_RATIO * len(data):
         raise ValueError("the length is impossible")
     out = bytearray()
     while position < len(data):

@@ -27,7 +27,7 @@ _FOREIGN = {
 
 
 def read(path: Path) -> dict[str, bytes]:
-    """Returns the values of a table by their keys. Raises DataError if the file is damaged or no table."""
+    """Returns the values of a table by their keys. Raises DataError if the file is damaged or is not a table."""
     with open_regular(path) as file:
         beginning = file.read(32)
         size = file.seek(0, 2)

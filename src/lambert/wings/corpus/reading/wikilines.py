@@ -172,7 +172,7 @@ def _apostrophe(parts: list[str]) -> int:
 def _variant(match: re.Match[str]) -> str:
     """Returns one of the spellings for variants of a language, as in `-{zh-hans:计算机; zh-hant:電腦}-`.
 
-    Rules for the rest of a page, without the flag A, show nothing.
+    A rule for the rest of the page shows nothing unless it has the flag A.
     """
     flags, bar, content = match[1].rpartition("|")
     if bar and flags.strip().upper() in ("H", "T", "-", "D", "N"):

@@ -25,7 +25,7 @@ _SHOWN = 8
 _UNKNOWN = 0.05
 """Share of [UNK] above which there is a warning (our choice)."""
 _NOTED = 20
-"""Maximum number of files of rows about which notes are given."""
+"""Maximum number of inputs that are searched for rows, to show notes about them."""
 _ENDS = 5
 """Maximum number of warnings about files that end early."""
 
@@ -87,7 +87,7 @@ def to_corpus(config: PrepareConfig, say: Say) -> None:
 
 
 def _list_row_notes(config: PrepareConfig, inputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yields notes about the first inputs that have rows."""
+    """Yields notes about the rows of the first inputs, where they have rows."""
     suffixes = (".csv", ".tsv", *JSON, ".parquet", ".arrow") if config.format in ("auto", "csv", "jsonl") else ()
     for path in [Path(entry["file"]) for entry in inputs[:_NOTED]]:
         if kind(path) in suffixes:
@@ -228,5 +228,7 @@ def list_warnings(manifest: dict[str, Any]) -> list[str]:
 def list_early_ends(unreadable: Sequence[str]) -> list[str]:
     """Returns a warning for each file that ends before its last document."""
     early = [named for named in unreadable if ends_early(named)]
-    found = [f"warning: {named}. The documents after it are missing: get a whole copy of the file" for named in early]
+    found = [
+        f"warning: {named}. The documents after it are missing: get a complete copy of the file" for named in early
+    ]
     return found[:_ENDS] + ([f"warning: {len(found) - _ENDS:,} more files end early"] if found[_ENDS:] else [])

@@ -12,7 +12,8 @@ from lambert.wings.plan.costs.steps import Step, find_micro_tokens, predict
 from lambert.wings.plan.costs.work import Work, shapes_of
 
 _SLACK = 1.02
-"""Ratio of the size of micro-batches to the mean of equal shares, because sequences are not cut (our choice)."""
+"""Size of micro-batches divided by that of equal shares of an update. It is above 1, because sequences are not cut (our
+choice)."""
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -132,7 +133,7 @@ def find_remedy(work: Work, clusters: Sequence[Cluster]) -> Remedy:
 
 def list_clusters(counts: Iterable[int], nodes: int = 0, network: str = "") -> list[Cluster]:
     """Returns clusters of the published devices on which Lambert runs, in these numbers, the smallest memory first. The
-    arguments are those of `choices`."""
+    arguments are those of `list_choices`."""
     return [
         cluster(device, count, nodes, network)
         for device in sorted(DEVICES.values(), key=lambda device: device.memory)

@@ -17,7 +17,7 @@ REACHED = 0.75
 figures for NVLink)."""
 CODING_BYTES = {"int8": 24, "int4": 24, "powersgd": 32}
 """Memory traffic per parameter of methods that compute before they send: gradient, residual and sum are read and
-written (ours, from `distributed/exchange`)."""
+written (counted in the code of `distributed/exchange`)."""
 _ALL_TO_ALL = ("int8", "int4")
 
 
