@@ -181,7 +181,7 @@ def _assemble(
     counts: dict[str, float] = {}
     for name, target in (item for share in mine for _, batch in share for item in batch.targets.items()):
         counts[name] = counts.get(name, 0) + target.count
-    loads = [sum(int(lengths_S[low:high].sum()) for part in theirs for _, low, high in part) for theirs in ranks]
+    loads = [sum(int(lengths_S[low:high].sum()) for part in of_rank for _, low, high in part) for of_rank in ranks]
     return GlobalBatch(mine, counts, loads, len(lengths_S), 0.0)
 
 

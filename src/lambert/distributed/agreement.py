@@ -20,12 +20,12 @@ def compare(world: World, facts: Mapping[str, object]) -> None:
     """Raises UsageError on all ranks if `facts` (plain values by name) differ between ranks. The error names the first
     key that differs and the rank."""
     reports = [json.loads(text) for text in world.gather_text(json.dumps(dict(facts), default=str, sort_keys=True))]
-    for rank, theirs in enumerate(reports[1:], 1):
-        differing = [key for key in sorted(reports[0] | theirs) if reports[0].get(key) != theirs.get(key)]
+    for rank, report in enumerate(reports[1:], 1):
+        differing = [key for key in sorted(reports[0] | report) if reports[0].get(key) != report.get(key)]
         if differing:
             key, more = differing[0], f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
             raise UsageError(
-                f"Rank {rank} differs from rank 0 in {key}{more}: {theirs.get(key, 'not set')} instead of "
+                f"Rank {rank} differs from rank 0 in {key}{more}: {report.get(key, 'not set')} instead of "
                 f"{reports[0].get(key, 'not set')}. All ranks need the same recipe, data and code."
             )
 
@@ -64,10 +64,10 @@ def compare_weights(world: World, model: nn.Module, update: int) -> None:
         for tensor in sums.values()
     ]
     reports = [json.loads(text) for text in world.gather_text(json.dumps(digests))]
-    if all(theirs == reports[0] for theirs in reports):
+    if all(report == reports[0] for report in reports):
         return
     usual = max(reports, key=reports.count)
-    wrong = [rank for rank, theirs in enumerate(reports) if theirs != usual]
+    wrong = [rank for rank, report in enumerate(reports) if report != usual]
     name = next(name for name, *values in zip(sums, *reports, strict=True) if len(set(values)) > 1)
     ranks = ", ".join(map(str, wrong))
     raise MachineError(

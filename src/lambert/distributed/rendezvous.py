@@ -155,9 +155,9 @@ def _verdict(here: ProcessInfo, store: Store, missing: list[int], seconds: float
             return f"Rank {rank} cannot start: {text}", code
     _, _, size, device, _ = answers[0]
     cards: dict[str, int] = {}
-    for rank, (_, _, theirs, kind, card) in enumerate(answers):
-        if theirs != size:
-            return f"Rank {rank} expects {theirs} ranks, and rank 0 expects {size}: set one WORLD_SIZE for all.", 2
+    for rank, (_, _, expected, kind, card) in enumerate(answers):
+        if expected != size:
+            return f"Rank {rank} expects {expected} ranks, and rank 0 expects {size}: set one WORLD_SIZE for all.", 2
         if kind != device:
             return f"Rank {rank} computes on {kind}, and rank 0 on {device}: set one train.device for all.", 2
         if card and (first := cards.setdefault(card, rank)) != rank:

@@ -54,7 +54,7 @@ def with_joint_losses(
         failure = error
     if world.largest(int(failure is not None)):  # the ranks leave together, before the next collective
         raise failure or MemoryError("Another rank ran out of memory.")
-    rows = {name: tensor for theirs in world.gather_tensors(named) for name, tensor in theirs.items()}
+    rows = {name: tensor for of_rank in world.gather_tensors(named) for name, tensor in of_rank.items()}
     known: Known = {}
     for name in sorted(joint):
         loss = next(t.loss for _, b in own if isinstance(t := b.targets.get(name), JointTarget))

@@ -35,7 +35,7 @@ _GPU_TOKENS = 16_384
 """Tokens of a batch on a GPU."""
 _TURN = 1024
 """Tokens of a request that are computed before the next request, or a batch if that is more."""
-_NEW = 0.1
+_NEW_WEIGHT = 0.1
 """Weight of a batch in the moving average of the speed."""
 
 
@@ -218,7 +218,7 @@ class Scheduler:
                 self._busy += busy
                 self._computed += tokens
                 if tokens >= min(_LEAST_TOKENS, self._batch_tokens):  # small batches do not show the speed
-                    self._speed += (_NEW if self._speed else 1.0) * (tokens / busy - self._speed)
+                    self._speed += (_NEW_WEIGHT if self._speed else 1.0) * (tokens / busy - self._speed)
             self._observer.record_batch(tokens, sum(part.high - part.low for part in parts), seconds)
             for job in done:
                 with suppress(InvalidStateError):  # its caller has cancelled it

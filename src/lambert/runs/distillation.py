@@ -63,8 +63,8 @@ def relation_teacher(
             f"distil.relations compares the tokens of teacher and student, and {folder} has another vocabulary: take a "
             "teacher with the vocabulary of the student, or distil.relations = 0."
         )
-    theirs, _ = weights.load(folder, {}, roles.size(tokenizer), code=code)
-    shape, own = theirs.config, model.config
+    teacher, _ = weights.load(folder, {}, roles.size(tokenizer), code=code)
+    shape, own = teacher.config, model.config
     if shape.positions < longest:
         raise UsageError(
             f"distil.teacher has {shape.positions} positions, and sequences have up to {longest} tokens: shorten them, "
@@ -72,7 +72,7 @@ def relation_teacher(
         )
     if takes_pairs(own) and not takes_pairs(shape):
         raise UsageError("distil.teacher has segment_types = 1, and the student has more: take another teacher.")
-    for encoder in (theirs.encoder, model.encoder):
+    for encoder in (teacher.encoder, model.encoder):
         check_blocks(encoder)
     if config.teacher_layer > shape.layers:
         raise UsageError(
@@ -86,8 +86,8 @@ def relation_teacher(
             f"distil.relation_heads = {heads} must divide the widths of teacher and student, {shape.hidden} and "
             f"{own.hidden}: use a divisor of {common}."
         )
-    theirs.encoder.requires_grad_(False).eval().to(world.device)
-    return RelationTeacher(theirs.encoder, (config.teacher_layer or shape.layers) - 1, heads, config.relations)
+    teacher.encoder.requires_grad_(False).eval().to(world.device)
+    return RelationTeacher(teacher.encoder, (config.teacher_layer or shape.layers) - 1, heads, config.relations)
 
 
 class WithRelations(Source):

@@ -21,8 +21,8 @@ from lambert.tasks.task import parse_task
 
 SEED_FOLDERS = "seed-*"
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_OWN = ("out", "seed", "seeds", "cache", "log.")
-"""Settings in which any two runs may differ."""
+_MAY_DIFFER = ("out", "seed", "seeds", "cache", "log.")
+"""Beginnings of the names of settings in which any two runs may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,9 @@ def _mcnemar(first: System, second: System, formulas: Mapping[str, Formula]) -> 
 def _compare_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Returns the settings that differ, with both values; None: not set."""
     names = sorted(before.keys() | now.keys()) if before and now else []
-    return {n: [before.get(n), now.get(n)] for n in names if before.get(n) != now.get(n) and not n.startswith(_OWN)}
+    return {
+        n: [before.get(n), now.get(n)] for n in names if before.get(n) != now.get(n) and not n.startswith(_MAY_DIFFER)
+    }
 
 
 def _verdict(

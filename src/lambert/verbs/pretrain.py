@@ -157,7 +157,7 @@ def _check_storable(shape: EncoderConfig) -> None:
     except DataError as error:
         raise UsageError(f"[model] describes no {family.title} model: {error}") from error
     for name, value, _ in _differences(shape, stored):
-        if name not in ("model.block", "model.init_range"):  # the model_type; and of the fresh weights alone
+        if name not in ("model.block", "model.init_range"):  # stored as model_type; and used for fresh weights alone
             raise UsageError(f"{name} = {value} is not a setting of {family.title}: leave it out.")
 
 

@@ -33,7 +33,7 @@ def describe_counts(path: Path, data: Any, task: TaskConfig) -> str:
     counts = (
         _format_count(count, words.get(name, name.replace("_", " ")))
         for name, count in data.counts.items()
-        if count and name != "empty"  # of which a note says more
+        if count and name != "empty"  # a note says more about empty texts
     )
     unknown = data.unknown
     share = f", {unknown.count / unknown.words:.2%} of the words are [UNK]" if unknown.count else ""

@@ -103,24 +103,24 @@ class Check:
         """Adds a line about numbers.
 
         Args:
-            compared: The place, the library's numbers and Lambert's for each row.
+            compared: For each row its place, the expected numbers (the library's) and the computed ones (Lambert's).
             exact: Returns the library's numbers of a row in float64. It is called only if rounding proportional to the
                 outputs does not explain a difference.
         """
         if not compared:
             return
-        largest = max((float(np.abs(theirs).max(initial=0.0)) for _, theirs, _ in compared))
-        differences = [_difference(theirs, ours) for _, theirs, ours in compared]
+        largest = max((float(np.abs(expected).max(initial=0.0)) for _, expected, _ in compared))
+        differences = [_difference(expected, computed) for _, expected, computed in compared]
         bound, worst = TOLERANCE * max(1.0, largest), max(differences)
         if not scale_difference(worst, largest) <= TOLERANCE:
-            noise = max(_difference(theirs, exact(row)) for row, (_, theirs, _) in enumerate(compared))
+            noise = max(_difference(expected, exact(row)) for row, (_, expected, _) in enumerate(compared))
             bound = max(bound, NOISE * noise) if np.isfinite(noise) else bound
         problem = ""
         if wrong := [row for row, one in enumerate(differences) if not one <= bound]:
-            place, theirs, ours = compared[wrong[0]]
+            place, expected, computed = compared[wrong[0]]
             problem = f"{what} of {place} differ by {differences[wrong[0]]:.1e}, more than {bound:.1e}"
-            if np.shape(theirs) != np.shape(ours):
-                shapes = [list(np.shape(values)) for values in (theirs, ours)]
+            if np.shape(expected) != np.shape(computed):
+                shapes = [list(np.shape(values)) for values in (expected, computed)]
                 problem = f"{what} of {place} have the shape {shapes[0]} in the library and {shapes[1]} in Lambert"
         self.table.append(Comparison(what, f"{len(compared):,} {unit}", worst, bound, problem))
 
@@ -280,21 +280,21 @@ class _FolderComparison:
     def _vectors(self, facts: Mapping[str, Any], arrays: Mapping[str, Any], exact: Callable[[str], Any]) -> None:
         texts = [row.texts[0] for row in self.rows]
         same = self._cut_ids(facts, self.model.vectors(texts, prompt="").source)
-        ours = self.model.encode(texts, prompt="")
-        self._close("vectors", same, arrays["vectors"], ours, lambda row: exact("vectors")[row])
+        computed = self.model.encode(texts, prompt="")
+        self._close("vectors", same, arrays["vectors"], computed, lambda row: exact("vectors")[row])
         few = len(arrays["default"])
         known = [row for row in same if row < few]
         for name, prompt in facts["prompts"].items():
-            ours, key = self.model.encode(texts[:few], prompt=prompt), f"prompt/{name}"
+            computed, key = self.model.encode(texts[:few], prompt=prompt), f"prompt/{name}"
             of_row = partial(lambda key, row: exact(key)[row], key)
-            self._close(f"vectors, prompt {name!r}", known, arrays[key], ours, of_row)
+            self._close(f"vectors, prompt {name!r}", known, arrays[key], computed, of_row)
         embed, prompts = self.model.embed, facts["prompts"]
         document = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), "")
-        for name, theirs, own in (
+        for name, expected, own in (
             ("queries", prompts.get("query", ""), embed.prompt), ("documents", document, embed.prompt_b),
         ):  # fmt: skip
             problem = (
-                f"the prompt of {name} is {theirs!r} in the library and {own!r} in Lambert" if theirs != own else ""
+                f"the prompt of {name} is {expected!r} in the library and {own!r} in Lambert" if expected != own else ""
             )
             self.found.equal(f"prompt of {name}", "1 prompt", problem)
         found = self.model.encode(texts[:few])
@@ -304,8 +304,8 @@ class _FolderComparison:
                 "text, and sentence-transformers puts none."
             )
         else:
-            theirs = arrays["default"]
-            self._close("vectors as encode gives them", known, theirs, found, lambda row: exact("default")[row])
+            expected = arrays["default"]
+            self._close("vectors as encode gives them", known, expected, found, lambda row: exact("default")[row])
 
     def _task(self, facts: Mapping[str, Any], arrays: Mapping[str, Any], exact: Callable[[str], Any]) -> None:
         task = self.model.task
@@ -319,12 +319,12 @@ class _FolderComparison:
         outputs = [*self.model.outputs(request.source)]
         logits_NL = torch.cat([batch[task.head].float() for batch in outputs]).numpy().reshape(len(self.rows), -1)
         if not self.crosses:
-            theirs = [arrays[f"{row}/logits"] for row in range(len(self.rows))]
-            self._close("logits", same, theirs, logits_NL, lambda row: exact(f"{row}/logits"))
+            expected = [arrays[f"{row}/logits"] for row in range(len(self.rows))]
+            self._close("logits", same, expected, logits_NL, lambda row: exact(f"{row}/logits"))
             return
         answers = request.finish(outputs)
-        ours = [answer["value"] if "value" in answer else [*answer["probabilities"].values()] for answer in answers]
-        self._close("scores", same, arrays["scores"], ours, lambda row: exact("scores")[row])
+        computed = [answer["value"] if "value" in answer else [*answer["probabilities"].values()] for answer in answers]
+        self._close("scores", same, arrays["scores"], computed, lambda row: exact("scores")[row])
 
     def _direct(self, facts: Mapping[str, Any], arrays: Mapping[str, Any], exact: Callable[[str], Any]) -> None:
         """Compares a model with outputs for tokens, on the texts that fit it."""
@@ -335,12 +335,12 @@ class _FolderComparison:
         if own_class(self.model.task_config.name).names_labels:
             self._labels(facts["labels"], self.model.task.config.labels)
         names = [name.partition("/")[2] for name in arrays if name.startswith("0/")]
-        ours = [self._outputs(row, names) if row in set(short) else {} for row in range(len(self.rows))]
+        computed = [self._outputs(row, names) if row in set(short) else {} for row in range(len(self.rows))]
         for name in names:
             title = {"log_sum": "log of the sum of exponentials"}.get(name, name)
-            theirs = [arrays[f"{row}/{name}"] for row in range(len(self.rows))]
-            found = [values.get(name) for values in ours]
-            self._close(title, short, theirs, found, partial(lambda n, row: exact(f"{row}/{n}"), name))
+            expected = [arrays[f"{row}/{name}"] for row in range(len(self.rows))]
+            found = [values.get(name) for values in computed]
+            self._close(title, short, expected, found, partial(lambda n, row: exact(f"{row}/{n}"), name))
 
     def _outputs(self, row: int, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
         """Returns Lambert's outputs of a row by the library's names."""
@@ -366,17 +366,17 @@ class _FolderComparison:
     def _whole_ids(self, facts: Mapping[str, Any]) -> list[int]:
         """Compares the token ids of the whole texts and returns the rows that have equal ones."""
         encodings = [self.tokenizer.encode(*row.texts) for row in self.rows]
-        ours = [encoding.ids for encoding in encodings]
-        same, problem = self._same_ids("token ids", facts["whole"], ours)
+        computed = [encoding.ids for encoding in encodings]
+        same, problem = self._same_ids("token ids", facts["whole"], computed)
         types = [
             row for row in same
             if reads_segments(self.config) and facts["types"][row] is not None
             and facts["types"][row] != encodings[row].type_ids[: len(facts["types"][row])]
-            and len(facts["types"][row]) == len(ours[row])
+            and len(facts["types"][row]) == len(computed[row])
         ]  # fmt: skip
         if types and not problem:
             problem = f"the segment types of {self._describe_row(types[0])} differ"
-        self.found.equal("token ids", f"{len(ours):,} rows", problem)
+        self.found.equal("token ids", f"{len(computed):,} rows", problem)
         return same
 
     def _cut_ids(self, facts: Mapping[str, Any], source: Source) -> list[int]:
@@ -384,41 +384,41 @@ class _FolderComparison:
         indices_S = np.arange(source.size(0))
         batch: Batch = source.collate(np.zeros_like(indices_S), indices_S)
         ids_T = batch.ids_T.tolist()
-        ours = [ids_T[start:end] for start, end in pairwise(batch.bounds_S1.tolist())]
+        computed = [ids_T[start:end] for start, end in pairwise(batch.bounds_S1.tolist())]
         if hasattr(source, "texts_NG"):  # equal texts are computed once
-            ours = [ours[text] for text in source.texts_NG[:, 0]]
-        if len(ours) != len(self.rows):
+            computed = [computed[text] for text in source.texts_NG[:, 0]]
+        if len(computed) != len(self.rows):
             self.found.notes.append("the model divides long texts into windows, so their tokens were not compared.")
             return []
-        same, problem = self._same_ids(f"token ids, cut at {facts['limit']},", facts["cut"], ours)
-        self.found.equal(f"token ids, cut at {facts['limit']}", f"{len(ours):,} rows", problem)
+        same, problem = self._same_ids(f"token ids, cut at {facts['limit']},", facts["cut"], computed)
+        self.found.equal(f"token ids, cut at {facts['limit']}", f"{len(computed):,} rows", problem)
         return same
 
-    def _same_ids(self, what: str, theirs: Sequence[Any], ours: Sequence[Any]) -> tuple[list[int], str]:
-        wrong = [row for row, (one, other) in enumerate(zip(theirs, ours, strict=True)) if one != other]
+    def _same_ids(self, what: str, expected: Sequence[Any], computed: Sequence[Any]) -> tuple[list[int], str]:
+        wrong = [row for row, (one, other) in enumerate(zip(expected, computed, strict=True)) if one != other]
         problem = ""
         if wrong:
-            one, other = theirs[wrong[0]], ours[wrong[0]]
+            one, other = expected[wrong[0]], computed[wrong[0]]
             difference = f"there are {len(one)} in the library and {len(other)} in Lambert"
             at = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
             if at is not None:
                 pieces = [f"{ids[at]} ({self.tokenizer.id_to_token(ids[at])!r})" for ids in (one, other)]
                 difference = f"token {at} is {pieces[0]} in the library and {pieces[1]} in Lambert"
             place = self._describe_row(wrong[0])
-            problem = f"{what} of {place} differ: {difference} ({len(wrong):,} of {len(ours):,} rows differ)"
+            problem = f"{what} of {place} differ: {difference} ({len(wrong):,} of {len(computed):,} rows differ)"
         differing = {*wrong}
-        return [row for row in range(len(ours)) if row not in differing], problem
+        return [row for row in range(len(computed)) if row not in differing], problem
 
-    def _labels(self, theirs: Sequence[str], ours: Sequence[str]) -> None:
-        pairs = enumerate(zip(theirs, ours, strict=False))
+    def _labels(self, expected: Sequence[str], computed: Sequence[str]) -> None:
+        pairs = enumerate(zip(expected, computed, strict=False))
         wrong = next(((number, one, other) for number, (one, other) in pairs if one != other), None)
         problem = "label {} is {!r} in the library and {!r} in Lambert".format(*wrong) if wrong else ""
-        if len(theirs) != len(ours):
-            problem = f"there are {len(theirs)} labels in the library and {len(ours)} in Lambert"
-        self.found.equal("labels in their order", f"{len(theirs):,} labels", problem)
+        if len(expected) != len(computed):
+            problem = f"there are {len(expected)} labels in the library and {len(computed)} in Lambert"
+        self.found.equal("labels in their order", f"{len(expected):,} labels", problem)
 
-    def _close(self, what: str, rows: Sequence[int], theirs: Any, ours: Any, exact: Callable[[int], Any]) -> None:
-        compared = [(self._describe_row(row), theirs[row], ours[row]) for row in rows]
+    def _close(self, what: str, rows: Sequence[int], expected: Any, computed: Any, exact: Callable[[int], Any]) -> None:
+        compared = [(self._describe_row(row), expected[row], computed[row]) for row in rows]
         self.found.close(what, compared, "rows", lambda number: exact(rows[number]))
 
     def _describe_row(self, row: int) -> str:
@@ -433,7 +433,8 @@ def compute(job: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="lambert-check-") as aside:
         path = Path(aside, "job.json")
         path.write_text(json.dumps(job), encoding="utf-8")
-        # By its path, without Lambert; -P: its folder is not searched for modules, which have the names of ours.
+        # By its path, so that Lambert is not imported. -P: its folder, where modules are called onnx and openvino, is
+        # not searched.
         command = [sys.executable, "-P", source_library.__file__, str(path)]
         done = subprocess.run(
             command, cwd=aside, env={**os.environ, **offline, **rest}, stdin=subprocess.DEVNULL, capture_output=True,

@@ -1,4 +1,5 @@
-"""Computes a folder with the library that made it, in a process of its own: `python source_library.py JOB.json`.
+"""Computes the outputs of a model with the library that made its folder, in a process of its own:
+`python source_library.py JOB.json`.
 
 The job has the folder, the texts and the type of the numbers; the results are written beside it, as result.json and
 result.npz. Nothing of Lambert is imported here, so that the comparison (`checking`) is with the library alone. Nothing

@@ -79,28 +79,28 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     tensors: list[Tensor] = []
     state = {position.get(key, key) if isinstance(key, Tensor) else key: v for key, v in optimizer.state.items()}
     options = [{key: v for key, v in group.items() if key != "params"} for group in groups]
-    mine = (
+    own_state = (
         [len(group["params"]) for group in groups],
         _without_tensors(options, tensors),
         _without_tensors(state, tensors),
     )
-    theirs = broadcast_object(mine, root_rank, name="optimizer_state")
-    if theirs[0] != mine[0]:
+    root_state = broadcast_object(own_state, root_rank, name="optimizer_state")
+    if root_state[0] != own_state[0]:
         raise ValueError(
-            f"the optimizer has groups of {mine[0]} parameters here and of {theirs[0]} on rank {root_rank}"
+            f"the optimizer has groups of {own_state[0]} parameters here and of {root_state[0]} on rank {root_rank}"
         )
 
     if rank() != root_rank:
         device = parameters[0].device if parameters else torch.device("cpu")
-        tensors = _tensors_for(theirs, tensors, device)
+        tensors = _tensors_for(root_state, tensors, device)
     broadcast_parameters([(f"optimizer_state.{i}", tensor) for i, tensor in enumerate(tensors)], root_rank)
     if rank() != root_rank:
-        for group, values in zip(groups, _with_tensors(theirs[1], tensors), strict=True):
+        for group, values in zip(groups, _with_tensors(root_state[1], tensors), strict=True):
             group.update(values)
         optimizer.state.clear()
-        for key, values in _with_tensors(theirs[2], tensors).items():
+        for key, values in _with_tensors(root_state[2], tensors).items():
             optimizer.state[parameters[key] if isinstance(key, int) else key] = values
-    if not theirs[2]:
+    if not root_state[2]:
         for parameter in parameters:
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

@@ -20,7 +20,7 @@ _REQUEST = 256
 """Fixed cost of a request, as the number of bytes that take as long to parse and tokenize (our choice)."""
 _WINDOW = 0.1
 """Seconds with all turns taken after which the speed is estimated again (our choice)."""
-_NEW = 0.2
+_NEW_WEIGHT = 0.2
 """Weight of a new estimate, or of the tokens of one request, in its average (our choice)."""
 _PLACES = 32
 """Maximum size of all bodies in memory, as a number of bodies of the maximum size (our choice)."""
@@ -100,7 +100,7 @@ class Admission:
             self._window, self._since = self._window + now - self._since, now
             if self._window >= _WINDOW:
                 speed = self._window_bytes / self._window
-                self._speed += (_NEW if self._speed else 1.0) * (speed - self._speed)
+                self._speed += (_NEW_WEIGHT if self._speed else 1.0) * (speed - self._speed)
                 self._window, self._window_bytes = 0.0, 0
         self._pass_on_turn()
 
@@ -109,7 +109,7 @@ class Admission:
         asyncio.get_running_loop().call_soon(self._give)
 
     def _give(self) -> None:
-        """Gives a turn to the first request in the line."""
+        """Gives a turn to the first request in the queue."""
         while self._queue:
             given = self._queue.popleft()
             if not given.done():
@@ -119,7 +119,8 @@ class Admission:
         self._since = 0.0
 
     def _learn(self, size: int, tokens: int) -> None:
-        self._tokens_per_byte += (_NEW if self._tokens_per_byte else 1.0) * (tokens / size - self._tokens_per_byte)
+        weight = _NEW_WEIGHT if self._tokens_per_byte else 1.0
+        self._tokens_per_byte += weight * (tokens / size - self._tokens_per_byte)
 
 
 class Accepted:

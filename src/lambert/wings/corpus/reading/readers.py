@@ -251,7 +251,7 @@ def read_pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Ite
     try:
         if kind == "auto":
             kind, problem = recognise(suffix, stream.peek(), layout.text_field, layout.encoding)
-        elif kind in READERS:  # a reader of the user may decompress
+        elif kind in READERS:  # a reader from outside Lambert may decompress
             problem = explain_repacked(stream.peek())
         else:
             problem = ""
