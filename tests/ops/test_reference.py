@@ -85,18 +85,25 @@ def test_gelu_of_a_product(approximate: str) -> None:
 
 @pytest.mark.parametrize("drop", [NOTHING, DROP])
 @pytest.mark.parametrize("window", [0, 3])
-def test_attention(window: int, drop: Drop) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_attention(window: int, drop: Drop, biased: bool) -> None:
     bounds_S1 = torch.tensor([0, *LENGTHS]).cumsum(0).int()
     T, H, E = sum(LENGTHS), 2, 6
     qkv_T3HE, grad_THE = drawn(T, 3, H, E), drawn(T, H, E, seed=1)
 
-    def compute(qkv_T3HE: Tensor) -> Tensor:
+    longest = max(LENGTHS) + 2
+    biases_HL = drawn(H, 2 * longest - 1, seed=2)
+
+    def compute(qkv_T3HE: Tensor, biases_HL: Tensor) -> Tensor:
         mixed, start = [], 0
         for number, length in enumerate(LENGTHS):
             q_HME, k_HME, v_HME = qkv_T3HE[start : start + length].permute(1, 2, 0, 3)
             places_M = torch.arange(length)
             near_MM = (places_M[:, None] - places_M).abs() <= (window or length)
-            weights_HMM = (q_HME @ k_HME.mT / E**0.5).masked_fill(~near_MM, -torch.inf).softmax(-1)
+            scores_HMM = q_HME @ k_HME.mT / E**0.5
+            if biased:
+                scores_HMM = scores_HMM + biases_HL[:, places_M - places_M[:, None] + longest - 1]
+            weights_HMM = scores_HMM.masked_fill(~near_MM, -torch.inf).softmax(-1)
             if drop.threshold:
                 kept_HMM = drop.kept_of_heads(torch.arange(H) + number * H, length)
                 weights_HMM = weights_HMM * kept_HMM * drop.scale
@@ -104,10 +111,18 @@ def test_attention(window: int, drop: Drop) -> None:
             start += length
         return torch.cat(mixed)
 
-    out_THE, saved = OPS.attention(qkv_T3HE, bounds_S1, max(LENGTHS), drop, window)
-    same(out_THE, compute(qkv_T3HE))
-    found_T3HE = OPS.attention_backward(qkv_T3HE, bounds_S1, max(LENGTHS), out_THE, saved, grad_THE, drop, window)
-    same(found_T3HE, *gradients(compute, grad_THE, qkv_T3HE))
+    biases = biases_HL if biased else None
+    out_THE, saved = OPS.attention(qkv_T3HE, bounds_S1, longest, drop, window, biases)
+    same(out_THE, compute(qkv_T3HE, biases_HL))
+    arguments = qkv_T3HE, bounds_S1, longest, out_THE, saved, grad_THE, drop, window, biases
+    found_T3HE, found_HL = OPS.attention_backward(*arguments)
+    if biased:
+        expected_T3HE, expected_HL = gradients(compute, grad_THE, qkv_T3HE, biases_HL)
+        same(found_HL, expected_HL)
+    else:
+        (expected_T3HE,) = gradients(lambda qkv_T3HE: compute(qkv_T3HE, biases_HL), grad_THE, qkv_T3HE)
+        assert found_HL is None
+    same(found_T3HE, expected_T3HE)
 
 
 @pytest.mark.parametrize("centred", [True, False])

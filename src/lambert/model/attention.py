@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
+from lambert.core.batch import Batch
 from lambert.model.dropout import dropout as drop_out
 from lambert.model.dropout import keep_mask, survival
 from lambert.native import library
 from lambert.ops.drop import Drop
 from lambert.ops.native import OPS
+from lambert.ops.reference import by_distance
 
 _VECTOR = 32
 """Elements that torch's bfloat16 softmax computes at once. A row with a remainder takes up to three times as long."""
@@ -149,7 +151,27 @@ def attend_rows(qkv: Tensor, mask_BM: Tensor, scores: Tensor) -> Tensor:
     return (weights_BHMM @ v_BHME).transpose(1, 2).reshape(*rows, H, E)
 
 
-def attend_padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
+def attend_with_biases(qkv_T3HE: Tensor, batch: Batch, biases_HL: Tensor, dropout: float) -> Tensor:
+    """Computes `attention` with biases of the scores by distance (`Ops.attention`): [T, H, E]. On devices other than
+    CPUs, sequences are padded, which needs no synchronization."""
+    if batch.mask_BM is not None:
+        scores = by_distance(biases_HL, batch.longest) + mask_scores(batch.mask_BM)
+        return attend_rows(qkv_T3HE, batch.mask_BM, scores)
+    T, _, H, E = qkv_T3HE.shape
+    if qkv_T3HE.device.type != "cpu":
+        return attend_padded(qkv_T3HE, batch.bounds_S1, batch.longest, dropout, biases_HL=biases_HL)
+    mixed_THE = qkv_T3HE.new_empty(T, H, E)
+    for rows, G, M in equal_lengths(batch.bounds_S1.tolist()):
+        q_GHME, k_GHME, v_GHME = qkv_T3HE[rows].view(G, M, 3, H, E).permute(2, 0, 3, 1, 4)
+        scores_GHMM = q_GHME @ k_GHME.mT * E**-0.5 + by_distance(biases_HL, M)
+        weights_GHMM = drop_out(scores_GHMM.softmax(-1).to(v_GHME.dtype), dropout, True)
+        mixed_THE[rows] = (weights_GHMM @ v_GHME).transpose(1, 2).reshape(G * M, H, E).to(mixed_THE.dtype)
+    return mixed_THE
+
+
+def attend_padded(
+    qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0, biases_HL: Tensor | None = None
+) -> Tensor:
     """Computes `attention` on padded rows [S, longest] with torch's masked `scaled_dot_product_attention`,
     without synchronizing with the device."""
     rows_SM, inside_SM, back_T = pad_rows(bounds_S1, longest, len(qkv_T3HE))
@@ -160,6 +182,9 @@ def attend_padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: fl
         near_MM = _near(longest, window, qkv_T3HE.device)
         last_SM = torch.arange(longest, device=qkv_T3HE.device) == (inside_SM.sum(1, keepdim=True) - 1)
         seen_S1MM = (seen_S1MM & near_MM) | (~inside_SM[:, None, :, None] & last_SM[:, None, None, :])
+    if biases_HL is not None:
+        outside = torch.zeros(seen_S1MM.shape, dtype=q_SHME.dtype, device=q_SHME.device)
+        seen_S1MM = by_distance(biases_HL, longest).to(q_SHME.dtype) + outside.masked_fill(~seen_S1MM, -torch.inf)
     mixed_SHME = nn.functional.scaled_dot_product_attention(
         q_SHME, k_SHME, v_SHME, attn_mask=seen_S1MM, dropout_p=dropout
     )
@@ -197,7 +222,7 @@ class _Native(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_THE: Tensor) -> tuple[Tensor, None, None, None]:
         qkv_T3HE, bounds_S1, mixed_THE, *saved = ctx.saved_tensors
-        grad_T3HE = OPS.attention_backward(
+        grad_T3HE, _ = OPS.attention_backward(
             qkv_T3HE, bounds_S1, 0, mixed_THE, saved, grad_THE.contiguous(), ctx.drop, ctx.window
         )
         return grad_T3HE, None, None, None

@@ -102,20 +102,27 @@ class Pass:
     drops: Sequence[Drop]
     parts: Sequence[Parts] = ()
     """The parameters of the products, in the same order; empty in inference."""
+    biases_HL: Tensor | None = None
+    """Those of attention by distance, if the block has them (`Ops.attention`)."""
 
     @classmethod
     def of_training(
-        cls, ops: Ops, block: Block, batch: Batch, rotation: Rotation | None, drops: Sequence[Drop]
-    ) -> "Pass":
+        cls, ops: Ops, block: Block, batch: Batch, rotation: Rotation | None, drops: Sequence[Drop],
+        biases_HL: Tensor | None = None,
+    ) -> "Pass":  # fmt: skip
         """A pass whose backward pass computes the gradients of the block's parameters."""
         parts = block.split()
-        return cls(ops, block, [pack(ops, *part, batch.compute) for part in parts], batch, rotation, drops, parts)
+        weights = [pack(ops, *part, batch.compute) for part in parts]
+        return cls(ops, block, weights, batch, rotation, drops, parts, biases_HL)
 
     @classmethod
-    def of_inference(cls, ops: Ops, block: Block, batch: Batch, rotation: Rotation | None) -> "Pass":
+    def of_inference(
+        cls, ops: Ops, block: Block, batch: Batch, rotation: Rotation | None, biases_HL: Tensor | None = None
+    ) -> "Pass":
         """A pass of a block that was converted for inference."""
         products: list[Any] = [block.layers(number)[0] for number in range(len(block.products))]
-        return cls(ops, block, [product.weight for product in products], batch, rotation, [NOTHING] * 4)
+        weights = [product.weight for product in products]
+        return cls(ops, block, weights, batch, rotation, [NOTHING] * 4, (), biases_HL)
 
     def parameters(self, *norms: nn.Module | None) -> list[Tensor]:
         """Returns the parameters of the products and of `norms`, in a fixed order."""
@@ -127,20 +134,21 @@ class Pass:
         if self.rotation is not None:
             assert self.rotation.tables is not None
             self.ops.rotate_(qkv_T3HE, self.batch.positions_T, self.rotation.tables)
-        return self.ops.attention(qkv_T3HE, self.batch.bounds_S1, self.batch.longest, drop, window)
+        batch = self.batch
+        return self.ops.attention(qkv_T3HE, batch.bounds_S1, batch.longest, drop, window, self.biases_HL)
 
     def attend_backward(
         self, qkv_T3HE: Tensor, mixed_THE: Tensor, saved: Sequence[Tensor], grad_TD: Tensor, drop: Drop, window: int = 0
-    ) -> Tensor:
-        """Returns the gradient of queries, keys and values before the rotation, [T, 3, H, E]."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the gradients of queries, keys and values before the rotation, [T, 3, H, E], and of the biases."""
         bounds_S1, grad_THE = self.batch.bounds_S1, grad_TD.view_as(mixed_THE)
-        grad_T3HE = self.ops.attention_backward(
-            qkv_T3HE, bounds_S1, self.batch.longest, mixed_THE, saved, grad_THE, drop, window
+        grad_T3HE, grad_HL = self.ops.attention_backward(
+            qkv_T3HE, bounds_S1, self.batch.longest, mixed_THE, saved, grad_THE, drop, window, self.biases_HL
         )
         if self.rotation is not None:
             assert self.rotation.tables is not None
             self.ops.rotate_(grad_T3HE, self.batch.positions_T, self.rotation.tables, back=True)
-        return grad_T3HE
+        return grad_T3HE, grad_HL
 
 
 def norm_backward(

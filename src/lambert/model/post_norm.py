@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lambert.core.batch import Batch
-from lambert.model.attention import attention
+from lambert.model.attention import attend_with_biases, attention
 from lambert.model.block import Block, Pass, activate, norm_backward
 from lambert.model.dropout import dropout
 from lambert.model.linear import project
@@ -42,16 +42,22 @@ class PostNormBlock(Block):
         """Returns the queries, keys and values of all heads, before a rotation, [T, 3 D]."""
         return project(states_TD, *self.layers(0), compute=batch.compute)
 
-    def forward(self, states_TD: Tensor, batch: Batch, rotation: Rotation | None = None) -> Tensor:
-        """Returns the states after the block. `rotation` is that of the tokens, if the block has rotary positions."""
+    def forward(
+        self, states_TD: Tensor, batch: Batch, rotation: Rotation | None = None, biases_HL: Tensor | None = None
+    ) -> Tensor:
+        """Returns the states after the block. `rotation` is that of the tokens, if the block has rotary positions, and
+        `biases_HL` are those of attention by distance (`Ops.attention`), if it has them."""
         ops = self.choose_ops(states_TD, batch.compute)
-        if ops is not None:
-            return self._compute(ops, states_TD.to(ops.dtype), batch, rotation)
+        if ops is not None and (biases_HL is None or ops.has_biases):
+            return self._compute(ops, states_TD.to(ops.dtype), batch, rotation, biases_HL)
         qkv_T3HE = self.qkv(states_TD, batch).view(*states_TD.shape[:-1], 3, self.heads, -1)
         if rotation is not None:
             qkv_T3HE = rotate(qkv_T3HE, rotation.angles_TE)
         drop = self.attention_dropout if self.training else 0.0
-        mixed_THE = attention(qkv_T3HE, batch.bounds_S1, longest=batch.longest, dropout=drop, mask_BM=batch.mask_BM)
+        if biases_HL is not None:
+            mixed_THE = attend_with_biases(qkv_T3HE, batch, biases_HL, drop)
+        else:
+            mixed_THE = attention(qkv_T3HE, batch.bounds_S1, longest=batch.longest, dropout=drop, mask_BM=batch.mask_BM)
         return self.after(states_TD, mixed_THE, batch)
 
     def after(self, states_TD: Tensor, mixed_THE: Tensor, batch: Batch) -> Tensor:
@@ -70,22 +76,24 @@ class PostNormBlock(Block):
         states_TD = self.norm(states_TD + out_TD)
         return states_TD
 
-    def _compute(self, ops: Ops, states_TD: Tensor, batch: Batch, rotation: Rotation | None) -> Tensor:
+    def _compute(
+        self, ops: Ops, states_TD: Tensor, batch: Batch, rotation: Rotation | None, biases_HL: Tensor | None
+    ) -> Tensor:
         """Computes the block by a back-end, for states in its dtype."""
         if self.is_converted():
-            return _forward(Pass.of_inference(ops, self, batch, rotation), states_TD, keep=False)[0]
+            return _forward(Pass.of_inference(ops, self, batch, rotation, biases_HL), states_TD, keep=False)[0]
         shares = [self.attention_dropout, self.dropout, self.dropout, self.dropout * self.inner_dropped]
         drops = [Drop.of(share, self.training, states_TD.device) for share in shares]
-        work = Pass.of_training(ops, self, batch, rotation, drops)
+        work = Pass.of_training(ops, self, batch, rotation, drops, biases_HL)
         out_TD: Tensor = _Block.apply(  # type: ignore[no-untyped-call]
-            states_TD, work, *work.parameters(self.attention_norm, self.norm)
+            states_TD, biases_HL, work, *work.parameters(self.attention_norm, self.norm)
         )
         return out_TD
 
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, work: Pass, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, x_TD: Tensor, biases_HL: Tensor | None, work: Pass, *parameters: Tensor) -> Tensor:
         last_TD, saved = _forward(work, x_TD, keep=True)
         ctx.save_for_backward(*saved)
         ctx.work, ctx.parameters = work, parameters
@@ -112,11 +120,12 @@ class _Block(torch.autograd.Function):
         grad_TD, dropped_TD = norm_backward(ops, grad_TD, first, block.attention_norm, drops[1], grads)
         mixed_grad_TD = ops.linear_input(dropped_TD, out)
         grads.linear(dropped_TD, mixed_THE.flatten(1), *work.parts[1])
-        qkv_grad_TF = work.attend_backward(qkv_T3HE, mixed_THE, of_attention, mixed_grad_TD, drops[0]).flatten(1)
+        grad_T3HE, grad_HL = work.attend_backward(qkv_T3HE, mixed_THE, of_attention, mixed_grad_TD, drops[0])
+        qkv_grad_TF = grad_T3HE.flatten(1)
         grads.linear(qkv_grad_TF, x_TD, *work.parts[0])
         if ctx.needs_input_grad[0]:
             grad_TD = ops.linear_input(qkv_grad_TF, qkv, grad_TD)
-        return grad_TD, None, *(grads.returned.get(parameter) for parameter in ctx.parameters)
+        return grad_TD, grad_HL, None, *(grads.returned.get(parameter) for parameter in ctx.parameters)
 
 
 def _forward(work: Pass, x_TD: Tensor, *, keep: bool) -> tuple[Tensor, list[Tensor]]:

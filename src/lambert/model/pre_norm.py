@@ -202,7 +202,7 @@ class _Block(torch.autograd.Function):
         )
         grads.linear(dropped_TD, mixed_THE.flatten(1), *work.parts[1])
         mixed_grad_TD, window = ops.linear_input(dropped_TD, out), _window(block, work.batch)
-        grad_T3HE = work.attend_backward(qkv_T3HE, mixed_THE, of_attention, mixed_grad_TD, drops[1], window)
+        grad_T3HE, _ = work.attend_backward(qkv_T3HE, mixed_THE, of_attention, mixed_grad_TD, drops[1], window)
         qkv_grad_TF = _join_heads(grad_T3HE, block.kv_heads)
         grads.linear(qkv_grad_TF, normed_TD, *work.parts[0])
         before_TD: Tensor | None = None

@@ -15,7 +15,7 @@ import platform
 import sys
 from pathlib import Path
 
-_VERSION = 5
+_VERSION = 6
 """Version of the interface that this file declares. `lambert_version` of the library must return it."""
 _FILE = Path(__file__).with_name("kernels.so")
 _NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma"}
@@ -36,8 +36,8 @@ _SIGNATURES = {
     "lambert_linear_input": "v p p p p p i i i i i",
     "lambert_pack_gradient": "v p p i i i p p p i",
     "lambert_linear_weight": "v p p p i i i i i i",
-    "lambert_attention": "v p p p p u i i i i i i",
-    "lambert_attention_backward": "v p p p p p p u i i i i i i",
+    "lambert_attention": "v p p p i p p u i i i i i i",
+    "lambert_attention_backward": "v p p p i p p p p p p u i i i i i i",
     "lambert_add_norm": "v p p u i p p f i i i i p p p p",
     "lambert_add_norm_backward": "v p p p p p p u i i i i i p p p p i",
     "lambert_rotate": "v p p p p i i i i i",

@@ -3,7 +3,8 @@
 // qkv is [T, 3, H, E], the output [T, H, E], both bfloat16. The forward pass keeps the logarithm of each row's sum, from
 // which the backward pass computes the probabilities again, as in Dao et al., "FlashAttention", 2022. M: tokens of a
 // sequence. Sums are float32; probabilities are rounded to bfloat16 for the products. With a window, a token attends to
-// so many tokens on each side: rows of scores have the columns of the panels that a block of queries sees.
+// so many tokens on each side: rows of scores have the columns of the panels that a block of queries sees. Biases, float32,
+// are added to the scores of a head by the distance of two tokens, key - query: biases[distance] for those of a sequence.
 #include <cmath>
 #include <cstring>
 
@@ -100,6 +101,14 @@ struct Accumulate {
     }
 };
 
+// Adds the biases of a row of products q k', whose first column has `biases[0]`, in units of the products.
+inline void add_biases(float* scores, const float* biases, long low, long high, float unit) {
+    for (long j = low / kLanes * kLanes; j < high; j += kLanes) {
+        const __m512 bias = _mm512_maskz_loadu_ps(between(j, low, high), biases + j);
+        _mm512_store_ps(scores + j, _mm512_fmadd_ps(bias, _mm512_set1_ps(unit), _mm512_load_ps(scores + j)));
+    }
+}
+
 // Turns a row of products q k' into probabilities times their sum, as bfloat16 with dropped ones zeroed, in
 // `weights`. The columns outside of [low, high) have none. Returns the logarithm of the sum in `log_sum`, and 1 / sum
 // times the scale of dropout.
@@ -127,7 +136,8 @@ inline float softmax(float* scores, bf16* weights, long low, long high, long wid
     return drop.scale / sum;
 }
 
-void forward(const Head& head, bf16* out, long out_stride, float* log_sums, long log_stride, const Drop& drop, long window) {
+void forward(const Head& head, bf16* out, long out_stride, float* log_sums, long log_stride, const Drop& drop, long window,
+             const float* biases) {
     const long M = head.M, E = head.E, width = head.width(), words = padded(pairs(M)) * kPanel;
     const float scale = 1 / std::sqrt((float)E);
     Scratch scratch;
@@ -144,9 +154,12 @@ void forward(const Head& head, bf16* out, long out_stride, float* log_sums, long
         Scores into{scores, width};
         multiply_packed(head.rows(head.query, first), keys + seen.from * padded(E / 2), E / 2, rows, seen.count, into);
         float factors[kQueries];
-        for (long r = 0; r < rows; ++r)
-            factors[r] = softmax(scores + r * width, weights + r * width, seen.low(first + r), seen.high(first + r), columns,
-                                 scale, drop, (first + r) * width + seen.from, log_sums[(first + r) * log_stride]);
+        for (long r = 0; r < rows; ++r) {
+            const long low = seen.low(first + r), high = seen.high(first + r);
+            if (biases) add_biases(scores + r * width, biases + seen.from - first - r, low, high, 1 / scale);
+            factors[r] = softmax(scores + r * width, weights + r * width, low, high, columns, scale, drop,
+                                 (first + r) * width + seen.from, log_sums[(first + r) * log_stride]);
+        }
         HeadRows mixed{out + first * out_stride, out_stride, E, factors};
         multiply_all(rows_of(weights, width / 2, true), {values + seen.from / 2 * kPanel, kPanel}, words, pairs(seen.count),
                      rows, E, mixed);
@@ -186,6 +199,15 @@ inline void scores_backward(const float* scores, const float* incoming, const lo
     }
 }
 
+// Adds the gradients of a row of products q k', in units of the scores, to those of its biases.
+inline void add_bias_gradients(const bf16* gradients, float* sums, long low, long high, float unit) {
+    for (long j = low / kLanes * kLanes; j < high; j += kLanes) {
+        const __mmask16 inside = between(j, low, high);
+        const __m512 sum = _mm512_maskz_loadu_ps(inside, sums + j);
+        _mm512_mask_storeu_ps(sums + j, inside, _mm512_fmadd_ps(load_bf16(gradients + j, inside), _mm512_set1_ps(unit), sum));
+    }
+}
+
 // The sum over E of gradient times output, which is that over the row of probability times gradient.
 inline float inner_product(const bf16* left, const bf16* right, long E) {
     __m512 total = _mm512_setzero_ps();
@@ -209,7 +231,7 @@ inline void store_transposed(const float* from, long width, long M, long E, bf16
 }
 
 void backward(const Head& head, const bf16* out, const bf16* grad, long out_stride, const float* log_sums, long log_stride,
-              const Drop& drop, bf16* dqkv, long window) {
+              const Drop& drop, bf16* dqkv, long window, const float* biases, float* dbiases) {
     const long M = head.M, E = head.E, width = head.width(), heads_width = head.stride / 3;
     const long words = padded(pairs(M)) * kPanel;
     const long stride = width + kLanes;  // of the words of two rows: no power of two, as the caches prefer
@@ -248,10 +270,15 @@ void backward(const Head& head, const bf16* out, const bf16* grad, long out_stri
                 low[i] = seen.low(first + r + i), high[i] = seen.high(first + r + i);
                 logs[i] = log_sums[(first + r + i) * log_stride];
                 inner[i] = inner_product(grads + (r + i) * out_stride, out + (first + r + i) * out_stride, E);
+                if (biases)
+                    add_biases(scores + (r + i) * width, biases + seen.from - first - r - i, low[i], high[i], 1 / scale);
             }
             scores_backward(scores + r * width, incoming + r * width, low, high, columns, width, scale, logs, inner, drop,
                             (first + r) * width + seen.from, weights + r / 2 * stride, paired + r / 2 * stride,
                             gradients + r * width);
+            for (long i = 0; biases && i < 1 + both; ++i)
+                add_bias_gradients(gradients + (r + i) * width, dbiases + seen.from - first - r - i, low[i], high[i],
+                                   1 / scale);
         }
         HeadRows dquery{dqkv + first * head.stride, head.stride, E, nullptr};
         multiply_all(rows_of(gradients, width / 2, true), {key_rows + seen.from / 2 * kPanel, kPanel}, words,
@@ -280,29 +307,46 @@ using namespace lambert;
 extern "C" {
 
 // out [T, H, E], log_sums [T, H] float32; bounds [S + 1]; E a multiple of 16. Dropout of the probabilities by `key`.
-// A window of 0: a token attends to all tokens of its sequence.
-void lambert_attention(const bf16* qkv, const int32_t* bounds, bf16* out, float* log_sums, uint64_t key, long threshold,
-                       long window, long sequences, long H, long E, long threads) {
+// A window of 0: a token attends to all tokens of its sequence. biases [H, 2 longest - 1] by key - query + longest - 1, or
+// none.
+void lambert_attention(const bf16* qkv, const int32_t* bounds, const float* biases, long longest, bf16* out,
+                       float* log_sums, uint64_t key, long threshold, long window, long sequences, long H, long E,
+                       long threads) {
     const Drop drop(key, (int)threshold);
     each(sequences * H, threads, [&](long task) {
         const long start = bounds[task / H], end = bounds[task / H + 1], h = task % H;
         const Tiles tiles;
         forward(Head(qkv, start, end, h, H, E), out + (start * H + h) * E, H * E, log_sums + start * H + h, H,
-                drop.part(task), window);
+                drop.part(task), window, biases ? biases + (2 * h + 1) * longest - 1 - h : nullptr);
     });
 }
 
-// dqkv [T, 3, H, E] from the gradient [T, H, E] of the output.
-void lambert_attention_backward(const bf16* qkv, const int32_t* bounds, const bf16* out, const float* log_sums,
-                                const bf16* grad, bf16* dqkv, uint64_t key, long threshold, long window, long sequences,
-                                long H, long E, long threads) {
+// dqkv [T, 3, H, E] and dbiases from the gradient [T, H, E] of the output. `sums` has 2 T H float32 for the gradients of the
+// biases of each sequence and head, which are added in the order of the sequences.
+void lambert_attention_backward(const bf16* qkv, const int32_t* bounds, const float* biases, long longest, const bf16* out,
+                                const float* log_sums, const bf16* grad, bf16* dqkv, float* dbiases, float* sums,
+                                uint64_t key, long threshold, long window, long sequences, long H, long E, long threads) {
     const Drop drop(key, (int)threshold);
+    const auto sums_of = [&](long start, long end, long h) { return sums + 2 * (start * H + h * (end - start)); };
     each(sequences * H, threads, [&](long task) {
         const long start = bounds[task / H], end = bounds[task / H + 1], h = task % H, at = (start * H + h) * E;
         const Tiles tiles;
+        float* own = biases ? sums_of(start, end, h) : nullptr;
+        if (biases) std::memset(own, 0, 2 * (end - start) * sizeof(float));
         backward(Head(qkv, start, end, h, H, E), out + at, grad + at, H * E, log_sums + start * H + h, H, drop.part(task),
-                 dqkv + (start * 3 * H + h) * E, window);
+                 dqkv + (start * 3 * H + h) * E, window, biases ? biases + (2 * h + 1) * longest - 1 - h : nullptr,
+                 biases ? own + (end - start) - 1 : nullptr);
     });
+    if (biases)
+        each(H, threads, [&](long h) {
+            float* to = dbiases + h * (2 * longest - 1);
+            std::memset(to, 0, (2 * longest - 1) * sizeof(float));
+            for (long s = 0; s < sequences; ++s) {
+                const long start = bounds[s], M = bounds[s + 1] - start;
+                const float* from = sums_of(start, start + M, h);
+                for (long i = 0; i < 2 * M - 1; ++i) to[longest - M + i] += from[i];
+            }
+        });
 }
 
 }  // extern "C"

@@ -22,21 +22,23 @@ class CudaOps(Ops):
     """Operations on tensors of one GPU."""
 
     name = "triton"
+    has_biases = False
 
     def fits(self, weights: Sequence[Tensor]) -> bool:
         """Returns whether all weights are float32, and so are their gradients."""
         return all(weight.dtype == torch.float32 for weight in weights)
 
     def attention(
-        self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0,
+        biases_HL: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
         """Computes attention by flash attention, which draws the probabilities that it drops from torch's generator of
         the GPU.
 
         Source: Dao, "FlashAttention-2", 2023.
         """
         if not qkv_T3HE.is_cuda:
-            return super().attention(qkv_T3HE, bounds_S1, longest, drop, window)
+            return super().attention(qkv_T3HE, bounds_S1, longest, drop, window, biases_HL)
         edges = {"window_size_left": window or None, "window_size_right": window or None}
         out_THE, sums, seed, offset, _ = torch.ops.aten._flash_attention_forward(
             *qkv_T3HE.unbind(1), bounds_S1, bounds_S1, longest, longest, _probability(drop), False, False, **edges
@@ -45,17 +47,19 @@ class CudaOps(Ops):
 
     def attention_backward(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, out_THE: Tensor, saved: Sequence[Tensor],
-        grad_THE: Tensor, drop: Drop, window: int = 0,
-    ) -> Tensor:  # fmt: skip
+        grad_THE: Tensor, drop: Drop, window: int = 0, biases_HL: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         if not qkv_T3HE.is_cuda:
-            return super().attention_backward(qkv_T3HE, bounds_S1, longest, out_THE, saved, grad_THE, drop, window)
+            return super().attention_backward(
+                qkv_T3HE, bounds_S1, longest, out_THE, saved, grad_THE, drop, window, biases_HL
+            )
         sums, *random = saved
         edges = {"window_size_left": window or None, "window_size_right": window or None}
         found = torch.ops.aten._flash_attention_backward(
             grad_THE, *qkv_T3HE.unbind(1), out_THE, sums, bounds_S1, bounds_S1, longest, longest, _probability(drop),
             False, *random, **edges,
         )  # fmt: skip
-        return torch.stack(found, dim=1)
+        return torch.stack(found, dim=1), None
 
     def linear_gelu(self, x_TD: Tensor, weight: Any, approximate: str) -> tuple[Tensor, Tensor]:
         y_TF = self.linear(x_TD, weight)

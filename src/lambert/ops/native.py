@@ -150,24 +150,31 @@ class NativeOps(Ops):
         return WeightGradient(grad_TF, x_TD)
 
     def attention(
-        self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0,
+        biases_HL: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
         T, _, H, E = qkv_T3HE.shape
         _check_bounds(bounds_S1, T)
+        if biases_HL is not None and 2 * int(bounds_S1.diff().max()) - 1 > biases_HL.shape[1]:
+            raise IndexError(f"there are biases for {biases_HL.shape[1]} distances, too few for the longest sequence")
         out_THE, sums_TH = qkv_T3HE.new_empty(T, H, E), qkv_T3HE.new_empty(T, H, dtype=torch.float32)
         sizes = window, len(bounds_S1) - 1, H, E
-        _call("attention", qkv_T3HE, bounds_S1, out_THE, sums_TH, *_drop(drop), *sizes, _threads())
+        given = qkv_T3HE, bounds_S1, biases_HL, _longest(biases_HL)
+        _call("attention", *given, out_THE, sums_TH, *_drop(drop), *sizes, _threads())
         return out_THE, (sums_TH,)
 
     def attention_backward(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, out_THE: Tensor, saved: Sequence[Tensor],
-        grad_THE: Tensor, drop: Drop, window: int = 0,
-    ) -> Tensor:  # fmt: skip
-        _, _, H, E = qkv_T3HE.shape
-        grad_T3HE = torch.empty_like(qkv_T3HE)
-        tensors = qkv_T3HE, bounds_S1, out_THE, *saved, grad_THE, grad_T3HE
-        _call("attention_backward", *tensors, *_drop(drop), window, len(bounds_S1) - 1, H, E, _threads())
-        return grad_T3HE
+        grad_THE: Tensor, drop: Drop, window: int = 0, biases_HL: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        T, _, H, E = qkv_T3HE.shape
+        grad_T3HE, grad_HL, sums = torch.empty_like(qkv_T3HE), None, None
+        if biases_HL is not None:
+            grad_HL, sums = torch.empty_like(biases_HL), torch.empty(2 * T * H)
+        given = qkv_T3HE, bounds_S1, biases_HL, _longest(biases_HL), out_THE, *saved, grad_THE
+        sizes = window, len(bounds_S1) - 1, H, E
+        _call("attention_backward", *given, grad_T3HE, grad_HL, sums, *_drop(drop), *sizes, _threads())
+        return grad_T3HE, grad_HL
 
     def add_norm(self, y_TD: Tensor | None, x_TD: Tensor, norm: Norm, drop: Drop) -> tuple[Tensor, Saved]:
         out_TD, saved = torch.empty_like(x_TD), _allocate_saved(*x_TD.shape)
@@ -264,6 +271,11 @@ def _multiply_bytes(x_TD: Tensor, weight: PackedBytes, gelu: str) -> Tensor:
     form = FORMS[gelu] if gelu else -1
     _call("linear_bytes", bytes_TD, steps_T, *packed, y_TF, form, len(x_TD), weight.D, weight.F, _threads())
     return y_TF
+
+
+def _longest(biases_HL: Tensor | None) -> int:
+    """Returns the tokens of the longest sequence that the biases are for."""
+    return 0 if biases_HL is None else (biases_HL.shape[1] + 1) // 2
 
 
 def _drop(drop: Drop) -> tuple[int, int]:

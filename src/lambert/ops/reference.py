@@ -53,6 +53,8 @@ class Ops:
     """All operations with torch, on states of `dtype`."""
 
     name = "torch"
+    has_biases = True
+    """Whether attention may have biases by distance."""
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         self.dtype = dtype
@@ -98,8 +100,9 @@ class Ops:
     # Attention
 
     def attention(
-        self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0,
+        biases_HL: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
         """Returns the mixtures [T, H, E], and what the backward pass needs.
 
         Args:
@@ -108,6 +111,8 @@ class Ops:
             longest: An upper bound of the length of a sequence.
             drop: Dropout of the probabilities. Head h of sequence s is matrix s H + h of queries and keys.
             window: A token attends to this many tokens on each side; 0: to all of its sequence.
+            biases_HL: What is added to the scores by the distance of two tokens, key - query: float32 for the distances
+                from 1 - longest to longest - 1, or None.
 
         Source: Vaswani et al., 2017, equation 1; windows: Beltagy et al., "Longformer", 2020, section 3.1.
         """
@@ -116,6 +121,8 @@ class Ops:
         for numbers_G, rows, M in equal_lengths(bounds_S1):
             heads_3BME = _heads(qkv_T3HE[rows], M)
             weights_BMM = torch.baddbmm(qkv_T3HE.new_empty(()), heads_3BME[0], heads_3BME[1].mT, beta=0, alpha=E**-0.5)
+            if biases_HL is not None:
+                weights_BMM.view(-1, H, M, M).add_(by_distance(biases_HL, M))
             if window and window + 1 < M:
                 weights_BMM.masked_fill_(_far(M, window, weights_BMM.device), -torch.inf)
             torch.softmax(weights_BMM, -1, out=weights_BMM)
@@ -131,10 +138,11 @@ class Ops:
 
     def attention_backward(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, out_THE: Tensor, saved: Sequence[Tensor],
-        grad_THE: Tensor, drop: Drop, window: int = 0,
-    ) -> Tensor:  # fmt: skip
-        """Returns the gradient of `qkv_T3HE`."""
+        grad_THE: Tensor, drop: Drop, window: int = 0, biases_HL: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Returns the gradients of `qkv_T3HE` and of the biases."""
         _, H, E = grad_THE.shape
+        grad_HL = None if biases_HL is None else torch.zeros_like(biases_HL)
         grad_T3HE, left = torch.empty_like(qkv_T3HE), iter(saved)
         for _, rows, M in equal_lengths(bounds_S1):
             (q_BME, k_BME, v_BME), weights_BMM = next(left), next(left)
@@ -147,10 +155,13 @@ class Ops:
             grads_3BME = grad_THE.new_empty(3, *grad_BME.shape)
             torch.bmm(dropped_BMM.mT, grad_BME, out=grads_3BME[2])
             scores_BMM = torch._softmax_backward_data(scores_BMM, weights_BMM, -1, weights_BMM.dtype)
+            if grad_HL is not None:
+                sums_HMM = scores_BMM.view(-1, H, M, M).sum(0, dtype=grad_HL.dtype)
+                grad_HL.index_add_(1, _places(grad_HL, M).flatten(), sums_HMM.flatten(1))
             torch.baddbmm(grads_3BME[0], scores_BMM, k_BME, beta=0, alpha=E**-0.5, out=grads_3BME[0])
             torch.baddbmm(grads_3BME[1], scores_BMM.mT, q_BME, beta=0, alpha=E**-0.5, out=grads_3BME[1])
             grad_T3HE[rows] = grads_3BME.view(3, -1, H, M, E).permute(1, 3, 0, 2, 4).reshape(-1, 3, H, E)
-        return grad_T3HE
+        return grad_T3HE, grad_HL
 
     def rotate_(
         self, qkv_T3HE: Tensor, positions_T: Tensor, turns: tuple[Tensor, Tensor], *, back: bool = False
@@ -287,6 +298,17 @@ def equal_lengths(bounds_S1: Tensor) -> list[tuple[Tensor, Rows, int]]:
             rows = (torch.tensor(starts)[:, None] + torch.arange(length)).flatten()
         groups.append((torch.tensor(numbers), rows, length))
     return groups
+
+
+def by_distance(biases_HL: Tensor, M: int) -> Tensor:
+    """Returns the biases of each pair of tokens of a sequence, [H, M, M]: rows are queries, columns keys."""
+    return biases_HL[:, _places(biases_HL, M)]
+
+
+def _places(biases_HL: Tensor, M: int) -> Tensor:
+    """Returns the column of the biases of each pair of tokens, [M, M]."""
+    places_M = torch.arange(M, device=biases_HL.device)
+    return places_M - places_M[:, None] + biases_HL.shape[1] // 2
 
 
 def _heads(qkv_T3HE: Tensor, M: int) -> Tensor:
