@@ -13,7 +13,7 @@ from lambert.core.errors import MachineError, UsageError
 from lambert.inference import cpu as frozen
 from lambert.inference.cpu import Int8, Packed, for_cpu
 from lambert.model import weights
-from lambert.model.bert.encoder import BertEncoder
+from lambert.model.bert import BertEncoder
 from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.families import FAMILIES
 from lambert.model.packed import NativeProduct

@@ -12,13 +12,12 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
     pytest.skip("needs a GPU, or Triton's interpreter (make test-triton)", allow_module_level=True)
 
-from lambert.model import block, linear, rotary
-from lambert.model.bert import encoder
+from lambert.model import bert, block, linear, rotary
 from lambert.ops.cuda import CudaOps
 from lambert.ops.reference import Ops
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-PLACES = [(block, "choose"), (linear, "choose"), (encoder, "choose"), (rotary, "of_device")]
+PLACES = [(block, "choose"), (linear, "choose"), (bert, "choose"), (rotary, "of_device")]
 
 
 DROPPED = [(name, 0.2) for name in CONFIGS if name != "mpnet"]  # flash attention has no biases

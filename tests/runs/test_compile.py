@@ -22,7 +22,7 @@ from lambert.engine.loop import train
 from lambert.engine.precision import Precision
 from lambert.measure.batches import draw_batch
 from lambert.model import attention, weights
-from lambert.model.bert.block import BertBlock
+from lambert.model.bert import BertBlock
 from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch
 from lambert.core.errors import UsageError
 from lambert.model import roberta
-from lambert.model.bert import BERT, BertCosts
-from lambert.model.bert.encoder import BertEncoder
+from lambert.model.bert import BERT, BertCosts, BertEncoder
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import architectures
 from lambert.model.embedding import embed

@@ -1,12 +1,13 @@
 """The ModernBERT family (Warner et al., "Smarter, Better, Faster, Longer", 2024), with Ettin and mmBERT.
 
 Rotary positions instead of a table, norms before attention and the feed-forward layer, which is gated, alternating
-local and global attention, and no biases. Read in this order: rotary, block, encoder.
+local and global attention, and no biases.
 
 transformers 4 and 5 name the rotary bases and the kinds of layers differently in config.json. Both are read, the newer
 ones first, and both are written, because a reader that does not find its own keys takes defaults without a warning.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,62 @@ from lambert.core.errors import DataError, quote
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import COMMON, ConfigKeys, architectures, rotary_base
 from lambert.model.costs import Costs
+from lambert.model.dropout import dropout
+from lambert.model.embedding import embed
 from lambert.model.family import ADJUSTABLE, Family
 from lambert.model.linear import project
-from lambert.model.modernbert.block import ModernBertBlock
-from lambert.model.modernbert.encoder import ModernBertEncoder, initial_deviation
 from lambert.model.objectives import Head, MaskedLanguageModel, Span, Tag
 from lambert.model.pooling import first_vectors, mean_vectors
+from lambert.model.pre_norm import PreNormBlock, PreNormEncoder
 from lambert.model.tensor_names import TensorNames
+
+
+class ModernBertBlock(PreNormBlock):
+    """Maps states [T, D] to states [T, D] (Warner et al., 2024, section 2.1). `number` is that of the layer, from 0."""
+
+    products = (("attention_in",), ("attention_out",), ("up",), ("down",))
+    inner_dropped = True
+
+    def __init__(self, config: EncoderConfig, number: int) -> None:
+        super().__init__(config)
+        modern, width = config.modern, config.hidden
+        self.window = 0 if number % modern.global_every == 0 else modern.window
+        self.theta = modern.local_theta if self.window else modern.theta
+        # The embeddings are normalised already.
+        self.attention_norm = nn.LayerNorm(width, config.norm_eps, bias=modern.norm_bias) if number else None
+        self.attention_in = nn.Linear(width, 3 * width, bias=modern.attention_bias)
+        self.attention_out = nn.Linear(width, width, bias=modern.attention_bias)
+        self.norm = nn.LayerNorm(width, config.norm_eps, bias=modern.norm_bias)
+        self.up = nn.Linear(width, 2 * config.intermediate, bias=modern.mlp_bias)
+        self.down = nn.Linear(config.intermediate, width, bias=modern.mlp_bias)
+
+
+class ModernBertEncoder(PreNormEncoder):
+    """The encoder of Warner et al., 2024, section 2.1."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.words = nn.Embedding(config.vocabulary, config.hidden)
+        self.norm = nn.LayerNorm(config.hidden, config.norm_eps, bias=config.modern.norm_bias)
+        self.blocks = nn.ModuleList(ModernBertBlock(config, number) for number in range(config.layers))
+        self.final_norm = nn.LayerNorm(config.hidden, config.norm_eps, bias=config.modern.norm_bias)
+
+    def embed(self, batch: Batch) -> Tensor:
+        embedded_TD: Tensor = self.norm(embed(batch.ids_T, self.words, batch.compute))
+        return dropout(embedded_TD, self.config.dropout, self.training)
+
+
+def initial_deviation(config: EncoderConfig, name: str) -> float:
+    """Returns the standard deviation of the initial weights of a matrix: `init_range`, divided by the root of twice the
+    number of layers for matrices that write to the residual stream and in the heads, and hidden^-1/2 for logits.
+
+    Source: transformers, ModernBertPreTrainedModel._init_weights.
+    """
+    if ".classifier." in name:
+        return float(config.hidden**-0.5)
+    if ".attention_out." in name or ".down." in name or ".dense." in name:
+        return config.init_range / math.sqrt(2.0 * config.layers)
+    return config.init_range
 
 
 class _Transform(nn.Module):
