@@ -300,7 +300,7 @@ def test_a_sweep_that_is_killed_chooses_and_trains_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["prepare", "pretrain", "finetune", "import", "export"])
+@pytest.mark.parametrize("verb", ["prepare", "pretrain", "finetune", "sweep", "import", "export"])
 def test_killed_again_and_again_at_random_instants_it_ends_in_the_same_bytes(
     verb: str, warm: Warm, commands: dict[str, list[str]], sound: Callable[[str], Sound]
 ) -> None:
