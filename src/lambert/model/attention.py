@@ -18,6 +18,7 @@ from lambert.model.dropout import dropout as drop_out
 from lambert.model.dropout import keep_mask, survival
 from lambert.native import library
 from lambert.ops.drop import Drop
+from lambert.ops.flash import flash
 from lambert.ops.native import OPS
 from lambert.ops.reference import by_distance
 
@@ -97,15 +98,7 @@ def _plain(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, wi
 
 
 def _flash(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
-    """Flash attention (Dao, "FlashAttention-2", 2023). torch's public `varlen_attn` is this operation without
-    dropout."""
-    q_THE, k_THE, v_THE = qkv_T3HE.unbind(1)
-    found = torch.ops.aten._flash_attention_forward(
-        q_THE, k_THE, v_THE, bounds_S1, bounds_S1, longest, longest, dropout, False, False,
-        window_size_left=window or None, window_size_right=window or None,
-    )  # fmt: skip
-    mixed_THE: Tensor = found[0]
-    return mixed_THE
+    return flash(qkv_T3HE, bounds_S1, longest, dropout, window)[0]
 
 
 def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:

@@ -58,10 +58,6 @@ class PostNormBlock(Block):
             mixed_THE = attend_with_biases(qkv_T3HE, batch, biases_HL, drop)
         else:
             mixed_THE = attention(qkv_T3HE, batch.bounds_S1, longest=batch.longest, dropout=drop, mask_BM=batch.mask_BM)
-        return self.after(states_TD, mixed_THE, batch)
-
-    def after(self, states_TD: Tensor, mixed_THE: Tensor, batch: Batch) -> Tensor:
-        """Returns the states after the block, from those before it and the output of attention."""
         compute = batch.compute
         mixed_TD = project(mixed_THE.flatten(-2), *self.layers(1), compute=compute)
         states_TD = self.attention_norm(states_TD + dropout(mixed_TD, self.dropout, self.training))
@@ -73,8 +69,7 @@ class PostNormBlock(Block):
         else:
             inner_TF = project(states_TD, *self.layers(2), compute=compute, gelu=self.activation)
         out_TD = dropout(project(inner_TF, *self.layers(3), compute=compute), self.dropout, self.training)
-        states_TD = self.norm(states_TD + out_TD)
-        return states_TD
+        return self.norm(states_TD + out_TD)  # type: ignore[no-any-return]
 
     def _compute(
         self, ops: Ops, states_TD: Tensor, batch: Batch, rotation: Rotation | None, biases_HL: Tensor | None

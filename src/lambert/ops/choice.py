@@ -16,9 +16,9 @@ def choose(tensor: Tensor) -> Ops | None:
 
     A back-end computes in bfloat16, so None is returned unless autocast to bfloat16 is enabled on the tensor's device.
     """
-    if torch.compiler.is_compiling() or not in_bfloat16(
-        tensor.device.type
-    ):  # first, as a graph cannot contain the rest
+    if torch.compiler.is_compiling():  # first, as a graph cannot contain the rest
+        return None
+    if not in_bfloat16(tensor.device.type):
         return None
     return of_device(tensor.device)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lambert.ops import kernels
 from lambert.ops.drop import STEPS, Drop
+from lambert.ops.flash import flash, flash_backward
 from lambert.ops.reference import Norm, Ops, Saved, WeightGradient
 
 _BLOCK = 1024
@@ -32,34 +33,22 @@ class CudaOps(Ops):
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0,
         biases_HL: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-        """Computes attention by flash attention, which draws the probabilities that it drops from torch's generator of
-        the GPU.
-
-        Source: Dao, "FlashAttention-2", 2023.
-        """
-        if not qkv_T3HE.is_cuda:
+        """Computes attention by flash attention, or, with biases, by torch's functions."""
+        if biases_HL is not None or not qkv_T3HE.is_cuda:
             return super().attention(qkv_T3HE, bounds_S1, longest, drop, window, biases_HL)
-        edges = {"window_size_left": window or None, "window_size_right": window or None}
-        out_THE, sums, seed, offset, _ = torch.ops.aten._flash_attention_forward(
-            *qkv_T3HE.unbind(1), bounds_S1, bounds_S1, longest, longest, _probability(drop), False, False, **edges
-        )
-        return out_THE, (sums, seed, offset)
+        return flash(qkv_T3HE, bounds_S1, longest, _probability(drop), window)
 
     def attention_backward(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, out_THE: Tensor, saved: Sequence[Tensor],
         grad_THE: Tensor, drop: Drop, window: int = 0, biases_HL: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        if not qkv_T3HE.is_cuda:
+        if biases_HL is not None or not qkv_T3HE.is_cuda:
             return super().attention_backward(
                 qkv_T3HE, bounds_S1, longest, out_THE, saved, grad_THE, drop, window, biases_HL
             )
-        sums, *random = saved
-        edges = {"window_size_left": window or None, "window_size_right": window or None}
-        found = torch.ops.aten._flash_attention_backward(
-            grad_THE, *qkv_T3HE.unbind(1), out_THE, sums, bounds_S1, bounds_S1, longest, longest, _probability(drop),
-            False, *random, **edges,
-        )  # fmt: skip
-        return torch.stack(found, dim=1), None
+        probability = _probability(drop)
+        grad_T3HE = flash_backward(qkv_T3HE, bounds_S1, longest, out_THE, saved, grad_THE, probability, window)
+        return grad_T3HE, None
 
     def linear_gelu(self, x_TD: Tensor, weight: Any, approximate: str) -> tuple[Tensor, Tensor]:
         y_TF = self.linear(x_TD, weight)

@@ -154,8 +154,8 @@ class NativeOps(Ops):
         biases_HL: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
         T, _, H, E = qkv_T3HE.shape
-        _check_bounds(bounds_S1, T)
-        if biases_HL is not None and 2 * int(bounds_S1.diff().max()) - 1 > biases_HL.shape[1]:
+        found = _check_bounds(bounds_S1, T)
+        if biases_HL is not None and 2 * found - 1 > biases_HL.shape[1]:
             raise IndexError(f"there are biases for {biases_HL.shape[1]} distances, too few for the longest sequence")
         out_THE, sums_TH = qkv_T3HE.new_empty(T, H, E), qkv_T3HE.new_empty(T, H, dtype=torch.float32)
         sizes = window, len(bounds_S1) - 1, H, E
@@ -300,13 +300,16 @@ def _check_index(index_T: Tensor, count: int, size: int) -> None:
         raise IndexError(f"index {least if least < 0 else most} is out of range for {size:,} rows")
 
 
-def _check_bounds(bounds_S1: Tensor, T: int) -> None:
-    """Raises IndexError unless these are the int32 bounds of sequences that divide T tokens."""
+def _check_bounds(bounds_S1: Tensor, T: int) -> int:
+    """Returns the tokens of the longest sequence. Raises IndexError unless these are the int32 bounds of sequences that
+    divide T tokens."""
     if bounds_S1.dtype != torch.int32 or not bounds_S1.is_contiguous():
         raise IndexError(f"expected contiguous int32 bounds of sequences, not {bounds_S1.dtype}")
     bounds = bounds_S1.tolist()
-    if bounds[:1] != [0] or bounds[-1] != T or any(end < start for start, end in pairwise(bounds)):
+    lengths = [end - start for start, end in pairwise(bounds)]
+    if bounds[:1] != [0] or bounds[-1] != T or min(lengths, default=0) < 0:
         raise IndexError(f"the bounds of the sequences do not divide the {T:,} tokens of the batch")
+    return max(lengths, default=0)
 
 
 def _allocate_saved(T: int, D: int) -> Saved:
