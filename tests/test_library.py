@@ -166,13 +166,13 @@ def test_none_stands_for_not_set(pretraining: dict[str, Any], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"optim__lrr": 1.0}, r"the call: unknown setting optim.lrr. Did you mean optim.lr\?"),
+        ({"optim__lrr": 1.0}, r"the call: unknown setting optim__lrr. Did you mean optim__lr\?"),
         ({"outt": "r"}, r"the call: unknown setting outt. Did you mean out\?"),
-        ({"optim": {"name": "lam"}}, "optim.name = 'lam' is unknown. Did you mean 'lamb'"),
+        ({"optim": {"name": "lam"}}, "optim__name = 'lam' is unknown. Did you mean 'lamb'"),
         ({"optim__lr": "fast"}, "fast"),
         ({"train__precision": "half"}, "bfloat16"),
-        ({"train__steps": 0}, "train.steps = 0"),
-        ({"out": None}, "--out"),
+        ({"train__steps": 0}, "train__steps = 0"),
+        ({"out": None}, "out"),
     ],
 )
 def test_a_wrong_setting_is_the_command_lines_message(
@@ -280,6 +280,23 @@ def test_rows_instead_of_files(pretrained: Path, tmp_path: Path) -> None:
     assert "task classify; labels 0, 1; up to 32 tokens; float32 on cpu" in shown
 
 
+def test_errors_name_keywords(tmp_path: Path) -> None:
+    """Except in commands and in messages about a recipe."""
+    recipe, rows = tmp_path / "recipe.toml", [{"text": "a stone", "label": "x"}]
+    recipe.write_text("[optim]\nlrr = 1.0\n")
+    given: dict[str, Any] = {"init": tmp_path / "none", "data": rows, "out": tmp_path / "run"}
+    for recipes, settings, found in (
+        ((), {"optim__lrr": 1.0}, "unknown setting optim__lrr. Did you mean optim__lr?"),
+        ((), {"task__columns__txt": "a.b"}, "unknown setting task__columns__txt. Did you mean task__columns__text?"),
+        ((), {"optim__lr": "train.csv"}, 'optim__lr must be a number, not "train.csv"'),
+        ((recipe,), {}, "unknown setting optim.lrr. Did you mean optim.lr?"),
+        ((), {}, "`hf download NAME --local-dir FOLDER` first"),
+    ):
+        with pytest.raises(LambertError) as error:
+            lambert.finetune(*recipes, **given | settings)
+        assert found in str(error.value)
+
+
 def test_a_table_in_memory_trains_as_a_file_does(pretrained: Path, tmp_path: Path) -> None:
     """The names of classes keep their order, as those of a saved data set do; settings may be scalars of numpy."""
     datasets, pandas = pytest.importorskip("datasets"), pytest.importorskip("pandas")
@@ -315,14 +332,14 @@ def test_base_of_a_sweep_may_have_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"lr": 1e-3}, "optim.lr"),
-        ({"learning_rate": 1e-3}, "optim.lr"),
-        ({"num_train_epochs": 3}, "train.epochs"),
-        ({"per_device_train_batch_size": 8}, "train.batch_size"),
-        ({"max_seq_length": 64}, "task.max_length"),
+        ({"lr": 1e-3}, "optim__lr"),
+        ({"learning_rate": 1e-3}, "optim__lr"),
+        ({"num_train_epochs": 3}, "train__epochs"),
+        ({"per_device_train_batch_size": 8}, "train__batch_size"),
+        ({"max_seq_length": 64}, "task__max_length"),
         ({"model": "minilm"}, "init"),
         ({"output_dir": "x"}, "out"),
-        ({"optim__learning_rate": 1e-3}, "optim.lr"),
+        ({"optim__learning_rate": 1e-3}, "optim__lr"),
         ({"task": "ner"}, "'tag'"),
         ({"task": "text-classification"}, "'classify'"),
         ({"task__name": "token-classification"}, "'tag'"),

@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from cyclopts.exceptions import CycloptsError
 from lambert import cli
 from lambert.core import settings as tables
 from lambert.core.contents import sha256
-from lambert.core.errors import DataError, SavedAndStopped, UsageError, printable_line
+from lambert.core.errors import DataError, LambertError, SavedAndStopped, UsageError, printable_line
 from lambert.core.files import write_atomic
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.progress import aside, in_notebook
@@ -29,29 +30,48 @@ from lambert.text.memory import is_path, is_rows, write_data
 from lambert.verb import Verb, all_verbs, list_training, name_of, settings_of
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:[.-][a-z0-9]+)*)")
+_DOTTED = re.compile(r"(?<![\w./\"'-])[a-z_]+(?:\.[a-z0-9_]+)+(?![\w/\"'-])")
+_CALL = "the call: "
+"""How messages about keywords begin."""
 
 
 @contextmanager
-def report_stops() -> Iterator[None]:
+def report_stops(*, dotted: bool = True) -> Iterator[None]:
     """A context that keeps torch's current GPU, and that prints the message of SavedAndStopped to stderr, because a
-    script that it ends does not."""
+    script that it ends does not. In messages of errors, settings have the names of keywords; those without dashes only
+    if `dotted`."""
     try:
         with keep_current_gpu():
             yield
     except SavedAndStopped as stop:
         aside(str(stop))
         raise
-    except (UsageError, DataError) as error:
-        error.args = (_with_keywords(str(error)),)
+    except LambertError as error:
+        error.args = (_with_keywords(str(error), dotted=dotted),)
         raise
 
 
-def _with_keywords(message: str) -> str:
-    """Returns a message in which settings have the names of keywords, `columns__label` for --columns.label, unless it
-    quotes a command."""
-    if "lambert " in message:
+def _with_keywords(message: str, *, dotted: bool) -> str:
+    """Returns a message in which settings have the names of keywords, `optim__lr` for --optim.lr and, if `dotted`, for
+    optim.lr. Commands are not changed, and of messages about a recipe nothing."""
+    if ".toml" in message:
         return message
-    return _FLAG.sub(lambda flag: flag[1].replace(".", "__").replace("-", "_"), message)
+    parts = message.split("`")
+    for number in range(0, len(parts), 2):
+        if "lambert " not in parts[number]:
+            parts[number] = _FLAG.sub(lambda flag: flag[1].replace(".", "__").replace("-", "_"), parts[number])
+            if dotted:
+                parts[number] = _without_dots(parts[number], of_call=message.startswith(_CALL))
+    return "`".join(parts)
+
+
+def _without_dots(text: str, *, of_call: bool) -> str:
+    """Returns a part of a message in which settings have the names of keywords. In a message about the call all dotted
+    words are settings, in others only those that training has."""
+    words = set(_DOTTED.findall(text))
+    if words and not of_call:
+        words &= {*chain.from_iterable(map(tables.list_dotted_names, list_training().values()))}
+    return _DOTTED.sub(lambda word: word[0].replace(".", "__") if word[0] in words else word[0], text)
 
 
 def lines(console: bool | None = None) -> Say:

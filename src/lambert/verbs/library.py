@@ -59,7 +59,7 @@ def sweep(recipe: str | Path | SweepConfig | None = None, /, **settings: Any) ->
     whose `data` and `dev` may be rows as in `finetune`.
     Signals are handled as in `pretrain`.
     """
-    with report_stops():
+    with report_stops(dotted=False):  # the space has dotted names
         return sweeping.run(call_settings("sweep", recipe, settings), lines())
 
 
@@ -100,7 +100,7 @@ def updates(
     Raises UsageError at the call if a setting is wrong.
     """
     verb = find_training_verb(recipe, settings, "updates")
-    with remove_unused_rows(verb, recipe, settings):
+    with report_stops(), remove_unused_rows(verb, recipe, settings):
         config = call_settings(verb, recipe, settings)
     return _updates(config)
 
