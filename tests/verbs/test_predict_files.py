@@ -180,6 +180,7 @@ def test_rows_of_vectors_with_errors_are_nan(pretrained: Path, tuned: Tuned, tmp
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
+        ("rows.csv", b"", "holds no rows: fill it"),
         ("rows.csv", b"id,txt\n1,a\n", "has no column 'text', which the model reads (--columns.text and the like name"),
         ("rows.parquet", parquet([{"txt": "a"}]), "has no column 'text'"),
         ("rows.csv", b"text,text\n1,a\n", "rows.csv:1: two columns have the name 'text'. Rename one"),

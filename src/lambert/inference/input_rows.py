@@ -158,6 +158,8 @@ class InputFiles:
         only = None
         given = [name for text in (columns.text, columns.text_b) for name in columns_of(text)]
         copies: dict[str, str] = {}
+        if file.names == []:
+            raise DataError(f"{path} holds no rows: fill it, or name another file.")
         if file.names is not None:
             if given and all(name.isdecimal() for name in given) and {*given} <= {*file.names}:
                 copies = dict(zip(("text", "text_b"), given, strict=False))

@@ -190,7 +190,8 @@ def _build_missing_error(row: Row, names: Sequence[tuple[str, str]], place: str,
     found = [" ".join(str(key)[:60].split()) for key in islice(row, 100)]
     several = len(names) > 1
     columns = f" Columns found: {', '.join(found)}." if several else nearest(names[0][1], found)
-    headless = " If this line is a row, give the columns by number, from 1." if table and several else ""
+    flags = " ".join(f"--task.columns.{setting} {number}" for number, (setting, _) in enumerate(names, 1))
+    headless = f" If this line is a row, name the columns by number: {flags}." if table and several else ""
     listed = " and ".join(f"{name!r} (task.columns.{setting})" for setting, name in names)
     return Mismatch(f"{place}: no column{'s' * several} {listed}.{other_task(row) or columns + headless}")
 
