@@ -27,11 +27,12 @@ SIBLINGS = {"data", "model", "optim", "engine"}
 BELOW = {
     "core": set(),
     "native": set(),
-    "ops": {"native"},
+    "ops": {"core", "native"},
     "verb": set(),
     "text": {"core"},
     **{key: {"core"} for key in SIBLINGS},
     "model": {"core", "native", "ops"},
+    "optim": {"core", "ops"},
     "engine": {"core", "native", "ops"},
     "distributed": {"core", "engine"},
     "tasks": {"core", "text", "data", "model"},

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lambert.core.compute import PLAIN, Compute
+from lambert.core.compute import PLAIN, Compute, Copies
 from lambert.engine.gradients import Gradients
 from lambert.engine.precision import Precision
 from lambert.model import linear as module
@@ -101,7 +101,7 @@ def test_an_update_is_noticed(build: Callable[..., torch.optim.Optimizer]) -> No
 
 
 def test_new_weights_are_noticed() -> None:
-    several, kept = layers(40), computed(Compute(rounded={}))
+    several, kept = layers(40), computed(Compute(copies=Copies()))
     before = passes(kept, several, 50)[0]
     with torch.no_grad():
         for parameter in several.parameters():
@@ -121,7 +121,7 @@ def test_weights_are_rounded_once_between_updates(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(module, "_Weight", Counted)
     monkeypatch.setenv("LAMBERT_NATIVE", "0")
-    several, kept = layers(40), computed(Compute(rounded={}))
+    several, kept = layers(40), computed(Compute(copies=Copies()))
     for _ in range(3):
         passes(kept, several, 50)
     assert len(made) == 1
@@ -135,7 +135,7 @@ def test_importing_hooks_no_optimizer() -> None:
 
 
 def test_a_copy_of_a_model_has_its_own_weights() -> None:
-    several, kept = layers(40), computed(Compute(rounded={}))
+    several, kept = layers(40), computed(Compute(copies=Copies()))
     before = passes(kept, several, 50)[0]
     other = copy.deepcopy(several)
     with torch.no_grad():

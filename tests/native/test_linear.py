@@ -6,6 +6,7 @@ from torch import Tensor
 
 from lambert.native import library
 from lambert.ops.native import OPS, PackedBytes, PackedWeight
+from lambert.ops.reference import Into
 
 pytestmark = [
     pytest.mark.skipif(library() is None, reason="the compiled kernels are not used on this machine"),
@@ -40,12 +41,12 @@ def test_product_and_its_gradients(T: int, D: int, F: int) -> None:
     close(OPS.linear_input(grad_TF, packed), grad_TF.double() @ rounded_FD, 2**-7)
     close(OPS.linear_input(grad_TF, packed, other_TD), grad_TF.double() @ rounded_FD + other_TD, 2**-7)
 
-    found, into_FD = OPS.weight_gradient(grad_TF, x_TD), torch.full((F, D), torch.nan)
-    found.write(into_FD, 0, add=False)
+    into_FD = torch.full((F, D), torch.nan)
+    bias_F = OPS.linear_weights(grad_TF, x_TD, [Into(0, into_FD, add=False)])
     close(into_FD, grad_TF.double().T @ x_TD.double(), 1e-4)
-    found.write(into_FD, 0, add=True)
+    OPS.linear_weights(grad_TF, x_TD, [Into(0, into_FD, add=True)])
     close(into_FD, 2 * grad_TF.double().T @ x_TD.double(), 2e-4)
-    close(found.bias_F, grad_TF.double().sum(0), 1e-4)
+    close(bias_F, grad_TF.double().sum(0), 1e-4)
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
@@ -72,9 +73,10 @@ def test_layers_that_read_the_same_states_are_one_product() -> None:
     apart = [OPS.linear(x_TD, PackedWeight([weight], [bias])) for weight, bias in weights]
     assert torch.equal(OPS.linear(x_TD, packed), torch.cat(apart, dim=1))
     grad_TF = drawn(33, 222)
-    found, into_FD = OPS.weight_gradient(grad_TF, x_TD), torch.empty(128, 64)
-    found.write(into_FD, 64, add=False)
+    into_FD, last_FD = torch.empty(128, 64), torch.ones(30, 64)
+    OPS.linear_weights(grad_TF, x_TD, [Into(64, into_FD, add=False), Into(192, last_FD, add=True)])
     close(into_FD, grad_TF[:, 64:192].double().T @ x_TD.double(), 1e-4)
+    close(last_FD, grad_TF[:, 192:].double().T @ x_TD.double() + 1, 1e-4)
 
 
 def test_a_row_does_not_depend_on_the_other_rows_or_on_the_number_of_threads() -> None:

@@ -213,6 +213,7 @@ def test_cross_entropy(kernels: Any, vocabulary: int, scale: float) -> None:
     logits_TV = (100 + scale * normal(rows, vocabulary, seed=7)).bfloat16()
     labels_T = torch.randint(vocabulary, (rows,), generator=torch.Generator().manual_seed(8))
     labels_T[0], labels_T[1] = vocabulary - 1, logits_TV[1].argmax()
+    scales_T = torch.tensor([0.5, 0.5, 0.25, -0.5, 0.0])
 
     def compute(threads: int) -> list[Tensor]:
         surrounded = torch.full((3 + logits_TV.numel() + 3,), 7.0).bfloat16()
@@ -221,14 +222,14 @@ def test_cross_entropy(kernels: Any, vocabulary: int, scale: float) -> None:
         inside, sizes = surrounded[3:], (rows, vocabulary, threads)
         kernels.lambert_cross_entropy(*pointers(inside, labels_T), *sizes, *pointers(losses_T, *saved))
         assert torch.equal(inside[:-3], logits_TV.flatten())
-        kernels.lambert_cross_entropy_backward(*pointers(inside, labels_T, *saved), 0.5, *sizes)
+        kernels.lambert_cross_entropy_backward(*pointers(inside, labels_T, *saved, scales_T), *sizes)
         assert surrounded[:3].tolist() == surrounded[-3:].tolist() == [7.0] * 3
         return [surrounded[3:-3].view(rows, vocabulary), losses_T]
 
     grad_TV, losses_T = same_for_all_threads(compute)
     exact_TV = logits_TV.double().requires_grad_()
     expected_T = functional.cross_entropy(exact_TV, labels_T, reduction="none")
-    (0.5 * expected_T.sum()).backward()
+    (scales_T * expected_T).sum().backward()
     assert exact_TV.grad is not None
     assert_near(losses_T, expected_T.detach(), rounding=1e-5, small=1e-6)
     assert_near(grad_TV, exact_TV.grad, small=1e-6)

@@ -10,7 +10,7 @@ from torch import Tensor
 from lambert.native import library
 from lambert.ops.drop import NOTHING, Drop
 from lambert.ops.native import OPS, PackedWeight
-from lambert.ops.reference import Norm, Ops, Weight
+from lambert.ops.reference import Into, Norm, Ops, Weight
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled kernels are not used on this machine")
 ORACLE = Ops(torch.float64)
@@ -112,11 +112,10 @@ def test_linear_layers(T: int) -> None:
     before_TD = drawn(T, 64, seed=3)
     expected = ORACLE.linear_gelu_input(grad_TF.double(), exact, before_TD.double(), "none")
     near(OPS.linear_gelu_input(grad_TF, packed, before_TD, "none"), expected)
-    gradient, right = OPS.weight_gradient(grad_TF, x_TD), ORACLE.weight_gradient(grad_TF.double(), x_TD.double())
-    into_FD = torch.zeros(32, 64)
-    gradient.write(into_FD, 64, add=True)
-    near(into_FD, right.weight_FD[64:])
-    near(gradient.bias_F, right.bias_F)
+    found_FD, right_FD = torch.zeros(32, 64), torch.zeros(32, 64, dtype=torch.float64)
+    bias_F = OPS.linear_weights(grad_TF, x_TD, [Into(64, found_FD, add=True)])
+    near(bias_F, ORACLE.linear_weights(grad_TF.double(), x_TD.double(), [Into(64, right_FD, add=True)]))
+    near(found_FD, right_FD)
     assert isinstance(packed, PackedWeight)
 
 
@@ -133,5 +132,6 @@ def test_rotation_tables_and_losses() -> None:
     losses_N, saved = OPS.cross_entropy(logits_NV, labels_N)
     right_N, right = ORACLE.cross_entropy(logits_NV.double(), labels_N)
     near(losses_N, right_N)
-    expected = ORACLE.cross_entropy_backward_(logits_NV.double(), labels_N, right, 0.5)
-    near(OPS.cross_entropy_backward_(logits_NV, labels_N, saved, 0.5), expected)
+    scales_N = torch.linspace(-0.5, 1.0, len(labels_N))
+    expected = ORACLE.cross_entropy_backward_(logits_NV.double(), labels_N, right, scales_N.double())
+    near(OPS.cross_entropy_backward_(logits_NV, labels_N, saved, scales_N), expected)

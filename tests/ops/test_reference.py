@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from lambert.core.randomness import words
 from lambert.ops.drop import NOTHING, Drop
-from lambert.ops.reference import Norm, Ops
+from lambert.ops.reference import Into, Norm, Ops
 
 OPS = Ops(torch.float64)
 DROP = Drop(key=0xFEDCBA9876543210, threshold=20000)
@@ -60,13 +60,12 @@ def test_linear(T: int) -> None:
     grad_x_TD, *expected = gradients(compute, grad_TF, x_TD, *weights, *biases)
     same(OPS.linear_input(grad_TF, weight), grad_x_TD)
     same(OPS.linear_input(grad_TF, weight, other_TD), grad_x_TD + other_TD)
-    found = OPS.weight_gradient(grad_TF, x_TD)
     into_FD = torch.ones(6, 8, dtype=torch.float64)
-    found.write(into_FD, 4, add=True)
+    OPS.linear_weights(grad_TF, x_TD, [Into(4, into_FD, add=True)])
     same(into_FD, expected[1] + 1)
-    found.write(into_FD, 4, add=False)
+    bias_F = OPS.linear_weights(grad_TF, x_TD, [Into(4, into_FD, add=False)])
     same(into_FD, expected[1])
-    same(found.bias_F, torch.cat(expected[2:]))
+    same(bias_F, torch.cat(expected[2:]))
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
@@ -205,7 +204,8 @@ def test_cross_entropy(N: int) -> None:
     losses_N, saved = OPS.cross_entropy(logits_NV, labels_N)
     same(losses_N, functional.cross_entropy(logits_NV, labels_N, reduction="none"))
     (expected_NV,) = gradients(compute, torch.tensor(1.0, dtype=torch.float64), logits_NV)
-    same(OPS.cross_entropy_backward_(logits_NV, labels_N, saved, 0.25), expected_NV / 4)
+    scales_N = torch.linspace(-0.5, 1.0, len(labels_N), dtype=torch.float64)
+    same(OPS.cross_entropy_backward_(logits_NV, labels_N, saved, scales_N), expected_NV * scales_N[:, None])
 
 
 def test_rows_are_added_to_a_table() -> None:

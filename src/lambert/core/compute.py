@@ -3,11 +3,15 @@
 A batch carries these options, so a model needs neither global settings nor attributes on its parameters.
 """
 
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+Copy = TypeVar("Copy")
 
 
 class GradientSink:
@@ -40,6 +44,71 @@ class GradientSink:
 TORCH_GRADIENTS = GradientSink()
 
 
+class Place(NamedTuple):
+    """Where a step of an optimizer writes the copy of a parameter: addresses of the formats of the compiled kernels."""
+
+    forward: int = 0
+    backward: int = 0
+    """Packed copies of the rows of a weight, for the forward and the backward product; 0: none."""
+    offset: int = 0
+    total: int = 0
+    """First of these rows, and number of rows, of all the weights that are multiplied at once."""
+    copy: int = 0
+    """Copy of a bias in float32; 0: none."""
+
+
+class Copies:
+    """Copies of weights for products: rounded, concatenated, packed. Each is made at its first use after a change.
+
+    A step of an optimizer may write a copy itself, in the pass that changes the weights, if the copy has a method
+    `places`, which returns the Place of each weight and bias.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Tensor, tuple[tuple[Tensor, ...], tuple[int, ...], Any]] = {}
+        self._offered: list[Tensor] = []
+
+    def find(self, parts: tuple[Tensor, ...], make: Callable[[], Copy]) -> Copy:
+        """Returns the copy of these weights and biases, which `make` makes if there is none."""
+        version = _version(parts)
+        kept = self._kept.get(parts[0])
+        if kept is None or kept[1] != version:
+            kept = self._kept[parts[0]] = parts, version, make()
+        return cast(Copy, kept[2])
+
+    def offer(self) -> dict[int, Place]:
+        """Returns where a step may write the copy of each parameter, by its `id`. A parameter with several copies has
+        no place."""
+        uses = Counter(id(part) for parts, _, _ in self._kept.values() for part in parts)
+        self._offered = []
+        found: dict[int, Place] = {}
+        for first, (parts, _, copy) in self._kept.items():
+            ids = [*map(id, parts)]
+            if hasattr(copy, "places") and all(uses[one] == 1 for one in ids):
+                self._offered.append(first)
+                found.update(zip(ids, copy.places(), strict=True))
+        return found
+
+    def keep(self, written: Collection[int]) -> None:
+        """Drops all copies except those that were offered and whose trained parameters were all `written` (ids)."""
+        offered = [(first, *self._kept[first]) for first in self._offered]
+        self._kept = {
+            first: (parts, _version(parts), copy)
+            for first, parts, _, copy in offered
+            if all(id(part) in written for part in parts if part.requires_grad)
+        }
+        self._offered = []
+
+    def clear(self) -> None:
+        """Drops all copies."""
+        self._kept.clear()
+        self._offered = []
+
+
+def _version(parts: tuple[Tensor, ...]) -> tuple[int, ...]:
+    return tuple(number for part in parts for number in (part._version, part.data_ptr()))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Compute:
     """How one pass is computed. The default is correct in any training loop."""
@@ -51,9 +120,9 @@ class Compute:
     for different layouts may round differently, and the number of rows on a rank depends on the number of ranks."""
     gradients: GradientSink = TORCH_GRADIENTS
     """The sink to which the backward pass gives the gradients of weights."""
-    rounded: dict[Tensor, Any] | None = None
-    """Cache of weights in bfloat16, by the first of their parameters, reused from one pass to the next. The training
-    loop must clear it after each change of the weights. None: weights are rounded in every pass."""
+    copies: Copies | None = None
+    """The copies of weights that are kept from one pass to the next. The training loop must drop them after each change
+    of the weights. None: copies are made in every pass."""
 
 
 PLAIN = Compute()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lambert.core.compute import GradientSink
 from lambert.core.errors import UsageError
+from lambert.ops import native
 from lambert.ops.choice import of_device
 
 _ALIGNMENT = 128
@@ -63,8 +64,10 @@ class Gradients(GradientSink):
         """All gradients, concatenated, with zeros in the alignment gaps."""
         self.views = self.views_of(self.flat)
         """The P gradients in the shapes of their parameters."""
-        self._places: dict[Tensor, Tensor] = {}  # views of the parameters whose gradients a backward pass may write
-        self._watches: dict[Tensor, TableWatch] = {}
+        # Views of the parameters whose gradients a backward pass may write, and observers, by the ids of parameters.
+        self._places: dict[int, Tensor] = {}
+        self._views_by_id = dict(zip(map(id, self.parameters), self.views, strict=True))
+        self._watches: dict[int, TableWatch] = {}
         self._gaps = [
             self.flat[start + parameter.numel() : end]
             for start, end, parameter in zip(starts, starts[1:], self.parameters, strict=False)
@@ -84,7 +87,7 @@ class Gradients(GradientSink):
         if self.flat.device.type == "cpu":
             for parameter in self.parameters:
                 parameter.grad = None
-            self._places = dict(zip(self.parameters, self.views, strict=True))
+            self._places = self._views_by_id
             return
         self.flat.zero_()
         for parameter, view in zip(self.parameters, self.views, strict=True):
@@ -107,18 +110,18 @@ class Gradients(GradientSink):
 
     def release(self) -> None:
         """Detaches the buffer from the parameters: later backward passes do not write to it."""
-        self._places.clear()
+        self._places = {}
         self._watches.clear()
 
     def watch(self, parameter: Tensor, watching: TableWatch | None) -> None:
         """Sets the observer of the gradient of `parameter`; None removes it."""
         if watching is not None:
-            self._watches[parameter] = watching
+            self._watches[id(parameter)] = watching
         else:
-            self._watches.pop(parameter, None)
+            self._watches.pop(id(parameter), None)
 
     def accumulate(self, parameter: Tensor, grad: Tensor) -> Tensor | None:
-        place = self._places.get(parameter)
+        place = self._places.get(id(parameter))
         if place is None:
             return super().accumulate(parameter, grad)
         if parameter.grad is not None:
@@ -131,7 +134,7 @@ class Gradients(GradientSink):
         return None
 
     def place(self, parameter: Tensor) -> tuple[Tensor, bool] | None:
-        place = self._places.get(parameter)
+        place = self._places.get(id(parameter))
         if place is None:
             return None
         if parameter.grad is not None:
@@ -140,15 +143,15 @@ class Gradients(GradientSink):
         return place, False
 
     def mark_written(self, parameter: Tensor) -> None:
-        watching = self._watches.get(parameter)
+        watching = self._watches.get(id(parameter))
         if watching is not None:
             watching.receive_dense()
 
     def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
-        watching = self._watches.get(parameter)
+        watching = self._watches.get(id(parameter))
         if watching is not None and watching.take_rows(ids_T, grad_TD):
             return None
-        place = self._places.get(parameter)
+        place = self._places.get(id(parameter))
         if place is None:
             return super().add_rows(parameter, ids_T, grad_TD)
         if parameter.grad is None:
@@ -162,6 +165,8 @@ class Gradients(GradientSink):
 
     def norms(self) -> Tensor:
         """Returns the L2 norm of every gradient [P]."""
+        if native.can_update(self.views):
+            return native.norms(self.views)
         return torch.stack(torch._foreach_norm(self.views))
 
     def buckets(self, megabytes: float) -> list[Bucket]:

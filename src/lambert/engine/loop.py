@@ -78,7 +78,8 @@ def train(
     exchange.attach()
     try:
         for number, update in zip(range(start, steps), batches, strict=False):
-            net.train()
+            if not net.training:
+                net.train()
             exchange.begin(number, lambda: precision.scale)
             counts = world.add([update.counts.get(name, 0) for name in objectives])
             failure, began = None, time.perf_counter()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lambert.core.compute import Compute
+from lambert.core.compute import Compute, Copies
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.registry import nearest
 from lambert.core.world import World
@@ -67,7 +67,7 @@ class Precision:
         if name == "float8":
             _check_float8(self.device)
         self._dtype = PRECISIONS[name]
-        self.compute = Compute(float8=name == "float8", one_layout=one_layout, rounded={})
+        self.compute = Compute(float8=name == "float8", one_layout=one_layout, copies=Copies())
         """The Compute of batches in this precision; `one_layout` is explained there."""
         # torch's defaults: scale 65536, x2 after 2000 good updates, x0.5 after an overflow.
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=name == "float16")
@@ -99,26 +99,33 @@ class Precision:
         norms_P = gradients.norms()
         norm = torch.linalg.vector_norm(norms_P)
         finite = torch.isfinite(norm)
+        in_kernel = getattr(optimizer, "_step_supports_amp_scaling", False)
+        scale = None
         # On a CPU the norm is known here, so a pass over memory that would change nothing can be omitted.
         if max_grad_norm > 0 and not (norm.device.type == "cpu" and norm <= max_grad_norm):
-            gradients.flat.mul_(max_grad_norm / norm.clamp(min=max_grad_norm))
+            scale = norm.clamp(min=max_grad_norm) / max_grad_norm
+            if not in_kernel:
+                gradients.flat.div_(scale)
         self._count()
         self._last = Reading(finite)
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
+        copies = self.compute.copies
+        optimizer.places = copies.offer() if copies is not None else {}  # type: ignore[attr-defined]
+        if in_kernel:
             # The kernel itself changes nothing if found_inf is 1, so the host need not wait for the norm.
-            optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
+            optimizer.grad_scale, optimizer.found_inf = scale, (~finite).float()  # type: ignore[attr-defined]
             optimizer.step()
         elif self._last.values[0]:
             optimizer.step()
         self._scaler.update()
-        self.drop_rounded_weights()
+        if copies is not None:
+            copies.keep(getattr(optimizer, "written", ()))
         return torch.cat([norm[None], norms_P])
 
     def drop_rounded_weights(self) -> None:
-        """Drops the cached bfloat16 copies of the weights. Must be called after every change of the weights outside of
-        `step`: torch's version counters cannot replace it, because fused kernels do not increment them."""
-        if self.compute.rounded is not None:
-            self.compute.rounded.clear()
+        """Drops the cached copies of the weights. Must be called after every change of the weights outside of `step`:
+        torch's version counters cannot replace it, because fused kernels do not increment them."""
+        if self.compute.copies is not None:
+            self.compute.copies.clear()
 
     @property
     def skipped(self) -> int:

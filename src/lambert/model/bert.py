@@ -123,8 +123,8 @@ class _Embedding(torch.autograd.Function):
             if table.requires_grad:
                 found = ctx.sink.add_rows(table, ids_T, grad_TD)
                 if found is not None:
-                    grads.returned[table] = found
-        return None, None, None, *(grads.returned.get(parameter) for parameter in ctx.parameters)
+                    grads.returned[id(table)] = found
+        return None, None, None, *grads.of(ctx.parameters)
 
 
 NAMES = TensorNames(

@@ -127,7 +127,7 @@ class Pass:
     def parameters(self, *norms: nn.Module | None) -> list[Tensor]:
         """Returns the parameters of the products and of `norms`, in a fixed order."""
         found = [*chain.from_iterable(weights + biases for weights, biases in self.parts)]
-        return found + [parameter for norm in norms if norm is not None for parameter in norm.parameters()]
+        return found + [parameter for norm in norms if norm is not None for parameter in norm_of(norm).parameters()]
 
     def attend(self, qkv_T3HE: Tensor, drop: Drop, window: int = 0) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Rotates queries and keys in place. Returns the mixtures [T, H, E], and what the backward pass needs."""
@@ -158,7 +158,7 @@ def norm_backward(
     """Returns the gradients of both terms of the normalised sum, of which `other_TD` is another gradient: of the
     residual, and of what dropout dropped. Adds the gradients of the norm's parameters."""
     residual_TD, dropped_TD, *found = ops.add_norm_backward(grad_TD, saved, norm_of(norm), drop, other_TD)
-    for parameter, grad_D in zip(norm.parameters(), found, strict=False):  # the weight, and a bias if there is one
+    for parameter, grad_D in zip(norm_of(norm).parameters(), found, strict=False):
         grads.add(parameter, grad_D)
     return residual_TD, dropped_TD
 

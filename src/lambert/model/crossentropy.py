@@ -12,27 +12,29 @@ from lambert.ops.reference import Ops
 _CHUNK = 2**18  # logits per chunk, 1 MB in float32: a chunk stays in the processor's cache between the passes
 
 
-def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
-    """Returns the sum over rows of -log softmax(logits)[label], in nats, as float32 (float64 for float64 logits); 0 for
-    no rows.
+def cross_entropy(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor | None = None) -> Tensor:
+    """Returns the sum over rows of -log softmax(logits)[label], times the weights if there are any, in nats, as float32
+    (float64 for float64 logits); 0 for no rows.
 
     The backward pass can run only once, and may use the memory of the logits.
     """
     if logits_NV.requires_grad and logits_NV.numel() > _CHUNK:
         ops = of_device(logits_NV.device)
         if ops is not None and logits_NV.dtype == torch.bfloat16 and logits_NV.is_contiguous():
-            total: Tensor = _Whole.apply(logits_NV, labels_N, ops)  # type: ignore[no-untyped-call]
+            total: Tensor = _Whole.apply(logits_NV, labels_N, weights_N, ops)  # type: ignore[no-untyped-call]
             return total
-        if logits_NV.device.type == "cpu":
+        if logits_NV.device.type == "cpu" and weights_N is None:
             chunked: Tensor = _Chunked.apply(logits_NV, labels_N)  # type: ignore[no-untyped-call]
             return chunked
-    return reference(logits_NV, labels_N)
+    return reference(logits_NV, labels_N, weights_N)
 
 
-def reference(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+def reference(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor | None = None) -> Tensor:
     """Computes `cross_entropy` with torch's `nn.functional.cross_entropy`."""
-    wide = torch.promote_types(logits_NV.dtype, torch.float32)
-    return nn.functional.cross_entropy(logits_NV.to(wide), labels_N, reduction="sum")
+    wide_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    if weights_N is None:
+        return nn.functional.cross_entropy(wide_NV, labels_N, reduction="sum")
+    return (nn.functional.cross_entropy(wide_NV, labels_N, reduction="none") * weights_N).sum()
 
 
 class _Chunked(torch.autograd.Function):
@@ -68,14 +70,15 @@ class _Whole(torch.autograd.Function):
     """Computes the gradient by a back-end in the backward pass, which replaces the logits by it."""
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, ops: Ops) -> Tensor:
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor | None, ops: Ops) -> Tensor:
         losses_N, saved = ops.cross_entropy(logits_NV, labels_N)
-        ctx.save_for_backward(logits_NV, labels_N, *saved)
+        ctx.save_for_backward(logits_NV, labels_N, weights_N, *saved)
         ctx.ops = ops
-        return losses_N.sum()
+        return losses_N.sum() if weights_N is None else (losses_N * weights_N).sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        logits_NV, labels_N, *saved = ctx.saved_tensors
-        return ctx.ops.cross_entropy_backward_(logits_NV, labels_N, saved, grad), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        logits_NV, labels_N, weights_N, *saved = ctx.saved_tensors
+        scales_N = grad.expand(len(labels_N)).contiguous() if weights_N is None else weights_N * grad
+        return ctx.ops.cross_entropy_backward_(logits_NV, labels_N, saved, scales_N), None, None, None

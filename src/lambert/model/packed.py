@@ -8,7 +8,7 @@ layers are replaced by a `Product`.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from lambert.core.compute import Compute, GradientSink
 from lambert.model.config import EncoderConfig
 from lambert.ops import native
 from lambert.ops.native import OPS
-from lambert.ops.reference import Norm, Ops
+from lambert.ops.reference import Into, Norm, Ops
 
 Copy = TypeVar("Copy")
 
@@ -93,13 +93,9 @@ def convert(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Comput
     """Returns the copy of these weights and biases that `make` makes, and keeps it until one of them changes."""
     parts = (*weights, *biases)
     # Inference tensors have no version, and what is not a leaf is another tensor in each pass.
-    if compute.rounded is None or any(part.is_inference() or not part.is_leaf for part in parts):
+    if compute.copies is None or any(part.is_inference() or not part.is_leaf for part in parts):
         return make()
-    version = tuple(number for part in parts for number in (part._version, part.data_ptr()))
-    if compute.rounded.get(weights[0], ((), None))[0] != version:
-        compute.rounded[weights[0]] = version, make()
-    copy: Copy = compute.rounded[weights[0]][1]
-    return copy
+    return compute.copies.find(parts, make)
 
 
 def pack(ops: Ops, weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> Any:
@@ -133,7 +129,7 @@ class _Linear(torch.autograd.Function):
         grad_TF, gradients = grad_TF.contiguous(), Gradients(ctx.ops, ctx.sink)
         grad_TD = ctx.ops.linear_input(grad_TF, ctx.weight) if ctx.needs_input_grad[0] else None
         gradients.linear(grad_TF, states_TD, ctx.parts[: ctx.count], ctx.parts[ctx.count :])
-        return grad_TD, None, None, None, *(gradients.returned.get(part) for part in ctx.parts)
+        return grad_TD, None, None, None, *gradients.of(ctx.parts)
 
 
 class Gradients:
@@ -141,22 +137,28 @@ class Gradients:
 
     def __init__(self, ops: Ops, sink: GradientSink) -> None:
         self._ops, self._sink = ops, sink
-        self.returned: dict[Tensor, Tensor] = {}
+        self.returned: dict[int, Tensor] = {}
+        """By the ids of parameters."""
+
+    def of(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+        """Returns the gradient of each parameter that torch must accumulate, or None."""
+        if not self.returned:
+            return [None] * len(parameters)
+        return [self.returned.get(id(parameter)) for parameter in parameters]
 
     def linear(self, grad_TF: Tensor, x_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
         """Computes the gradients of layers that read `x_TD` from the concatenated gradients of their outputs. There is
         a bias for each weight, or none."""
         if not any(part.requires_grad for part in (*weights, *biases)):
             return
-        found, offset = self._ops.weight_gradient(grad_TF, x_TD), 0
-        for weight, bias in zip_longest(weights, biases):
-            if weight.requires_grad:
-                into_FD, add = self._place(weight)
-                found.write(into_FD, offset, add=add)
-                self._sink.mark_written(weight)
-            if bias is not None:
-                self.add(bias, found.bias_F[offset : offset + len(weight)])
-            offset += len(weight)
+        offsets = [*accumulate((weight.shape[0] for weight in weights), initial=0)]
+        trained = [(offset, weight) for offset, weight in zip(offsets, weights, strict=False) if weight.requires_grad]
+        into = [Into(offset, *self._place(weight)) for offset, weight in trained]
+        bias_F = self._ops.linear_weights(grad_TF, x_TD, into)
+        for _, weight in trained:
+            self._sink.mark_written(weight)
+        for bias, start, end in zip(biases, offsets, offsets[1:], strict=False):
+            self.add(bias, bias_F[start:end])
 
     def add(self, parameter: Tensor, grad: Tensor) -> None:
         """Adds a gradient."""
@@ -170,5 +172,5 @@ class Gradients:
         found = self._sink.place(parameter)
         if found is None:
             found = torch.empty_like(parameter), False
-            self.returned[parameter] = found[0]
+            self.returned[id(parameter)] = found[0]
         return found

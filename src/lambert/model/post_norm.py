@@ -120,7 +120,7 @@ class _Block(torch.autograd.Function):
         grads.linear(qkv_grad_TF, x_TD, *work.parts[0])
         if ctx.needs_input_grad[0]:
             grad_TD = ops.linear_input(qkv_grad_TF, qkv, grad_TD)
-        return grad_TD, grad_HL, None, *(grads.returned.get(parameter) for parameter in ctx.parameters)
+        return grad_TD, grad_HL, None, *grads.of(ctx.parameters)
 
 
 def _forward(work: Pass, x_TD: Tensor, *, keep: bool) -> tuple[Tensor, list[Tensor]]:

@@ -214,7 +214,7 @@ class _Block(torch.autograd.Function):
         elif ctx.needs_input_grad[0]:
             grad_TD = ops.linear_input(qkv_grad_TF, into, grad_TD)
         before_TD = before_TD if ctx.added else None
-        return grad_TD, before_TD, None, *(grads.returned.get(parameter) for parameter in ctx.parameters)
+        return grad_TD, before_TD, None, *grads.of(ctx.parameters)
 
 
 class _Norm(torch.autograd.Function):
@@ -235,4 +235,4 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
         grads, saved = Gradients(ctx.ops, ctx.sink), ctx.saved_tensors
         grad_TD, dropped_TD = norm_backward(ctx.ops, grad_TD.contiguous(), saved, ctx.norm, ctx.drop, grads)
-        return dropped_TD, grad_TD, None, None, None, None, *(grads.returned.get(part) for part in ctx.parameters)
+        return dropped_TD, grad_TD, None, None, None, None, *grads.of(ctx.parameters)

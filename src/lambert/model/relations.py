@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lambert.core.batch import Batch
+from lambert.core.compute import Copies
 from lambert.core.errors import UsageError
 from lambert.model.attention import equal_lengths
 from lambert.model.encoder import Encoder
@@ -107,12 +108,12 @@ class RelationTeacher:
     """Number of relation heads."""
     weight: float
     """Factor of the loss."""
-    _rounded: dict[Tensor, Any] = field(default_factory=dict)  # its weights do not change, unlike the student's
+    _copies: Copies = field(default_factory=Copies)  # its weights do not change, unlike the student's
 
     @torch.no_grad()
     def qkv(self, batch: Batch) -> Tensor:
         """Returns the queries, keys and values of the layer, [T, 3 D], without dropout."""
-        batch = batch.with_compute(replace(batch.compute, rounded=self._rounded))
+        batch = batch.with_compute(replace(batch.compute, copies=self._copies))
         states_TD = next(islice(self.encoder.states(batch), self.layer, None))
         block: Any = self.encoder.blocks[self.layer]
         qkv_TF: Tensor = block.qkv(states_TD, batch)

@@ -15,7 +15,7 @@ import platform
 import sys
 from pathlib import Path
 
-_VERSION = 6
+_VERSION = 7
 """Version of the interface that this file declares. `lambert_version` of the library must return it."""
 _FILE = Path(__file__).with_name("kernels.so")
 _NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma"}
@@ -34,8 +34,7 @@ _SIGNATURES = {
     "lambert_quantize": "v p i i p p i",
     "lambert_linear_bytes": "v p p p p p p p i i i i i",
     "lambert_linear_input": "v p p p p p i i i i i",
-    "lambert_pack_gradient": "v p p i i i p p p i",
-    "lambert_linear_weight": "v p p p i i i i i i",
+    "lambert_linear_weights": "v p p i i i p i p i",
     "lambert_attention": "v p p p i p p u i i i i i i",
     "lambert_attention_backward": "v p p p i p p p p p p u i i i i i i",
     "lambert_add_norm": "v p p u i p p f i i i i p p p p",
@@ -47,7 +46,9 @@ _SIGNATURES = {
     "lambert_embed_norm_backward": "v p p p p p u i i i i p p p i",
     "lambert_add_rows": "v p p i i i p",
     "lambert_cross_entropy": "v p p i i i p p p",
-    "lambert_cross_entropy_backward": "v p p p p f i i i",
+    "lambert_cross_entropy_backward": "v p p p p p i i i",
+    "lambert_update": "v p i p i p i",
+    "lambert_norms": "v p p i p i",
 }
 """The types of each function: of its result, then of its arguments. p: an address, i: int64, u: uint64, f: float,
 v: no result."""

@@ -5,9 +5,11 @@
 #include <limits>
 #include <memory>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "activation.h"
-#include "gemm.h"
+#include "pack.h"
 
 namespace lambert {
 
@@ -146,14 +148,6 @@ struct Gradient {
     }
 };
 
-// Rounds rows first, first + 1, ... of a float32 matrix [.., columns] to bfloat16.
-void round_rows(const float* from, long rows, long columns, bf16* to) {
-    for (long i = 0; i < rows * columns; i += kLanes) {
-        const __mmask16 mask = lanes(rows * columns - i);
-        store_bf16(to + i, mask, _mm512_maskz_loadu_ps(mask, from + i));
-    }
-}
-
 // Adds or writes a block of the gradient of a weight [F, D].
 struct Into {
     float* to;
@@ -167,26 +161,25 @@ struct Into {
     }
 };
 
+// Where the gradient of one of several weights [rows, D] goes, whose rows begin at `offset` of all rows. Python builds it.
+struct WeightRows {
+    long offset, rows;
+    float* grad;
+    long add;  // whether it is added to the values there
+};
+
 }  // namespace lambert
 
 using namespace lambert;
 
 extern "C" {
 
-// Packs the weight W [F, D], D even: for y = x W' into `forward` (columns F, inner dimension D), and for the gradient of x
-// into `backward` (columns D, inner dimension F), which may be null. A weight may be the rows from `offset` of `total` rows of several
-// weights that are multiplied at once; then `offset` and F are multiples of 64, or it is the last.
+// Packs a weight W [F, D] (`Packed`).
 void lambert_pack_weight(const float* weight, long F, long D, long offset, long total, uint32_t* forward,
                          uint32_t* backward, long threads) {
-    const long inner = padded(pairs(total));
+    const Packed copies{forward, backward, offset, total};
     each(panels(F), threads, [&](long p) {
-        const long rows = std::min<long>(kPanel, F - p * kPanel);
-        const std::unique_ptr<bf16[]> rounded(new bf16[rows * D]);
-        round_rows(weight + p * kPanel * D, rows, D, rounded.get());
-        pack_across(rounded.get(), D, rows, D, forward + (offset / kPanel + p) * padded(D / 2) * kPanel);
-        for (long column = 0; backward && column < D; column += kPanel)
-            pack_down(rounded.get() + column, D, rows, std::min<long>(kPanel, D - column),
-                      backward + (column / kPanel * inner + (offset + p * kPanel) / 2) * kPanel);
+        copies.write(weight + p * kPanel * D, p * kPanel, std::min<long>(kPanel, F - p * kPanel), D);
     });
 }
 
@@ -236,43 +229,44 @@ void lambert_linear_input(const bf16* dy, const uint32_t* backward, const bf16* 
     product((const uint32_t*)dy, backward, T, F / 2, D, threads, Gradient{dx, other, before, D, form});
 }
 
-// dW [F, D] (+)= dy' x and db [F] (+)= sums of the columns of dy, for rows F of the `total` columns of dy. `left` and
-// `right` hold the packed operands: panels(total) * 64 * padded(pairs(T)) and panels(D) * 64 * padded(pairs(T)) words.
-void lambert_pack_gradient(const bf16* dy, const bf16* x, long T, long F, long D, uint32_t* left, uint32_t* right,
-                           float* sums, long threads) {
-    const long count = padded(pairs(T)), wide = panels(F);
-    each(wide + panels(D), threads, [&](long task) {
-        if (task >= wide) {
-            const long p = task - wide;
-            pack_down(x + p * kPanel, D, T, std::min<long>(kPanel, D - p * kPanel), right + p * count * kPanel);
+// db [F] = the sums of dy [T, F] over rows, and dW (+)= dy' x [T, D] for `count` weights: rows of all columns of dy, from a
+// multiple of 64.
+void lambert_linear_weights(const bf16* dy, const bf16* x, long T, long F, long D, const WeightRows* weights, long count,
+                            float* db, long threads) {
+    const long words = padded(pairs(T)), high = panels(F), wide = panels(D);
+    Scratch scratch;
+    uint32_t *left = scratch.take<uint32_t>(high * kPanel * words), *right = scratch.take<uint32_t>(wide * kPanel * words);
+    each(high + wide, threads, [&](long task) {
+        if (task >= high) {
+            const long p = task - high;
+            pack_down(x + p * kPanel, D, T, std::min<long>(kPanel, D - p * kPanel), right + p * words * kPanel);
             return;
         }
         const long first = task * kPanel, rows = std::min<long>(kPanel, F - first);
-        uint32_t* panel = left + first * count;
+        uint32_t* panel = left + first * words;
         pack_rows(dy + first, F, T, rows, panel);
         const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
         for (long row = 0; row < rows; ++row) {
             __m512 total = _mm512_setzero_ps();
-            for (long k = 0; k < count; k += kTile)
+            for (long k = 0; k < words; k += kTile)
                 total = _mm512_dpbf16_ps(total, (__m512bh)_mm512_loadu_si512(panel + k * kPanel + row * kTile), ones);
-            sums[first + row] = _mm512_reduce_add_ps(total);
+            db[first + row] = _mm512_reduce_add_ps(total);
         }
     });
-}
-
-// dW [F, D] (+)= the product of the operands packed by lambert_pack_gradient, from column `offset` of dy, a multiple of 64.
-void lambert_linear_weight(const uint32_t* left, const uint32_t* right, float* dW, long add, long T, long offset, long F,
-                           long D, long threads) {
-    const long count = padded(pairs(T)), wide = panels(D);
-    each(panels(F), threads, [&](long p) {
+    std::vector<std::pair<long, long>> tasks;  // a weight, and one of its panels
+    for (long w = 0; w < count; ++w)
+        for (long p = 0; p < panels(weights[w].rows); ++p) tasks.push_back({w, p});
+    each(tasks.size(), threads, [&](long task) {
+        const auto [w, p] = tasks[task];
+        const WeightRows& weight = weights[w];
         const Tiles tiles;
-        const long rows = std::min<long>(kPanel, F - p * kPanel);
-        const uint32_t* from = left + (offset + p * kPanel) * count;
-        for (long k = 0; k == 0 || k < count; k += kInner / 2) {  // writes zeros if there are no rows
-            Into into{dW, D, add != 0 || k > 0};
+        const long rows = std::min<long>(kPanel, weight.rows - p * kPanel);
+        const uint32_t* from = left + (weight.offset + p * kPanel) * words;
+        for (long k = 0; k == 0 || k < words; k += kInner / 2) {  // writes zeros if there are no rows
+            Into into{weight.grad, D, weight.add != 0 || k > 0};
             for (long q = 0; q < wide; ++q)
-                times_panel(packed_rows(from + k * kPanel), {right + (q * count + k) * kPanel, kPanel},
-                            std::min(kInner / 2, count - k), rows, p * kPanel, q * kPanel,
+                times_panel(packed_rows(from + k * kPanel), {right + (q * words + k) * kPanel, kPanel},
+                            std::min(kInner / 2, words - k), rows, p * kPanel, q * kPanel,
                             std::min<long>(kPanel, D - q * kPanel), into);
         }
     });

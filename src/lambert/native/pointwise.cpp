@@ -314,12 +314,12 @@ void lambert_cross_entropy(
     });
 }
 
-// Replaces the logits by the gradient of the sum of their losses, times `scale`.
+// Replaces the logits by the gradients of their losses, times the `scales` of the rows.
 void lambert_cross_entropy_backward(
-    bf16* logits, const int64_t* labels, const float* tops, const float* log_sums, float scale, int64_t T, int64_t V,
-    int64_t threads) {
+    bf16* logits, const int64_t* labels, const float* tops, const float* log_sums, const float* scales, int64_t T,
+    int64_t V, int64_t threads) {
     each(T, threads, [&](long row) {
-        cross_entropy_gradient_row(logits + row * V, V, labels[row], tops[row], log_sums[row], scale);
+        cross_entropy_gradient_row(logits + row * V, V, labels[row], tops[row], log_sums[row], scales[row]);
     });
 }
 }

@@ -15,7 +15,9 @@
 namespace lambert {
 namespace {
 
-constexpr int kSpins = 4000;  // times that a thread looks for work before it sleeps: some 50 microseconds
+// Times that a thread looks for work before it sleeps: half a millisecond, longer than Python takes between two calls. To
+// wake a thread takes as long as a small product.
+constexpr int kSpins = 40000;
 
 void wait(std::atomic<uint32_t>& word, uint32_t value) {
     syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);

@@ -12,7 +12,7 @@ from torch import Tensor
 from lambert.ops import kernels
 from lambert.ops.drop import STEPS, Drop
 from lambert.ops.flash import flash, flash_backward
-from lambert.ops.reference import Norm, Ops, Saved, WeightGradient
+from lambert.ops.reference import Into, Norm, Ops, Saved
 
 _BLOCK = 1024
 _ROWS, _COLUMNS = 16, 128
@@ -68,7 +68,7 @@ class CudaOps(Ops):
         )  # fmt: skip
         return grad_TD
 
-    def weight_gradient(self, grad_TF: Tensor, x_TD: Tensor) -> WeightGradient:
+    def linear_weights(self, grad_TF: Tensor, x_TD: Tensor, into: Sequence[Into]) -> Tensor:
         T, F = grad_TF.shape
         programs = _programs(grad_TF.device, T, _ROWS)
         partial_PF = torch.empty(programs, F, dtype=torch.float32, device=grad_TF.device)
@@ -78,7 +78,10 @@ class CudaOps(Ops):
             weight_FD = torch.mm(grad_TF.mT, x_TD, out_dtype=torch.float32)
         else:
             weight_FD = (grad_TF.mT @ x_TD).float()
-        return WeightGradient(weight_FD, partial_PF.sum(0))
+        for offset, grad_FD, add in into:
+            rows_FD = weight_FD[offset : offset + len(grad_FD)]
+            grad_FD.add_(rows_FD) if add else grad_FD.copy_(rows_FD)
+        return partial_PF.sum(0)
 
     def rotate_(
         self, qkv_T3HE: Tensor, positions_T: Tensor, turns: tuple[Tensor, Tensor], *, back: bool = False
@@ -173,12 +176,11 @@ class CudaOps(Ops):
         return losses_N, (log_sums_N,)
 
     def cross_entropy_backward_(
-        self, logits_NV: Tensor, labels_N: Tensor, saved: Sequence[Tensor], scale: Tensor | float
+        self, logits_NV: Tensor, labels_N: Tensor, saved: Sequence[Tensor], scales_N: Tensor
     ) -> Tensor:
         N, V = logits_NV.shape
-        scale = torch.as_tensor(scale, dtype=torch.float32, device=logits_NV.device)
         grid = N, -(-V // (4 * _BLOCK))
-        _launch(kernels.cross_entropy_backward_, grid, logits_NV, labels_N, *saved, scale, V, BLOCK=4 * _BLOCK)
+        _launch(kernels.cross_entropy_backward_, grid, logits_NV, labels_N, *saved, scales_N, V, BLOCK=4 * _BLOCK)
         return logits_NV
 
 

@@ -298,11 +298,11 @@ def cross_entropy(logits_at, labels_at, V, loss_at, log_sum_at, BLOCK: tl.conste
 
 
 @triton.jit
-def cross_entropy_backward_(logits_at, labels_at, log_sum_at, scale_at, V, BLOCK: tl.constexpr):
-    """Replaces a block of logits of a row by their gradient, times the number at `scale`."""
+def cross_entropy_backward_(logits_at, labels_at, log_sum_at, scales_at, V, BLOCK: tl.constexpr):
+    """Replaces a block of logits of a row by their gradient, times the scale of the row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = logits_at + row * V + columns
     values = tl.load(at, columns < V, 0.0).to(tl.float32)
     share = tl.exp(values - tl.load(log_sum_at + row)) - (columns == tl.load(labels_at + row)).to(tl.float32)
-    tl.store(at, (share * tl.load(scale_at)).to(logits_at.dtype.element_ty), columns < V)
+    tl.store(at, (share * tl.load(scales_at + row)).to(logits_at.dtype.element_ty), columns < V)

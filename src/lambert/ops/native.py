@@ -4,17 +4,20 @@ check nothing, so indices that come from outside are checked here.
 States are bfloat16, sums float32. What the kernels do not have is torch's (`ops/reference.py`).
 """
 
-from collections.abc import Iterator, Sequence
+import ctypes
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, chain, pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lambert.core.compute import Place
 from lambert.native import library
 from lambert.ops.drop import Drop
-from lambert.ops.reference import Norm, Ops, Saved
+from lambert.ops.reference import Into, Norm, Ops, Saved
 
 PANEL = 64
 """Columns of a panel of a packed operand."""
@@ -38,6 +41,17 @@ class PackedWeight:
             _call("pack_weight", weight, len(weight), self.D, offset, self.F, *packed, _threads())
         kept = [bias.detach() for bias in biases if bias is not None]
         self.bias_F = torch.cat(kept) if len(kept) > 1 else kept[0] if kept else None
+        self._rows = [len(weight) for weight in weights], [len(bias) for bias in kept]
+
+    def places(self) -> list[Place]:
+        """Returns where an update writes the copies of each weight, then of each bias."""
+        rows, biases = self._rows
+        packed = self.forward.data_ptr(), self.backward.data_ptr()
+        found = [Place(*packed, offset, self.F) for offset in accumulate(rows[:-1], initial=0)]
+        if self.bias_F is None or len(biases) == 1:  # a single bias is not copied
+            return found + [Place()] * len(biases)
+        starts = accumulate(biases[:-1], initial=self.bias_F.data_ptr() // 4)
+        return found + [Place(copy=4 * start) for start in starts]
 
 
 def _stack(weights: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
@@ -71,35 +85,6 @@ class PackedBytes:
             _call("pack_bytes", weight, len(weight), self.D, offset, *packed, _threads())
         kept = [bias.detach().float() for bias in biases if bias is not None]
         self.bias_F = torch.cat(kept) if kept else torch.zeros(self.F)
-
-
-class WeightGradient:
-    """The gradients of the weights and biases of a layer: dy' x and the sums of dy over rows."""
-
-    def __init__(self, grad_TF: Tensor, x_TD: Tensor) -> None:
-        (self._T, self._F), self._D = grad_TF.shape, x_TD.shape[1]
-        count = _pairs(self._T)
-        self._left = torch.empty(_panels(self._F) * PANEL * count, dtype=torch.int32)
-        self._right = torch.empty(_panels(self._D) * PANEL * count, dtype=torch.int32)
-        self.bias_F = torch.empty(self._F)
-        _call(
-            "pack_gradient", grad_TF, x_TD, self._T, self._F, self._D, self._left, self._right, self.bias_F, _threads()
-        )
-
-    def write(self, into_FD: Tensor, offset: int, *, add: bool) -> None:
-        """Writes the rows from `offset` of the gradient of the weight to a float32 tensor, or adds them."""
-        _call(
-            "linear_weight",
-            self._left,
-            self._right,
-            into_FD,
-            add,
-            self._T,
-            offset,
-            len(into_FD),
-            self._D,
-            _threads(),
-        )
 
 
 class NativeOps(Ops):
@@ -146,8 +131,13 @@ class NativeOps(Ops):
         _call("linear_input", grad_TF, weight.backward, None, before_TD, grad_TD, form, *sizes, _threads())
         return grad_TD
 
-    def weight_gradient(self, grad_TF: Tensor, x_TD: Tensor) -> WeightGradient:  # type: ignore[override]
-        return WeightGradient(grad_TF, x_TD)
+    def linear_weights(self, grad_TF: Tensor, x_TD: Tensor, into: Sequence[Into]) -> Tensor:
+        (T, F), D = grad_TF.shape, x_TD.shape[1]
+        bias_F = torch.empty(F)
+        rows = [(offset, grad_FD.shape[0], grad_FD.data_ptr(), add) for offset, grad_FD, add in into]
+        table = (ctypes.c_int64 * (4 * len(rows)))(*chain.from_iterable(rows))
+        _call("linear_weights", grad_TF, x_TD, T, F, D, ctypes.addressof(table), len(rows), bias_F, _threads())
+        return bias_F
 
     def attention(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0,
@@ -246,11 +236,9 @@ class NativeOps(Ops):
         return losses_N, (tops_N, log_sums_N)
 
     def cross_entropy_backward_(
-        self, logits_NV: Tensor, labels_N: Tensor, saved: Sequence[Tensor], scale: Tensor | float
+        self, logits_NV: Tensor, labels_N: Tensor, saved: Sequence[Tensor], scales_N: Tensor
     ) -> Tensor:
-        _call(
-            "cross_entropy_backward", logits_NV, labels_N, *saved, float(scale), *logits_NV.shape, _threads()
-        )  # fmt: skip
+        _call("cross_entropy_backward", logits_NV, labels_N, *saved, scales_N, *logits_NV.shape, _threads())
         return logits_NV
 
 
@@ -260,6 +248,76 @@ OPS = NativeOps()
 def _multiply(x_TD: Tensor, weight: PackedWeight, outputs: tuple[Tensor | None, Tensor | None], gelu: str) -> None:
     sizes = len(x_TD), weight.D, weight.F
     _call("linear", x_TD, weight.forward, weight.bias_F, *outputs, FORMS[gelu], *sizes, _threads())
+
+
+_NOWHERE = Place()
+KINDS = {"adamw": 0, "lamb": 1, "stable_adamw": 2}
+"""Kinds of updates."""
+
+
+class Numbers(NamedTuple):
+    """The numbers of an update: from the gradient g, scaled by `grad_scale`,
+
+        m  <-  m + take1 (g - m)        v  <-  keep2 v + take2 g^2
+        u  =   m debias1 / (sqrt(v) debias2 + eps) + decay w
+        w  <-  w - rate ratio u
+
+    where the ratio of a tensor is 1 in AdamW, |w| / |u| between `low` and `high` in LAMB, if `adapted` is not 0, and
+    1 / max(1, RMS(g / max(sqrt(v), eps))) in StableAdamW.
+    """
+
+    grad_scale: float
+    take1: float
+    keep2: float
+    take2: float
+    debias1: float
+    debias2: float
+    eps: float
+    decay: float
+    rate: float
+    adapted: float = 0.0
+    low: float = 0.0
+    high: float = math.inf
+
+
+def can_update(tensors: Iterable[Tensor]) -> bool:
+    """Returns whether the kernels can update such tensors, or read them as gradients and means."""
+    return library() is not None and all(
+        tensor.is_cpu and tensor.dtype is torch.float32 and tensor.is_contiguous() for tensor in tensors
+    )
+
+
+def update(
+    kind: str, tensors: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], numbers: Numbers,
+    places: Mapping[int, Place],
+) -> list[float]:  # fmt: skip
+    """Updates weights and both running means in place, and writes the copies of the weights to their `places`.
+
+    Args:
+        kind: A key of KINDS.
+        tensors: Weight, gradient, and running means of the gradient and of its square, for which `can_update` holds.
+        numbers: Those of all these tensors.
+        places: Where the copies of weights are, by the ids of the weights.
+
+    Returns the ratio of each tensor.
+    """
+    rows = []
+    for weight, grad, mean, square in tensors:
+        place, count = places.get(id(weight), _NOWHERE), weight.numel()
+        shape = (count // weight.shape[1], weight.shape[1]) if place.forward else (count, 1)
+        rows.append((weight.data_ptr(), grad.data_ptr(), mean.data_ptr(), square.data_ptr(), *shape, *place))
+    ratios = torch.empty(len(rows), dtype=torch.float64)
+    table, given = torch.tensor(rows, dtype=torch.int64), torch.tensor(numbers, dtype=torch.float32)
+    _call("update", table, len(rows), given, KINDS[kind], ratios, _threads())
+    return ratios.tolist()
+
+
+def norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns the L2 norm of each tensor, float32 [P]. `can_update` holds for them."""
+    addresses = torch.tensor([[tensor.data_ptr() for tensor in tensors], [tensor.numel() for tensor in tensors]])
+    found = torch.empty(len(tensors))
+    _call("norms", addresses[0], addresses[1], len(tensors), found, _threads())
+    return found
 
 
 def _multiply_bytes(x_TD: Tensor, weight: PackedBytes, gelu: str) -> Tensor:
@@ -328,6 +386,9 @@ def _threads() -> int:
     return torch.get_num_threads()
 
 
+_PLAIN = frozenset({int, float, bool, type(None)})
+
+
 @cache
 def _function(name: str) -> Any:
     return getattr(library(), f"lambert_{name}")
@@ -335,7 +396,7 @@ def _function(name: str) -> Any:
 
 def _call(name: str, *arguments: Tensor | float | None) -> None:
     function = _function(name)
-    plain = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
+    plain = [value if type(value) in _PLAIN else value.data_ptr() for value in arguments]  # type: ignore[union-attr]
     if torch._C._autograd._profiler_enabled():
         with torch.profiler.record_function(f"lambert::{name}"):
             function(*plain)

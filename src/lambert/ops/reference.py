@@ -24,16 +24,14 @@ class Weight:
     bias_F: Tensor | None
 
 
-class WeightGradient(NamedTuple):
-    """The gradients of a linear layer: dy' x, and the sums of dy over rows, in the dtype of sums."""
+class Into(NamedTuple):
+    """Where to write the gradient of one of the weights that read the same states."""
 
-    weight_FD: Tensor
-    bias_F: Tensor
-
-    def write(self, into_FD: Tensor, offset: int, *, add: bool) -> None:
-        """Writes the rows from `offset` of the gradient of the weight to a tensor, or adds them to it."""
-        rows_FD = self.weight_FD[offset : offset + len(into_FD)]
-        into_FD.add_(rows_FD) if add else into_FD.copy_(rows_FD)
+    offset: int
+    """Rows of the weights before it."""
+    grad_FD: Tensor
+    add: bool
+    """Whether to add the gradient to the values there."""
 
 
 class Norm(NamedTuple):
@@ -43,6 +41,10 @@ class Norm(NamedTuple):
     bias_D: Tensor | None
     eps: float
     centred: bool = True
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        """Returns the weight, and the bias if there is one."""
+        return (self.weight_D,) if self.bias_D is None else (self.weight_D, self.bias_D)
 
 
 Saved = tuple[Tensor, Tensor, Tensor]
@@ -92,10 +94,13 @@ class Ops:
         grad_TD: Tensor = torch.ops.aten.gelu_backward(grad_TF @ weight.weight_FD, before_TD, approximate=approximate)
         return grad_TD
 
-    def weight_gradient(self, grad_TF: Tensor, x_TD: Tensor) -> WeightGradient:
-        """Returns the gradients of the weights and biases of layers that read `x_TD`."""
-        wide = _wide(x_TD.dtype)
-        return WeightGradient((grad_TF.mT @ x_TD).to(wide), grad_TF.sum(0, dtype=wide))
+    def linear_weights(self, grad_TF: Tensor, x_TD: Tensor, into: Sequence[Into]) -> Tensor:
+        """Writes the gradients of weights whose layers read `x_TD`, grad' x, and returns those of all biases, [F], the
+        sums over rows; in the dtype of sums."""
+        for offset, grad_FD, add in into:
+            found_FD = (grad_TF[:, offset : offset + len(grad_FD)].mT @ x_TD).to(grad_FD.dtype)
+            grad_FD.add_(found_FD) if add else grad_FD.copy_(found_FD)
+        return grad_TF.sum(0, dtype=_wide(x_TD.dtype))
 
     # Attention
 
@@ -270,12 +275,13 @@ class Ops:
         return sums_N - wide_NV.gather(1, labels_N[:, None])[:, 0], (sums_N,)
 
     def cross_entropy_backward_(
-        self, logits_NV: Tensor, labels_N: Tensor, saved: Sequence[Tensor], scale: Tensor | float
+        self, logits_NV: Tensor, labels_N: Tensor, saved: Sequence[Tensor], scales_N: Tensor
     ) -> Tensor:
-        """Replaces the logits by the gradient of the sum of the rows' cross entropy, times `scale`. Returns them."""
+        """Replaces the logits by the gradients of the rows' cross entropy, times `scales_N` (float32 or wider,
+        contiguous). Returns them."""
         grad_NV = (logits_NV.to(saved[0].dtype) - saved[0][:, None]).exp_()
         grad_NV[torch.arange(len(labels_N), device=labels_N.device), labels_N] -= 1
-        return logits_NV.copy_(grad_NV.mul_(scale))
+        return logits_NV.copy_(grad_NV.mul_(scales_N[:, None]))
 
 
 Rows = slice | Tensor

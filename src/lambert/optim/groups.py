@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar, get_args
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from lambert.core.errors import UsageError
 from lambert.core.optimizer import EagerOptimizer
+from lambert.ops import native
 from lambert.optim.config import Adapt
 
 OPTIONS: Mapping[str, Callable[[Any], bool]] = {
@@ -91,7 +93,7 @@ class GroupOptimizer(EagerOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates every parameter that has a gradient. Returns what `closure`, if given, returned."""
-        loss = None
+        loss, self.written = None, frozenset()
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -108,6 +110,45 @@ class GroupOptimizer(EagerOptimizer):
     def _update_group(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Updates these parameters of a group, which have gradients."""
         raise NotImplementedError
+
+    def _moments(self, params: list[Tensor], *, on_device: bool) -> list[dict[str, Tensor]]:
+        """Returns the states of parameters as in torch's Adam, and creates those that do not exist. The counter of
+        steps is on the parameter's device if `on_device`, else on the CPU."""
+        for param in params:
+            state = self.state[param]
+            if not state:
+                state["step"] = torch.zeros((), device=param.device if on_device else "cpu")
+                state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+                state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        return [self.state[param] for param in params]
+
+    def _update_by_kernels(
+        self, kind: str, params: list[Tensor], numbers: Callable[[float], native.Numbers]
+    ) -> list[float] | None:
+        """Updates parameters that have states by the compiled kernels. Returns the ratio of each; None if the kernels
+        cannot update them.
+
+        Args:
+            kind: As in `native.update`.
+            params: Parameters with gradients.
+            numbers: Returns the numbers of the n-th step, from 1.
+        """
+        states = [self.state[param] for param in params]
+        means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        tensors: list[Any] = [*zip(params, (param.grad for param in params), means, squares, strict=True)]
+        if not native.can_update(chain.from_iterable(tensors)):
+            return None
+        torch._foreach_add_([state["step"] for state in states], 1.0)
+        steps = [state["step"].item() for state in states]
+        ratios = [1.0] * len(params)
+        for step in set(steps):
+            numbered = [number for number, one in enumerate(steps) if one == step]
+            found = native.update(kind, [tensors[number] for number in numbered], numbers(step), self.places)
+            for number, ratio in zip(numbered, found, strict=True):
+                ratios[number] = ratio
+        torch.autograd.graph.increment_version(params)
+        self.written = {*self.written, *map(id, params)}
+        return ratios
 
 
 def _depths(names: Sequence[str]) -> list[tuple[str, int]]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lambert.core.errors import UsageError
+from lambert.ops.native import Numbers
 from lambert.optim.config import Adapt
 from lambert.optim.groups import GroupOptimizer, is_adapted
 
@@ -85,7 +86,7 @@ class Lamb(GroupOptimizer):
             "fused": fused,
         }
         super().__init__(params, defaults)
-        self._trust: dict[Tensor, Tensor | float] = {}
+        self._trust: dict[int, Tensor | float] = {}  # by the id of the parameter
         self._scratch: dict[torch.dtype, Tensor] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -116,8 +117,25 @@ class Lamb(GroupOptimizer):
         return loss
 
     def _update_group(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        self._moments(params, on_device=group["fused"])
+        if group["fused"] and params[0].device.type == "cpu":
+            scaling = self._scaling(group)
+            if scaling.found_inf is not None and float(scaling.found_inf):
+                self._trust.update(dict.fromkeys(map(id, params), 0.0))
+                return
+            scale = 1.0 if scaling.grad_scale is None else 1 / float(scaling.grad_scale)
+            kind = "lamb" if is_adapted(group) else "adamw"
+            ratios = self._update_by_kernels(kind, params, lambda step: _numbers(group, step, scale))
+            if ratios is not None:
+                self._trust.update(zip(map(id, params), ratios, strict=True))
+                return
         for together in self._batches(params, group):
             self._update(group, together)
+
+    def _scaling(self, group: dict[str, Any]) -> "_Scaling":
+        if not group["fused"]:
+            return _Scaling()
+        return _Scaling(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
 
     def trust_ratios(self, *, adapted: bool = False) -> dict[str, float]:
         """Returns the trust ratio of each parameter in the last step, by name, or by number where the parameters have
@@ -132,9 +150,9 @@ class Lamb(GroupOptimizer):
         params = [(param, is_adapted(group)) for group in self.param_groups for param in group["params"]]
         names = names or [str(number) for number in range(len(params))]
         ratios = {
-            name: self._trust[param]
+            name: self._trust[id(param)]
             for name, (param, has_ratio) in zip(names, params, strict=True)
-            if param in self._trust and (has_ratio or not adapted)
+            if id(param) in self._trust and (has_ratio or not adapted)
         }
         tensors = [ratio for ratio in ratios.values() if isinstance(ratio, Tensor)]
         device = tensors[0].device if tensors else None
@@ -147,12 +165,7 @@ class Lamb(GroupOptimizer):
         one_by_one = is_adapted(group) or not group["fused"]
         together: dict[Any, list[Tensor]] = {}
         for number, param in enumerate(params):
-            state = self.state[param]
-            if not state:
-                state["step"] = torch.zeros((), device=param.device if group["fused"] else "cpu")
-                state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-                state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-            step = None if group["fused"] else float(state["step"])
+            step = None if group["fused"] else float(self.state[param]["step"])
             alone = param.device.type == "cpu" and one_by_one
             key = number if alone else (param.device, param.dtype, step)
             together.setdefault(key, []).append(param)
@@ -166,20 +179,18 @@ class Lamb(GroupOptimizer):
             [self.state[param]["exp_avg_sq"] for param in params],
             [self.state[param]["step"] for param in params],
         )
-        scaling = _Scaling()
-        if group["fused"]:
-            scaling = _Scaling(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        scaling = self._scaling(group)
         taken = 1.0 if scaling.found_inf is None else 1 - scaling.found_inf
         # A list, because torch would fetch the value of a single tensor from the device.
         torch._foreach_add_(batch.steps, [taken] * len(params) if isinstance(taken, Tensor) else taken)
         if group["fused"] and not is_adapted(group):
             _update_fused(params, batch, group, group["lr"], group["weight_decay"], scaling)
-            self._trust.update(dict.fromkeys(params, taken))
+            self._trust.update(dict.fromkeys(map(id, params), taken))
         elif group["fused"] and params[0].device.type == "cpu" and len(params) == 1:
-            self._trust[params[0]] = _update_one(batch, self._buffers(params), group, scaling)
+            self._trust[id(params[0])] = _update_one(batch, self._buffers(params), group, scaling)
         else:
             ratios = _update_many(batch, self._buffers(params), group, scaling)
-            self._trust.update(zip(params, ratios.unbind(), strict=True))
+            self._trust.update(zip(map(id, params), ratios.unbind(), strict=True))
 
     def _buffers(self, params: list[Tensor]) -> list[Tensor]:
         """Returns uninitialised tensors like `params`. On a CPU they are views of one buffer that is kept, because
@@ -208,6 +219,16 @@ class _Scaling(NamedTuple):
 
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
+
+
+def _numbers(group: dict[str, Any], step: float, grad_scale: float) -> Numbers:
+    """Returns the numbers of the n-th step of a group."""
+    beta1, beta2 = group["betas"]
+    corrected = step if group["bias_correction"] else math.inf
+    return Numbers(
+        grad_scale, 1 - beta1, beta2, 1 - beta2, 1 / (1 - beta1**corrected), (1 - beta2**corrected) ** -0.5,
+        group["eps"], group["weight_decay"], group["lr"], is_adapted(group), *group["trust"],
+    )  # fmt: skip
 
 
 def _update_many(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], scaling: _Scaling) -> Tensor:

@@ -12,7 +12,7 @@ from lambert.core.optimizer import EagerOptimizer
 from lambert.core.registry import Kind, lookup
 from lambert.optim.config import OptimConfig
 from lambert.optim.groups import decay_groups
-from lambert.optim.lamb import FUSED_DEVICES, Lamb
+from lambert.optim.lamb import Lamb
 from lambert.optim.lars import Lars
 from lambert.optim.schedule import KIND as SHAPE
 from lambert.optim.schedule import SCHEDULES
@@ -28,7 +28,6 @@ def _without_compiler(kind: Any) -> Callable[..., torch.optim.Optimizer]:
     return type(kind.__name__, (EagerOptimizer, kind), {"__doc__": kind.__doc__, "__module__": __name__, "step": step})
 
 
-AdamW = _without_compiler(torch.optim.AdamW)
 RAdam = _without_compiler(torch.optim.RAdam)
 
 
@@ -51,9 +50,9 @@ def _lamb(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
 
 
 def _adamw(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
-    fused = all(param.device.type in FUSED_DEVICES for group in groups for _, param in group["params"])
-    foreach = None if fused else True
-    return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused, foreach=foreach)
+    """AdamW (Loshchilov and Hutter, 2019) is LAMB without trust ratios."""
+    groups = [group | {"adapt": "none"} for group in groups]
+    return Lamb(groups, lr=config.lr, betas=config.betas, eps=config.eps)
 
 
 def _radam(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from lambert.ops.native import Numbers
 from lambert.optim.groups import OPTIONS, GroupOptimizer
 
 
@@ -50,14 +51,12 @@ class StableAdamW(GroupOptimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def _update_group(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        states = self._moments(params, on_device=False)
+        if self._update_by_kernels("stable_adamw", params, lambda step: _numbers(group, step)) is not None:
+            return
+        torch._foreach_add_([state["step"] for state in states], 1.0)
         by_step: dict[float, list[Tensor]] = {}
-        for parameter in params:
-            state = self.state[parameter]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
-                state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["step"] += 1
+        for parameter, state in zip(params, states, strict=True):
             by_step.setdefault(float(state["step"]), []).append(parameter)
         for number, parameters in by_step.items():
             self._update(parameters, group, number)
@@ -67,7 +66,7 @@ class StableAdamW(GroupOptimizer):
         states = [self.state[parameter] for parameter in parameters]
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
-        kept = [beta * (1 - beta ** (number - 1)) / (1 - beta**number) for beta in group["betas"]]  # debiased
+        kept = _debias(group["betas"], number)
         torch._foreach_lerp_(means, grads, 1 - kept[0])
         torch._foreach_mul_(squares, kept[1])
         torch._foreach_addcmul_(squares, grads, grads, 1 - kept[1])
@@ -84,3 +83,14 @@ class StableAdamW(GroupOptimizer):
             torch._foreach_add_(steps, parameters, alpha=group["weight_decay"])
         torch._foreach_mul_(steps, scales)
         torch._foreach_add_(parameters, steps, alpha=-group["lr"])
+
+
+def _debias(betas: tuple[float, float], step: float) -> list[float]:
+    """Returns the decay rates with which running means of the n-th step are debiased."""
+    return [beta * (1 - beta ** (step - 1)) / (1 - beta**step) for beta in betas]
+
+
+def _numbers(group: dict[str, Any], step: float) -> Numbers:
+    """Returns the numbers of the n-th step of a group."""
+    kept1, kept2 = _debias(group["betas"], step)
+    return Numbers(1.0, 1 - kept1, kept2, 1 - kept2, 1.0, 1.0, group["eps"], group["weight_decay"], group["lr"])
