@@ -36,7 +36,8 @@ class Target:
     entropy [N, L] (smoothed labels); float32 0 or 1 for each label [N, L] (several labels for a text); int64 start and
     end of the answer, as token positions in the sequence [N, 2]; int64 number of choices and the right one [N, 2]."""
     weights_N: Tensor | None = None
-    """float32 weight of the loss of each target, a multiple of 2^-24 (`exact_weights`); None: 1 each."""
+    """float32 weight of the loss of each target, a multiple of 2^-24 (`exact_weights`); None: 1 each. Entries that only
+    fill a batch have weight 0."""
 
     @property
     def count(self) -> float:
@@ -51,6 +52,21 @@ class Target:
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Returns the targets with `function` applied to each of their tensors."""
         return _map_tensors(self, function)
+
+    def fill(self, size: int) -> "Target":
+        """Returns `size` targets: these, and repetitions of the first one, or label 0 of the first token or sequence,
+        with weight 0. Raises ValueError if there are more, or if the targets are of another kind."""
+        found, missing = len(self.at_N), size - len(self.at_N)
+        if type(self) is not Target or missing < 0:
+            raise ValueError(f"{found} targets of {type(self).__name__} do not fill {size}")
+        weights_N = torch.ones(found) if self.weights_N is None else self.weights_N
+        at_N, labels_N = (
+            torch.cat(
+                [part, (part[:1] if found else part.new_zeros(1, *part.shape[1:])).expand(missing, *part.shape[1:])]
+            )
+            for part in (self.at_N, self.labels_N)
+        )
+        return Target(at_N, labels_N, torch.cat([weights_N, weights_N.new_zeros(missing)]))
 
 
 def _map_tensors(record: Record, function: Callable[[Tensor], Tensor], **others: Any) -> Record:
@@ -148,6 +164,40 @@ class Batch:
         targets = {name: target.map(function) for name, target in self.targets.items()}
         return _map_tensors(self, function, targets=targets)
 
+    def fill(self, tokens: int, sequences: int, targets: Mapping[str, int]) -> "Batch":
+        """Returns a batch of exactly these sizes with the same losses and gradients: a tail of ordinary sequences that
+        have no targets, each at most as long as the longest, and targets of weight 0.
+
+        A captured graph computes batches of one size. Attention writes nothing beyond the last sequence, so the tail
+        consists of sequences, and the bounds end at `tokens`.
+
+        Args:
+            tokens: Number of all tokens.
+            sequences: Number of all sequences.
+            targets: Number of targets of each objective.
+
+        Raises ValueError if the batch does not fit, or if sequences of these lengths do not fill the tail.
+        """
+        rest, more = tokens - self.tokens, sequences - self.sequences
+        if not more <= rest <= more * self.longest or self.mask_BM is not None:
+            raise ValueError(
+                f"{self.tokens} tokens in {self.sequences} sequences of up to {self.longest} do not fill {tokens} in "
+                f"{sequences}"
+            )
+        tail = flat_batch(np.zeros(rest, np.int64), np.zeros(rest, np.int64), _lengths(rest, more)).to(
+            self.ids_T.device
+        )
+        starts_S = tail.bounds_S1[:-1] + self.tokens
+        return replace(
+            self,
+            ids_T=torch.cat([self.ids_T, tail.ids_T]),
+            types_T=torch.cat([self.types_T, tail.types_T]),
+            positions_T=torch.cat([self.positions_T, tail.positions_T]),
+            bounds_S1=torch.cat([self.bounds_S1, tail.bounds_S1[1:] + self.tokens]),
+            pooled_from_S=None if self.pooled_from_S is None else torch.cat([self.pooled_from_S, starts_S.long()]),
+            targets={name: target.fill(targets[name]) for name, target in self.targets.items()},
+        )
+
     def with_targets(self, targets: Mapping[str, Target]) -> "Batch":
         """Returns the same batch with the given `targets`."""
         return replace(self, targets=targets)
@@ -179,6 +229,11 @@ def flat_batch(
         longest=int(max(lengths, default=0)),
         targets=dict(targets or {}),
     )
+
+
+def _lengths(tokens: int, sequences: int) -> Ints:
+    """Returns nearly equal lengths of sequences that have this many tokens together."""
+    return np.diff(np.arange(sequences + 1) * tokens // max(1, sequences))
 
 
 class Source(Protocol):

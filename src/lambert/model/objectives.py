@@ -126,8 +126,8 @@ class Head(nn.Module):
             soft_N = nn.functional.cross_entropy(wide_NL / target.temperature, target.soft_NL, reduction="none")
             hard_N = nn.functional.cross_entropy(wide_NL, target.labels_N, reduction="none")
             return target.total(target.mix_losses(soft_N, hard_N))
-        if target.weights_N is None and target.labels_N.ndim == 1:
-            return cross_entropy(logits_NL, target.labels_N)
+        if target.labels_N.ndim == 1:
+            return cross_entropy(logits_NL, target.labels_N, target.weights_N)
         return target.total(nn.functional.cross_entropy(logits_NL.float(), target.labels_N, reduction="none"))
 
     def hits(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
@@ -310,7 +310,8 @@ class Span(Head):
         Source: google-research/bert, run_squad.py.
         """
         rows_N2M = self._rows(logits_NL, target, batch)
-        hard = cross_entropy(rows_N2M.flatten(0, 1), target.labels_N.flatten()) / 2
+        weights_N2 = None if target.weights_N is None else target.weights_N.repeat_interleave(2)
+        hard = cross_entropy(rows_N2M.flatten(0, 1), target.labels_N.flatten(), weights_N2) / 2
         if not isinstance(target, SoftTarget):
             return hard
         soft_N2M = self._rows(target.soft_NL, target, batch, padding=0.0)
