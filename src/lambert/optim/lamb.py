@@ -46,8 +46,8 @@ class Lamb(GroupOptimizer):
         adapt: The groups whose tensors have a trust ratio: "decayed", those with a weight_decay other than 0 (Google,
             apex FusedLAMB, timm); "all" (NVLAMB, optax, timm's always_adapt); "none": the ratio is 1, decoupled Adam.
         trust: Smallest and largest trust ratio: (0, 1) is timm's LAMBC, (0.01, 10) DeepSpeed's.
-        fused: True: torch's one-pass Adam kernel, for contiguous weights; False: multi-tensor operations; None: the
-            kernel where the device and the weights allow it.
+        fused: True: one pass for contiguous weights, by the compiled kernels or torch's fused Adam; False: multi-tensor
+            operations; None: one pass where the device and the weights allow it.
 
     The gradients are not modified. Clipping of the global norm, which apex and timm do inside, is the caller's, before
     the step. The state of a parameter is `step`, `exp_avg` and `exp_avg_sq`, as in torch's Adam. With the fused kernel,
@@ -98,7 +98,7 @@ class Lamb(GroupOptimizer):
         super().add_param_group(param_group)
         for param in param_group["params"]:
             if param.dtype not in (torch.float32, torch.float64):
-                raise UsageError(f"LAMB updates float32 weights, not {param.dtype}: keep float32 masters.")
+                raise UsageError(f"LAMB and AdamW update float32 weights, not {param.dtype}: keep float32 masters.")
         if param_group["fused"] is None:
             param_group["fused"] = all(
                 param.device.type in FUSED_DEVICES and param.is_contiguous() for param in param_group["params"]
