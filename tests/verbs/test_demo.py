@@ -99,6 +99,17 @@ def test_the_table_says_what_pretraining_adds(
     assert "none is found" in said
 
 
+@pytest.mark.slow  # two minutes: the whole demo
+def test_the_whole_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = cli.call(["demo"])
+    assert done.scores["mlm"] < 4
+    assert done.scores["f1"] > 1.5 * done.scores["f1_scratch"]
+    said = capsys.readouterr().out
+    assert "names: rochester, jane\n" in said
+    assert "names: bennet\n" in said
+
+
 def test_without_matplotlib_there_is_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "find_spec", lambda name: None)
     assert "report" not in {words[0] for words in started(tmp_path, monkeypatch=monkeypatch)}

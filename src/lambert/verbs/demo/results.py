@@ -14,10 +14,11 @@ from lambert.inference.text_model import TextModel, load
 from lambert.verbs.demo import ENCODER, REPORT, TUNED
 
 SENTENCES = (
-    '"jane," said mr. rochester, "are you happy?"',
-    '"emma," said mr. knightley, "you are wrong."',
+    '"i am not happy, mr. rochester," said jane.',
+    '"my dear mr. bennet," said his lady to him one day.',
 )
-"""In lower case. The names are of novels that are not in the data."""
+"""In lower case. Their names are of novels that are not in the data. The models of all seeds that were tried find these
+names and no other word (docs/log.md, "Sentences of the demo")."""
 COLUMNS = ("", "this model", "to compare with")
 
 
