@@ -88,6 +88,7 @@ def test_mlflow_gets_the_numbers_and_goes_on_in_the_same_run(home: Path, tmp_pat
     assert {name: (before[name], after[name]) for name in before if before[name] != after[name]} == {}
 
 
+@pytest.mark.slow
 def test_wandb_gets_the_numbers_offline(home: Path, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     before, run = state(), tmp_path / "run"

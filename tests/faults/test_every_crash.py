@@ -235,7 +235,10 @@ def newest(files: Files) -> int:
     return max((int(found[2]) for found in map(CHECKPOINT.match, files) if found), default=0)
 
 
-@pytest.mark.parametrize("verb", [*VERBS[:-1], pytest.param("launch two", marks=pytest.mark.slow)])
+SLOW = {"steps", "import", "launch two"}
+
+
+@pytest.mark.parametrize("verb", [pytest.param(verb, marks=pytest.mark.slow if verb in SLOW else ()) for verb in VERBS])
 def test_after_a_crash_at_any_operation_the_same_command_ends_in_the_same_bytes(
     verb: str, warm: Warm, commands: dict[str, list[str]], sound: Callable[[str], Sound]
 ) -> None:

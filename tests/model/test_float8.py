@@ -111,6 +111,7 @@ def test_other_widths_are_left_to_bfloat16(inner: int, width: int) -> None:
     assert torch.equal(project(states_TD, layer, compute=FLOAT8), linear(states_TD, [layer.weight], [layer.bias]))
 
 
+@pytest.mark.slow
 def test_compiled_as_one_graph(parts: tuple[Tensor, nn.ModuleList, Tensor]) -> None:
     states_TD, layers, _ = parts
     compiled = torch.compile(project, backend="aot_eager", fullgraph=True, dynamic=True)

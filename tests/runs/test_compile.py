@@ -74,6 +74,7 @@ def test_compiled_blocks_give_what_eager_ones_give_with_graphs_of_one_shape() ->
     assert counters["stats"]["calls_captured"] == calls
 
 
+@pytest.mark.slow
 @needs_a_compiler
 def test_a_run_is_compiled_and_learns_the_same(
     lambert: Lambert, corpus: Path, small: dict[str, object], tmp_path: Path
@@ -130,7 +131,9 @@ def test_the_benchmark_compiles_lambert_s_side(lambert: Lambert, monkeypatch: py
 
 
 @pytest.mark.filterwarnings("ignore")  # a compiler's advice
-@pytest.mark.parametrize(("name", "dtype"), [("flash", torch.bfloat16), ("efficient", torch.float32)])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("flash", torch.bfloat16), pytest.param("efficient", torch.float32, marks=pytest.mark.slow)]
+)
 def test_with_the_kernels_of_gpus_a_block_is_one_graph_for_all_shapes(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -413,6 +413,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_one_rank_out_of_memory_lowers_it_on_all(same: dict[str, object], tmp_path: Path) -> None:
     same |= {"train__device": "cpu", "train__steps": 4}
     first, second = ranked(free_port(), 120, out=tmp_path / "struck", **same, train__micro_tokens=200)

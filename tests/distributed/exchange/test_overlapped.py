@@ -77,7 +77,7 @@ def nested(world: World) -> Any:
 found = found_by(exact, struck, stop_requested, nested)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_overlapped_sums_give_the_steps_of_one_process(found: Found, size: int) -> None:
     alone, losses, _ = found("exact", 1)["overlapped"]
     several, theirs, loads = found("exact", size)["overlapped"]

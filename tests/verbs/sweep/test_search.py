@@ -44,6 +44,7 @@ def test_a_pruner_ends_bad_trials_and_no_good_ones(
     assert [row["state"] for row in rows] == ["complete" if length == 9 else "pruned" for length in lengths]
 
 
+@pytest.mark.slow
 def test_hyperband_ends_bad_trials_after_several_lengths(
     write: Callable[..., Path], tmp_path: Path, lambert: Lambert, pretend: Any
 ) -> None:

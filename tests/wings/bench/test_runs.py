@@ -58,6 +58,7 @@ def test_a_run_beside_its_peers(lambert: Lambert, corpus: Path) -> None:
         assert name == "lambert" or side["ratio_range"] == [side["ratio"]] * 2
 
 
+@pytest.mark.slow
 def test_the_table_of_a_run_fits_a_terminal(lambert: Lambert, corpus: Path) -> None:
     done = lambert("bench", **SMALL, corpus=corpus, packing="full", optim="adamw", precision="float32")
     assert (done.code, done.err) == (0, "")

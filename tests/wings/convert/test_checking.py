@@ -181,6 +181,7 @@ def test_a_model_that_amplifies_rounding_is_compared_with_float64(texts: Path, t
     assert "states of " in check(source, folder, texts).problem()
 
 
+@pytest.mark.slow
 def test_the_library_computes_in_another_process(texts: Path, tmp_path: Path) -> None:
     """Also from a folder with modules that have the names of others."""
     folder = saved("bert", "label", tmp_path / "model")

@@ -78,6 +78,7 @@ def test_calibration_texts(tmp_path: Path) -> None:
         openvino.calibration_texts(tmp_path / "none.txt")
 
 
+@pytest.mark.slow
 def test_no_telemetry(tmp_path: Path) -> None:
     """The package of telemetry keeps its settings and counts in the home folder, before it sends anything."""
     code = (

@@ -59,7 +59,7 @@ def test_the_steps_give_the_bytes_of_the_single_pass(inputs: Path, workers: int)
     [
         pytest.param((), (), marks=pytest.mark.slow),
         pytest.param(("clean",), (2.5,), marks=pytest.mark.slow),
-        (("deduplicate",), (0.7,)),
+        pytest.param(("deduplicate",), (0.7,), marks=pytest.mark.slow),
     ],
 )
 def test_the_step_encode_does_not_change_the_corpus(
@@ -89,6 +89,7 @@ def test_encode_needs_a_tokenizer(inputs: Path) -> None:
         config(inputs, "out", steps=("encode",))
 
 
+@pytest.mark.slow
 def test_parts_do_not_depend_on_the_number_of_workers(inputs: Path) -> None:
     for count in (1, 3):
         prepare(config(inputs, f"out{count}", steps=("extract,clean",), clean=("normalise",), workers=count))

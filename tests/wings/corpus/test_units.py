@@ -102,7 +102,7 @@ def test_files_of_two_weights_share_no_part() -> None:
     assert grouped([0, 0, 0, 0], [0, 0, 1, 1]) == [["0.txt", "1.txt"], ["2.txt", "3.txt"]]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_corpus_is_that_of_the_single_pass(inputs: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     single = prepare(config(inputs, "single"))
     stepped = config(inputs, "stepped", steps=("extract,tokens",), workers=workers)

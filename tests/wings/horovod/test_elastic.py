@@ -186,6 +186,7 @@ def job(tmp_path: Path, *options: str, fail_at: int, steps: int) -> tuple[int, l
     return code, [json.loads(file.read_text()) for file in sorted(tmp_path.glob("?.json"))]
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_is_replaced_by_one_that_takes_over_the_state(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -231,6 +231,7 @@ def test_a_signal_while_a_rank_is_started_ends_that_rank_too(monkeypatch: pytest
     assert ended == ["rank 0"]
 
 
+@pytest.mark.slow
 def test_a_horovod_script_runs_as_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -75,6 +75,7 @@ def test_on_ranks(outcome: str) -> None:
     assert not outcome, outcome
 
 
+@pytest.mark.slow
 def test_a_process_may_end_while_results_are_released() -> None:
     """The thread that waits for collectives releases the results of the last one after the program has got them."""
     code = (

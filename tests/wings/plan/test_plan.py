@@ -69,6 +69,7 @@ def test_this_machine_is_measured(lambert: Lambert, small: Path) -> None:
     assert 0 < result["chosen"]["seconds"] < 600
 
 
+@pytest.mark.slow
 def test_failures_are_simulated(lambert: Lambert) -> None:
     pytest.importorskip("simpy")
     command = (LAMB, "--device=V100-32GB", "--devices=64", "--set", "train.precision=float16")

@@ -60,6 +60,7 @@ def test_examples_of_bodies_are_answered(described: dict[str, Any], service: Ser
         assert status == 200, (path, body, answer)
 
 
+@pytest.mark.slow
 def test_requests_made_from_the_description(described: dict[str, Any], service: Service) -> None:
     schemathesis = pytest.importorskip("schemathesis")
     import hypothesis

@@ -101,6 +101,7 @@ def test_the_manifest_has_samples_of_what_is_dropped_with_its_survivor(inputs: P
             assert 0.5 < sample["survivor"]["estimate"] <= 1
 
 
+@pytest.mark.slow
 def test_slices_and_processes_make_no_difference(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"deduplicate": DeduplicateConfig(paragraphs=True)}
     one = prepare(config(inputs, "one", **settings))

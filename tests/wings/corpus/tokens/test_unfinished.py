@@ -37,8 +37,8 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("calls", [0, 10, 30])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("calls", [0, 10, pytest.param(30, marks=pytest.mark.slow)])
 def test_a_corpus_that_was_stopped_continues_to_the_same_bytes(inputs: Path, calls: int, workers: int) -> None:
     prepare(config(inputs, "whole"))
     single = prepare(config(inputs, "single", steps=()))

@@ -97,7 +97,7 @@ def test_stragglers_and_failures_add_up() -> None:
     assert found.training / run.updates == pytest.approx(0.2 + late.mean, rel=0.001)
 
 
-@pytest.mark.parametrize("interval", [60.0, 86_400.0])
+@pytest.mark.parametrize("interval", [60.0, pytest.param(86_400.0, marks=pytest.mark.slow)])
 def test_long_runs_are_shortened_to_what_is_computed_in_seconds(interval: float) -> None:
     """By what is counted instead of by the clock: a failure is an event, and so are 200 checkpoints."""
     long = Run(1.0, 2 * 10**9, 64, 64 * 86_400.0, interval, 5.0, 60.0, Lateness(512, 1.0))

@@ -26,6 +26,7 @@ def _each_row_is_predicted_once() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "many", "median", "close"),
     [("Published runs", 55, 0.10, 0.7), ("Own runs, one device", 20, 0.2, 0.6), ("Own runs, two ranks", 30, 0.3, 0.4)],
