@@ -68,6 +68,8 @@ class Task(ABC, Generic[D, P]):
     gradient is linear in it; for each token; or not at all."""
     headline = ""
     """The score that a sweep compares; empty: the first."""
+    file_kinds: ClassVar[Sequence[str]] = ()
+    """Suffixes of labelled files that are of no other task."""
     unused_settings: ClassVar[tuple[str, ...]] = ()
     """Beginnings of the names of settings that the task does not use."""
     reranks = False
@@ -177,6 +179,12 @@ class Task(ABC, Generic[D, P]):
     def has_examples(self) -> bool:
         """Whether the class defines `examples`."""
         return type(self).examples is not Task.examples
+
+    @classmethod
+    def score_file(cls, file: Any) -> Examples | None:
+        """Returns the scored examples of another system's predictions, a `scores.predictions.PredictionFile`; None:
+        the task has none. Raises DataError."""
+        return None
 
     def tune(self, data: D, predictions: Sequence[P]) -> Self:
         """Returns the task with the settings that its predictions for the dev data choose: the thresholds of multilabel

@@ -13,32 +13,20 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DataError, UsageError, quote
-from lambert.core.unsupported import CONLL
-from lambert.tasks.config import Columns, TaskConfig
+from lambert.tasks.config import TASKS, Columns, TaskConfig
 from lambert.tasks.reading.files import digest
 from lambert.tasks.reading.label_names import check_known, is_number, match
-from lambert.tasks.reading.table import label_cell, read_rows, sort_labels, value_cell
+from lambert.tasks.reading.table import read_rows
 from lambert.tasks.scores.examples import Examples
-from lambert.tasks.sentences.choice import choice_number
-from lambert.tasks.sentences.multilabel import labels_of
-from lambert.tasks.squad.score import answer_examples
-from lambert.tasks.squad.text import read_squad
-from lambert.tasks.tag.conll import is_conll, read_sentences
-from lambert.tasks.tag.spans import complete_form, reader_of, tag_examples
-from lambert.tasks.tag.tag import read_labelled_sentences
-from lambert.tasks.task import Row, keys_found
+from lambert.tasks.task import Row, keys_found, own_class
 from lambert.text.rows import TABLES, kind, parse_json_file, read_content, read_lines
 
-TASKS = ("classify", "multilabel", "regress", "choice", "squad", "tag")
 _IDS = ("id", "idx", "index", "guid")
 _PREDICTIONS = ("prediction", "predictions", "label", "labels", "value", "choice")
-_LETTERS = 26
-"""Choices that a letter can name."""
 
 
 def score_file(
@@ -56,86 +44,72 @@ def score_file(
         UsageError: Predictions of this task cannot be read from a file, or not without a model.
         DataError: Predictions are missing, superfluous or malformed.
     """
-    if config.name not in TASKS:
-        raise UsageError(f"Files of predictions are compared for {', '.join(TASKS)}, not for {config.name!r}.")
-    if config.name == "squad":
-        found = _squad(path, gold, config)
-    elif config.name == "tag":
-        found = _tags(path, gold, config, say)
-    elif like is None:
-        raise UsageError(f"{path} is a file of predictions: name also a run of the same task, scored on {gold}.")
-    else:
-        found = _rows(path, gold, config, like, say)
+    found = own_class(config.name).score_file(PredictionFile(path, gold, config, like, say))
+    if found is None:
+        known = ", ".join(name for name in TASKS if "score_file" in vars(own_class(name)))
+        raise UsageError(f"Files of predictions are compared for {known}, not for {config.name!r}.")
     return Examples(found.rows, found.formulas, config.name, str(gold), digest(gold))
 
 
 def task_of(gold: Path) -> TaskConfig:
     """Returns the task of a labelled file whose form says which it is. Raises UsageError for a table."""
-    if kind(gold) in CONLL:
-        return TaskConfig(name="tag")
-    if kind(gold) == ".json":
-        return TaskConfig(name="squad")
+    for name in TASKS:
+        if kind(gold) in own_class(name).file_kinds:
+            return TaskConfig(name=name)
     raise UsageError(f"{gold} does not say which task it is of: name also a run of this task, scored on it.")
 
 
-def _squad(path: Path, gold: Path, config: TaskConfig) -> Examples:
-    squad = read_squad(gold)
-    found = _json(path)
-    if not isinstance(found, dict) or not all(isinstance(answer, str) for answer in found.values()):
-        raise DataError(f"{path} is not an object of answers by question id, as the official script of SQuAD reads it.")
-    _check_ids(path, found, [question.id for question in squad.questions], gold)
-    return answer_examples(squad.questions, found, squad.version, config.squad.language)
+@dataclass(frozen=True, slots=True)
+class PredictionFile:
+    """What `Task.score_file` scores: a file of predictions, with the arguments of `score_file`."""
 
+    path: Path
+    gold: Path
+    config: TaskConfig
+    like: Examples | None
+    say: Callable[[str], None]
 
-def _tags(path: Path, gold: Path, config: TaskConfig, say: Callable[[str], None]) -> Examples:
-    truth, matched = read_labelled_sentences(gold, config.columns, config.labels)
-    for line in matched.notes:
-        say(line)
-    found: list[tuple[str, Sequence[str | None]]]
-    if is_conll(path):
-        found = [(sentence.place, sentence.tags) for sentence in read_sentences(path, Columns())]
-    else:
-        found = [(place, _tags_of(row, place)) for place, row in read_rows(path, Columns())]
-    _check_count(path, len(found), len(truth), gold, "sentences")
-    for (place, tags), sentence in zip(found, truth, strict=True):
-        if len(tags) != len(sentence.words):
-            raise DataError(f"{place} has {len(tags)} tags, and {sentence.place} has {len(sentence.words)} words.")
-    every = [sentence.tags for sentence in truth], [tags for _, tags in found]
-    counts = Counter(tag for tags in every[0] for tag in tags)
-    labels = sort_labels([*counts, *(tag for tags in every[1] for tag in tags if tag is not None)])
-    reader = reader_of(complete_form(config.tag, counts, every[0]), labels)
-    return tag_examples([" ".join(sentence.words) for sentence in truth], *every, reader, labels)
+    def read_json(self) -> Any:
+        """Returns the object or the list in the file; None if it has another value."""
+        return _json(self.path)
 
+    def check_ids(self, found: Mapping[str, Any], ids: Sequence[str]) -> None:
+        """Raises DataError if predictions are missing or belong to no example."""
+        _check_ids(self.path, found, ids, self.gold)
 
-def _tags_of(row: Row, place: str) -> list[str | None]:
-    tags = row.get("tags")
-    if not isinstance(tags, list) or not all(tag is None or isinstance(tag, str) for tag in tags):
-        raise DataError(f"{place}: 'tags' is not a list of texts, one for each word. Keys found: {keys_found(row)}.")
-    return tags
+    def check_count(self, count: int, expected: int, what: str) -> None:
+        """Raises DataError if the files have other numbers of examples."""
+        _check_count(self.path, count, expected, self.gold, what)
 
+    def score_rows(self, values: "Callable[[PredictedRows], Iterator[Row]]", *, blank: bool = False) -> Examples:
+        """Returns the examples of a task with a prediction in each row. The truth is that of `like`.
 
-def _rows(path: Path, gold: Path, config: TaskConfig, like: Examples, say: Callable[[str], None]) -> Examples:
-    """Returns the examples of a task with a prediction in each row. The truth is that of `like`."""
-    if like.data_sha256 != digest(gold):
-        raise DataError(
-            f"The run was scored on {like.data} (SHA-256 {like.data_sha256[:12]}), which is not {gold}: name the same "
-            "file as --gold, or score the run on it: lambert evaluate --data FILE --examples FILE."
-        )
-    ids = _gold_ids(gold, like)
-    cells = []
-    for place, row in _match_rows(path, gold, ids, config.name == "multilabel"):
-        key = next((name for name in _PREDICTIONS if name in row), "")
-        if not key:
-            raise DataError(f"{place}: no column 'prediction'. Columns found: {keys_found(row)}.")
-        cells.append(Cell(place, row, key))
-    file = _File(path, cells, config, [row["truth"] for row in like.rows], say)
-    made = []
-    for found, old in zip(getattr(file, config.name)(), like.rows, strict=True):
-        shared = {name: old[name] for name in ("text", "text_b", "tokens", "truth") if name in old}
-        made.append(shared | found)
-    known = {"truth", *made[0]}
-    formulas = {name: formula for name, formula in like.formulas.items() if known.issuperset(formula.columns)}
-    return Examples(made, formulas)
+        Args:
+            values: Yields the values of each example that depend on its prediction.
+            blank: Whether a blank line of a table of one column is a row too.
+        """
+        path, gold, like = self.path, self.gold, self.like
+        if like is None:
+            raise UsageError(f"{path} is a file of predictions: name also a run of the same task, scored on {gold}.")
+        if like.data_sha256 != digest(gold):
+            raise DataError(
+                f"The run was scored on {like.data} (SHA-256 {like.data_sha256[:12]}), which is not {gold}: name the "
+                "same file as --gold, or score the run on it: lambert evaluate --data FILE --examples FILE."
+            )
+        cells = []
+        for place, row in _match_rows(path, gold, _gold_ids(gold, like), blank):
+            key = next((name for name in _PREDICTIONS if name in row), "")
+            if not key:
+                raise DataError(f"{place}: no column 'prediction'. Columns found: {keys_found(row)}.")
+            cells.append(Cell(place, row, key))
+        rows = PredictedRows(path, cells, self.config, [row["truth"] for row in like.rows], self.say)
+        made = []
+        for found, old in zip(values(rows), like.rows, strict=True):
+            shared = {name: old[name] for name in ("text", "text_b", "tokens", "truth") if name in old}
+            made.append(shared | found)
+        known = {"truth", *made[0]}
+        formulas = {name: formula for name, formula in like.formulas.items() if known.issuperset(formula.columns)}
+        return Examples(made, formulas)
 
 
 def _gold_ids(gold: Path, like: Examples) -> list[str | None]:
@@ -159,8 +133,8 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
-    """A file of predictions with one in each row. The methods yield the values of each example that depend on it."""
+class PredictedRows:
+    """A file of predictions with one in each row."""
 
     path: Path
     cells: Sequence[Cell]
@@ -169,43 +143,7 @@ class _File:
     """The truth of each example."""
     say: Callable[[str], None]
 
-    def classify(self) -> Iterator[Row]:
-        labels = self.config.labels or sort_labels([str(truth) for truth in self.truth])
-        found = [label_cell(cell.row, cell.key, cell.place) for cell in self.cells]
-        numbers = self._match([[label] for label in found], labels)
-        for label, truth in zip(found, self.truth, strict=True):
-            name = labels[numbers[label]]
-            yield {"prediction": name, "correct": int(name == truth)}
-
-    def multilabel(self) -> Iterator[Row]:
-        separator = self.config.columns.separator
-        found = [
-            labels_of(cell.row, Columns(label=cell.key, text="", separator=separator), cell.place)
-            for cell in self.cells
-        ]
-        # A file of scored examples does not say which labels the model has.
-        known = self.config.labels or tuple(dict.fromkeys(chain.from_iterable(found)))
-        numbers = self._match(found, known)
-        for labels, truth in zip(found, self.truth, strict=True):
-            names = [known[numbers[label]] for label in labels]
-            counts = {
-                "labels_correct": len({*names} & {*truth}), "labels_true": len(truth), "labels_predicted": len({*names})
-            }  # fmt: skip
-            yield {"prediction": names, "correct": int({*names} == {*truth}), **counts}
-
-    def regress(self) -> Iterator[Row]:
-        for cell, truth in zip(self.cells, self.truth, strict=True):
-            value = value_cell(cell.row, cell.key, cell.place)
-            yield {"prediction": value, "squared_error": (truth - value) ** 2}
-
-    def choice(self) -> Iterator[Row]:
-        choices = self.config.columns.choices
-        columns, count = Columns(label="prediction", choices=choices), len(choices) if len(choices) > 1 else _LETTERS
-        for cell, truth in zip(self.cells, self.truth, strict=True):
-            found = str(choice_number({"prediction": cell.row[cell.key]}, columns, count, cell.place))
-            yield {"prediction": found, "correct": int(found == truth)}
-
-    def _match(self, found: Sequence[Sequence[str]], labels: Sequence[str]) -> Mapping[str, int]:
+    def match(self, found: Sequence[Sequence[str]], labels: Sequence[str]) -> Mapping[str, int]:
         """Returns the numbers of the predicted labels of each cell. Raises DataError for a label that the model does
         not have, and for numbers whose order is not declared."""
         places: dict[str, str] = {}

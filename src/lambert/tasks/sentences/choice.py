@@ -1,6 +1,6 @@
 """Multiple choice: which of several texts fits a text, as in SWAG (Devlin et al., 2018, section 4.4)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from lambert.tasks.scores import metrics
 from lambert.tasks.scores.examples import Examples as ScoredExamples
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats
+from lambert.tasks.scores.predictions import PredictedRows, PredictionFile
 from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings, tokenise
 from lambert.tasks.task import Outputs, Row, whole_text
 
@@ -169,6 +170,10 @@ class Choice(SentenceTask):
         loss = Formula("mean", ("loss",), lower_is_better=True)
         return ScoredExamples(rows, {"accuracy": Formula("mean", ("correct",)), "loss": loss})
 
+    @classmethod
+    def score_file(cls, file: PredictionFile) -> ScoredExamples:
+        return file.score_rows(_score_choices)
+
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
         """Returns rows with the number of the choice, from 0, its probability, and those of all choices."""
         return [
@@ -179,6 +184,14 @@ class Choice(SentenceTask):
             }
             for chances_C in predictions
         ]
+
+
+def _score_choices(file: PredictedRows) -> Iterator[Row]:
+    choices = file.config.columns.choices
+    columns, count = Columns(label="prediction", choices=choices), len(choices if len(choices) > 1 else _LETTERS)
+    for cell, truth in zip(file.cells, file.truth, strict=True):
+        found = str(choice_number({"prediction": cell.row[cell.key]}, columns, count, cell.place))
+        yield {"prediction": found, "correct": int(found == truth)}
 
 
 def choice_number(row: Row, columns: Columns, choices: int, place: str) -> int:

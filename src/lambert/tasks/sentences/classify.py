@@ -1,6 +1,6 @@
 """Classification and regression of sentences and sentence pairs, as in GLUE (Wang et al. 2019)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -24,12 +24,13 @@ from lambert.tasks.labels import (
 )
 from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.label_names import check_known, match
-from lambert.tasks.reading.table import label_cell, read_labelled_rows, text_cell, value_cell
+from lambert.tasks.reading.table import label_cell, read_labelled_rows, sort_labels, text_cell, value_cell
 from lambert.tasks.reading.templates import is_template
 from lambert.tasks.scores import calibration, metrics
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats
+from lambert.tasks.scores.predictions import PredictedRows, PredictionFile
 from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings
 from lambert.tasks.task import Outputs, Row, describe_task, most_probable
 from lambert.tasks.vectors.sentence_transformers import config_keys
@@ -178,6 +179,10 @@ class Classify(SentenceTask):
         loss = {"loss": Formula("mean", ("loss",), lower_is_better=True)}
         return Examples(rows, {"accuracy": Formula("mean", ("correct",)), **two, **rest, **loss})
 
+    @classmethod
+    def score_file(cls, file: PredictionFile) -> Examples:
+        return file.score_rows(_score_labels)
+
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
         """Returns rows with label, its probability, and the probabilities of all labels, or of the `top` labels."""
         labels = self.config.labels
@@ -256,9 +261,28 @@ class Regress(SentenceTask):
         mse = Formula("mean", ("squared_error",), lower_is_better=True)
         return Examples(rows, {"pearson": Formula("pearson"), "spearman": Formula("spearman"), "mse": mse})
 
+    @classmethod
+    def score_file(cls, file: PredictionFile) -> Examples:
+        return file.score_rows(_score_values)
+
     def rows(self, data: Sentences, predictions: Sequence[float]) -> list[Row]:
         return [{"value": value} for value in predictions]
 
     def model_config(self) -> dict[str, Any]:
         activation = config_keys(self.config.activation) if self.config.activation else {}
         return {**describe_task(self.config), **label_keys(["LABEL_0"]), "problem_type": "regression", **activation}
+
+
+def _score_labels(file: PredictedRows) -> Iterator[Row]:
+    labels = file.config.labels or sort_labels([str(truth) for truth in file.truth])
+    found = [label_cell(cell.row, cell.key, cell.place) for cell in file.cells]
+    numbers = file.match([[label] for label in found], labels)
+    for label, truth in zip(found, file.truth, strict=True):
+        name = labels[numbers[label]]
+        yield {"prediction": name, "correct": int(name == truth)}
+
+
+def _score_values(file: PredictedRows) -> Iterator[Row]:
+    for cell, truth in zip(file.cells, file.truth, strict=True):
+        value = value_cell(cell.row, cell.key, cell.place)
+        yield {"prediction": value, "squared_error": (truth - value) ** 2}

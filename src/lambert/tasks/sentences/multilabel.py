@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from lambert.tasks.scores import metrics
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats
+from lambert.tasks.scores.predictions import PredictedRows, PredictionFile
 from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings
 from lambert.tasks.task import Outputs, Row, describe_task, most_probable
 
@@ -153,6 +155,10 @@ class MultiLabel(SentenceTask):
         loss = Formula("mean", ("loss",), lower_is_better=True)
         return Examples(rows, {"f1_micro": f1, "exact_match": Formula("mean", ("correct",)), "loss": loss})
 
+    @classmethod
+    def score_file(cls, file: PredictionFile) -> Examples:
+        return file.score_rows(_score_labels, blank=True)
+
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
         """Returns rows with the labels that reach their thresholds, and the probabilities of all or of `top` labels."""
         thresholds_L, labels = self._thresholds(), self.config.labels
@@ -182,6 +188,20 @@ def _other_separator(cells: Sequence[str], separator: str, path: Path) -> Iterat
             f"{sum(other in cell for cell in cells):,} have {other!r}, such as {quote(first)}. If it divides labels, "
             f"set task.columns.separator = {other!r}."
         )
+
+
+def _score_labels(file: PredictedRows) -> Iterator[Row]:
+    columns = Columns(label="", text="", separator=file.config.columns.separator)
+    found = [labels_of(cell.row, replace(columns, label=cell.key), cell.place) for cell in file.cells]
+    # A file of scored examples does not say which labels the model has.
+    known = file.config.labels or tuple(dict.fromkeys(chain.from_iterable(found)))
+    numbers = file.match(found, known)
+    for labels, truth in zip(found, file.truth, strict=True):
+        names = [known[numbers[label]] for label in labels]
+        counts = {
+            "labels_correct": len({*names} & {*truth}), "labels_true": len(truth), "labels_predicted": len({*names})
+        }  # fmt: skip
+        yield {"prediction": names, "correct": int({*names} == {*truth}), **counts}
 
 
 def labels_of(row: Row, columns: Columns, place: str) -> list[str]:

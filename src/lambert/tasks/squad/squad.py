@@ -14,6 +14,7 @@ from lambert.tasks.config import TaskConfig
 from lambert.tasks.reading.segments import arrays, concatenate_outputs
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.metrics import Floats
+from lambert.tasks.scores.predictions import PredictionFile
 from lambert.tasks.squad.answers import Answer, answers
 from lambert.tasks.squad.score import answer_examples, best_threshold, golds_of, score_pairs, score_v1, score_v2
 from lambert.tasks.squad.text import Question, Questions, read_squad
@@ -36,6 +37,7 @@ class Squad(Task[Windows, Answer]):
     pipeline = "question-answering"
     soft_targets = "tokens"
     headline = "f1"  # the usual one, though the official scorer prints it second
+    file_kinds = (".json",)
     unused_settings = ("task.columns.", "task.labels", "task.tag.", "task.top")
     pairs = True
     example: ClassVar[Any] = {
@@ -163,6 +165,16 @@ class Squad(Task[Windows, Answer]):
         for row, question in zip(found.rows, data.questions, strict=True):
             row["tokens"] = lengths[question.paragraph]
         return found
+
+    @classmethod
+    def score_file(cls, file: PredictionFile) -> Examples:
+        squad, found = read_squad(file.gold), file.read_json()
+        if not isinstance(found, dict) or not all(isinstance(answer, str) for answer in found.values()):
+            raise DataError(
+                f"{file.path} is not an object of answers by question id, as the official script of SQuAD reads it."
+            )
+        file.check_ids(found, [question.id for question in squad.questions])
+        return answer_examples(squad.questions, found, squad.version, file.config.squad.language)
 
     def rows(self, data: Windows, predictions: Sequence[Answer]) -> list[Row]:
         """Returns rows with answer, its probability among the candidates, start and end in the context (characters),

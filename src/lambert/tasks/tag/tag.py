@@ -4,6 +4,7 @@ The label of a word is predicted at its first piece. Words without a piece have 
 wrong, the other scores as outside all spans.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, quote
+from lambert.core.unsupported import CONLL
 from lambert.model.labels import label_keys
 from lambert.tasks.config import Columns, TagConfig, TaskConfig
 from lambert.tasks.labels import LabelLoss, check_one_for_each, note_doubtful
@@ -22,17 +24,18 @@ from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.label_names import Matched, match
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.segments import arrays, concatenate_outputs
-from lambert.tasks.reading.table import read_beginning, sort_labels
+from lambert.tasks.reading.table import read_beginning, read_rows, sort_labels
 from lambert.tasks.scores import metrics
 from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.metrics import Floats
+from lambert.tasks.scores.predictions import PredictionFile
 from lambert.tasks.tag.annotation_formats import read_annotated, row_of
 from lambert.tasks.tag.annotations import settle_offsets, tag_words
-from lambert.tasks.tag.conll import Sentence, read_sentences, tag_column, tokens_of, word_column
+from lambert.tasks.tag.conll import Sentence, is_conll, read_sentences, tag_column, tokens_of, word_column
 from lambert.tasks.tag.division import Division, learn
 from lambert.tasks.tag.spans import OUTSIDE, all_tags, check_tags, complete_form, reader_of, tag_examples
 from lambert.tasks.tag.words import NONE, Words, tokenise
-from lambert.tasks.task import Outputs, Row, Task, describe_task, text_of, write_rows
+from lambert.tasks.task import Outputs, Row, Task, describe_task, keys_found, text_of, write_rows
 
 _LISTED = 100
 """Unknown tags that an error lists (our choice). More are mostly words of a wrong column."""
@@ -48,6 +51,7 @@ class Tag(Task[Words, list[int | None]]):
     pipeline = "token-classification"
     soft_targets = "softened"
     reads_words = True
+    file_kinds = CONLL
     unused_settings = ("task.squad.", "task.top")
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
@@ -186,6 +190,27 @@ class Tag(Task[Words, list[int | None]]):
         tags = [[None if label is None else labels[label] for label in found] for found in predictions]
         return tag_examples([" ".join(words) for words in data.sentences], truth, tags, self.reader, labels)
 
+    @classmethod
+    def score_file(cls, file: PredictionFile) -> Examples:
+        config, path = file.config, file.path
+        truth, matched = read_labelled_sentences(file.gold, config.columns, config.labels)
+        for line in matched.notes:
+            file.say(line)
+        found: list[tuple[str, Sequence[str | None]]]
+        if is_conll(path):
+            found = [(sentence.place, sentence.tags) for sentence in read_sentences(path, Columns())]
+        else:
+            found = [(place, _tags_of(row, place)) for place, row in read_rows(path, Columns())]
+        file.check_count(len(found), len(truth), "sentences")
+        for (place, tags), sentence in zip(found, truth, strict=True):
+            if len(tags) != len(sentence.words):
+                raise DataError(f"{place} has {len(tags)} tags, and {sentence.place} has {len(sentence.words)} words.")
+        every = [sentence.tags for sentence in truth], [tags for _, tags in found]
+        counts = Counter(tag for tags in every[0] for tag in tags)
+        labels = sort_labels([*counts, *(tag for tags in every[1] for tag in tags if tag is not None)])
+        reader = reader_of(complete_form(config.tag, counts, every[0]), labels)
+        return tag_examples([" ".join(sentence.words) for sentence in truth], *every, reader, labels)
+
     def rows(self, data: Words, predictions: Sequence[list[int | None]]) -> list[Row]:
         """Returns rows with the tags; for a text, also its words (`tokens`) and their `offsets`. If the labels mark
         spans, `spans` has their label, start, end (exclusive) and text: words of tokens, or characters of a text."""
@@ -225,6 +250,13 @@ class Tag(Task[Words, list[int | None]]):
 
     def model_config(self) -> dict[str, Any]:
         return {**describe_task(self.config), **label_keys(self.config.labels)}
+
+
+def _tags_of(row: Row, place: str) -> list[str | None]:
+    tags = row.get("tags")
+    if not isinstance(tags, list) or not all(tag is None or isinstance(tag, str) for tag in tags):
+        raise DataError(f"{place}: 'tags' is not a list of texts, one for each word. Keys found: {keys_found(row)}.")
+    return tags
 
 
 def read_labelled_sentences(path: Path, columns: Columns, labels: Sequence[str]) -> tuple[list[Sentence], Matched]:
