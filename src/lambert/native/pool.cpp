@@ -15,9 +15,9 @@
 namespace lambert {
 namespace {
 
-// Times that a thread looks for work before it sleeps: half a millisecond, longer than Python takes between two calls. To
-// wake a thread takes as long as a small product.
-constexpr int kSpins = 40000;
+// Times that a thread looks for work before it sleeps: some 50 microseconds. Half a millisecond makes a run beside a busy
+// process a fifth slower (benchmarks/training_steps).
+constexpr int kSpins = 4000;
 
 void wait(std::atomic<uint32_t>& word, uint32_t value) {
     syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
