@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lambert.core.batch import Batch
+from lambert.core.compute import Compute
 from lambert.core.errors import MachineError
 from lambert.core.randomness import Stream, key
 from lambert.core.world import World
 from lambert.engine.device import Reading, Stopwatch, on_device, ran_out, seed_generators
 from lambert.engine.exchange import Exchange
+from lambert.engine.graphs import Graphs, Work
 from lambert.engine.joint import with_joint_losses
 from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest
@@ -51,6 +54,7 @@ def train(
     steps: int,
     exchange: Exchange | None = None,
     stop: StopRequest | None = None,
+    graphs: Callable[[Work], Graphs] | None = None,
 ) -> Generator[Step, None, None]:
     """Runs updates `start` to `steps` - 1 and yields a Step after each.
 
@@ -67,6 +71,7 @@ def train(
         seed: Dropout is a function of (seed, update, number of the micro-batch).
         exchange: Sums the gradients over the ranks; the default is the exchange of one process.
         stop: All ranks learn at the same step, by `Step.stop_requested`, that one of them was asked to stop.
+        graphs: Makes the graphs that compute the passes of a single process; None: they are computed one by one.
 
     Raises OutOfMemory if a forward or backward pass runs out of memory; weights and moments are then those of the
     update before. Raises MachineError if the optimizer runs out of memory, or if another rank is lost.
@@ -74,6 +79,7 @@ def train(
     assert exchange is not None or world.size == 1, "several ranks need an exchange"
     exchange = exchange or Exchange(net)
     gradients, objectives = exchange.gradients, _objectives(net)
+    passes = _build_passes(net, exchange, precision, world, graphs)
     stopwatch = Stopwatch(world.device)
     exchange.attach()
     try:
@@ -85,7 +91,9 @@ def train(
             failure, began = None, time.perf_counter()
             losses_SK = torch.zeros(len(update.shares), len(objectives), device=world.device)
             try:
-                _accumulate(net, update, counts, losses_SK, exchange, precision, world, seed=seed, number=number)
+                _accumulate(
+                    net, passes, update, counts, losses_SK, exchange, precision, world, seed=seed, number=number
+                )
             except (RuntimeError, MemoryError) as error:
                 if not ran_out(error):
                     raise
@@ -134,8 +142,31 @@ def train(
             close()
 
 
+def _build_passes(
+    net: nn.Module,
+    exchange: Exchange,
+    precision: Precision,
+    world: World,
+    graphs: Callable[[Work], Graphs] | None,
+) -> Work:
+    """Returns the function that computes the passes of a micro-batch in host memory."""
+    compute = replace(precision.compute, gradients=exchange.gradients)
+
+    def run(compute: Compute, batch: Batch, divisors_K: Tensor) -> Tensor:
+        with precision.autocast():
+            sums_K: Tensor = net(batch.with_compute(compute))
+        if sums_K.requires_grad:  # false if this micro-batch has no target
+            precision.backward((sums_K / divisors_K).sum())
+        return sums_K.detach()
+
+    if graphs is not None:  # a graph rounds the weights in each pass
+        return graphs(partial(run, replace(compute, copies=None))).run
+    return lambda batch, divisors_K: run(compute, world.put(batch), divisors_K)
+
+
 def _accumulate(
     net: nn.Module,
+    passes: Work,
     update: Update,
     counts: Sequence[float],
     losses_SK: Tensor,
@@ -158,13 +189,9 @@ def _accumulate(
         exchange.gradients.clear()
         for index, batch in share:
             seed_generators(int(key(seed, Stream.DROPOUT, number, index)), world.device)
-            with precision.autocast():
-                sums_K = net(world.put(batch).with_compute(compute))
             if index == last:
                 exchange.last_pass()
-            if sums_K.requires_grad:  # false if this micro-batch has no target
-                precision.backward((sums_K / divisors_K).sum())
-            losses_SK[place] += sums_K.detach() / counts_K
+            losses_SK[place] += passes(batch, divisors_K) / counts_K
         exchange.add()
 
 

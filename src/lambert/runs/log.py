@@ -15,6 +15,7 @@ from lambert.core.world import World
 from lambert.data.stream import GlobalBatch
 from lambert.engine import ceiling
 from lambert.engine.compiler import Compilation
+from lambert.engine.graphs import graphs_problem
 from lambert.engine.log import Monitor, RunLog
 from lambert.engine.precision import PRECISIONS
 from lambert.model import attention
@@ -82,6 +83,8 @@ def model_notes(compilation: Compilation, model: Model, precision: str, world: W
             yield f"torch's own kernels compute the blocks, which are slower: the compiled ones lack {lacking}"
     if problem := choice.triton_problem(world.device):
         yield f"LAMBERT_TRITON=1 has no effect: {problem}"
+    if problem := graphs_problem(world):
+        yield f"LAMBERT_GRAPHS=1 has no effect: {problem}"
     width = model.config.hidden // model.config.heads
     kernel = attention.kernel(world.device, PRECISIONS[precision], width)
     if world.device.type != "cpu" and kernel != "flash":

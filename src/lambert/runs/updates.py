@@ -20,6 +20,7 @@ from lambert.distributed.stragglers import Stragglers
 from lambert.engine import archive, ceiling, environment
 from lambert.engine.compiler import Compilation, compile_or_fall_back, should_compile
 from lambert.engine.device import release
+from lambert.engine.graphs import choose_graphs
 from lambert.engine.guard import Incidents
 from lambert.engine.log import SCORED, RunLog
 from lambert.engine.loop import OutOfMemory, train
@@ -303,7 +304,7 @@ def _attempts(
                 net, run.optimizer, count_operations(batches, run.model, teacher, costs),
                 schedule=lambda applied: run.guard.lr_scale * rate(applied), max_grad_norm=config.optim.max_grad_norm,
                 precision=run.precision, world=world, seed=config.seed, start=course.done, steps=course.planned,
-                exchange=run.exchange, stop=stop,
+                exchange=run.exchange, stop=stop, graphs=choose_graphs(world, run.microbatch.tokens, log.note),
             ):  # fmt: skip
                 course.done = step.index
                 yield step, costs.popleft()

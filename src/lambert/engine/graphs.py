@@ -1,0 +1,192 @@
+"""Passes of micro-batches as graphs: one call of the device for a forward and a backward pass, instead of thousands.
+
+A graph computes batches of fixed sizes at fixed addresses. A micro-batch is filled (`Batch.fill`) to the smallest of
+four sizes and copied to the inputs of the graph of that size. What fits none, and the first micro-batch of each size,
+is computed without a graph. If recording fails, the run continues without graphs.
+
+Source: NVIDIA, "CUDA graphs" in the CUDA C++ programming guide. Graphs of few sizes for flat batches are those of
+NVIDIA's MLPerf BERT.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from math import ceil
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from lambert.core.batch import Batch
+from lambert.core.world import World
+from lambert.engine.compiler import describe_cause
+from lambert.engine.device import ran_out
+
+Work = Callable[[Batch, Tensor], Tensor]
+"""The passes of a batch with the divisors of its losses [K]: returns the summed losses [K], and adds the gradients to
+their buffer."""
+_PARTS = (8, 4, 2, 1)
+"""The sizes of graphs are these parts of a full micro-batch."""
+_SPARE = 1.25
+"""Capacity for sequences and targets, as a multiple of what the first batch of a size has."""
+_OFF = "micro-batches are computed without graphs, the run is slower"
+_RECORDINGS = 16
+"""Graphs that a run records. Beyond it, batches that no graph fits are computed without."""
+
+
+class Recorder(Protocol):
+    """Records work on a device."""
+
+    def run(self, work: Callable[[], Tensor]) -> Tensor:
+        """Returns the result of the work, computed where `record` will record it."""
+
+    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Records the work without computing it. Returns the function that computes it from the present contents of
+        the tensors that it reads; its result is overwritten by the next call."""
+
+
+class CudaRecorder:
+    """Records CUDA graphs on one stream, in one pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def run(self, work: Callable[[], Tensor]) -> Tensor:
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            found = work()
+        current.wait_stream(self._stream)
+        return found
+
+    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        # Threads that read data copy to pinned memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            found = work()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return found
+
+        return replay
+
+
+class _Size(NamedTuple):
+    """What the batches of one graph have in common."""
+
+    tokens: int
+    longest: int
+    objectives: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Graph:
+    """A graph and its inputs."""
+
+    batch: Batch
+    divisors_K: Tensor
+    targets: dict[str, int]
+    """Number of targets of each objective."""
+    replay: Callable[[], Tensor]
+
+
+class Graphs:
+    """Computes the passes of micro-batches of up to `tokens` tokens by graphs.
+
+    The work must not depend on anything but its arguments and tensors that stay where they are: gradients are added to
+    a buffer that is cleared before, and rounded weights are not kept from one pass to the next.
+    """
+
+    def __init__(
+        self, work: Work, recorder: Recorder, put: Callable[[Batch], Batch], tokens: int, say: Callable[[str], None]
+    ) -> None:
+        self._work, self._recorder, self._put, self._say = work, recorder, put, say
+        self._sizes = [ceil(tokens / part) for part in _PARTS]
+        self._graphs: dict[_Size, _Graph] = {}
+        self._recorded, self._failed = 0, False
+        self.replayed = 0
+        """Number of micro-batches that graphs computed."""
+
+    def run(self, batch: Batch, divisors_K: Tensor) -> Tensor:
+        """Returns the summed losses [K] of a batch in host memory, and adds its gradients to the buffer. The result is
+        overwritten by the next call."""
+        size = None if self._failed else self._size_of(batch)
+        if size is None:
+            return self._work(self._put(batch), divisors_K)
+        graph = self._graphs.get(size)
+        if graph is not None and (filled := _fill(batch, size, graph.batch.sequences, graph.targets)) is not None:
+            _copy(self._put(filled), graph.batch)
+            graph.divisors_K.copy_(divisors_K, non_blocking=True)
+            self.replayed += 1
+            return graph.replay()
+        return self._begin(batch, divisors_K, size)
+
+    def _begin(self, batch: Batch, divisors_K: Tensor, size: _Size) -> Tensor:
+        """Computes the first batch of a size, or the first that does not fit its graph, and records a graph."""
+        sequences = ceil(_SPARE * batch.sequences + 2 * size.tokens / size.longest)
+        targets = {name: ceil(_SPARE * (len(target.at_N) + 8)) for name, target in batch.targets.items()}
+        filled = _fill(batch, size, sequences, targets)
+        if filled is None or self._recorded >= _RECORDINGS:
+            return self._work(self._put(batch), divisors_K)
+        inputs, divisors_K = self._put(filled), divisors_K.clone()
+
+        def work() -> Tensor:
+            return self._work(inputs, divisors_K)
+
+        found = self._recorder.run(work)
+        self._recorded += 1
+        try:
+            self._graphs[size] = _Graph(inputs, divisors_K, targets, self._recorder.record(work))
+        except Exception as error:  # a driver, an operation that waits for the host, too little memory
+            self._graphs.clear()
+            self._failed = True
+            self._say(f"{_OFF}: {'out of memory' if ran_out(error) else describe_cause(error)}")
+        return found
+
+    def _size_of(self, batch: Batch) -> _Size | None:
+        """Returns the size of the graph for a batch; None if it is larger than all."""
+        tokens = next((tokens for tokens in self._sizes if batch.tokens <= tokens), None)
+        if tokens is None or not batch.tokens:
+            return None
+        return _Size(tokens, 1 << (batch.longest - 1).bit_length(), tuple(batch.targets))
+
+
+def _fill(batch: Batch, size: _Size, sequences: int, targets: dict[str, int]) -> Batch | None:
+    """Returns the batch with the sizes of a graph; None if it does not fit, or has targets of another kind."""
+    try:
+        # Each sequence of the tail has a token, so there are tokens for `sequences` more than those of the size.
+        return replace(batch.fill(size.tokens + sequences, sequences, targets), longest=size.longest)
+    except ValueError:
+        return None
+
+
+def _copy(source: Batch, into: Batch) -> None:
+    """Copies all tensors of a batch to those of another with the same sizes."""
+    pairs: list[tuple[Any, Any]] = [(source, into)]
+    pairs += [(source.targets[name], target) for name, target in into.targets.items()]
+    for one, other in pairs:
+        for field in fields(other):
+            if isinstance(tensor := getattr(other, field.name), Tensor):
+                tensor.copy_(getattr(one, field.name), non_blocking=True)
+
+
+def choose_graphs(world: World, tokens: int, say: Callable[[str], None]) -> Callable[[Work], Graphs] | None:
+    """Returns what makes the graphs of a run with micro-batches of up to `tokens` tokens; None: there are none.
+
+    Only one GPU has graphs, if the environment variable LAMBERT_GRAPHS=1 switches them on: their speed was not measured
+    yet. `say` gets a line if recording fails.
+    """
+    if os.environ.get("LAMBERT_GRAPHS") != "1" or graphs_problem(world):
+        return None
+    return lambda work: Graphs(work, CudaRecorder(world.device), world.put, tokens, say)
+
+
+def graphs_problem(world: World) -> str:
+    """Returns why LAMBERT_GRAPHS=1 has no effect in this world; empty if it has, or is not set."""
+    if os.environ.get("LAMBERT_GRAPHS") != "1":
+        return ""
+    if world.device.type != "cuda":
+        return "the device is no GPU"
+    return "several ranks exchange gradients during a pass" if world.size > 1 else ""
