@@ -108,3 +108,10 @@ def test_help_and_mistyped_flags_do_not_wait_for_torch(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", code, *command.split()], capture_output=True, text=True, check=False)
     assert done.stdout.endswith("False\n"), done.stderr
     assert done.returncode == (0 if "--help" in command else 2)
+
+
+@pytest.mark.parametrize("verb", [[], ["finetune"], ["corpus", "peek"]])
+def test_help_is_a_word_too(verb: list[str], lambert: Lambert) -> None:
+    shown = lambert("help", *verb)
+    assert shown.code == 0
+    assert shown == lambert(*verb, "--help")

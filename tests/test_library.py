@@ -241,6 +241,14 @@ def test_a_loop_has_its_own_settings_of_torch(pretraining: dict[str, Any]) -> No
 # --- rows ---
 
 
+@pytest.mark.parametrize("rows", [[{"text": "a"}], {"text": ["a"]}, np.zeros(3)])
+def test_rows_in_the_place_of_a_recipe(rows: Any, pretrained: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"its first argument is a recipe, not .*Name the rows: finetune\(data=\.\.\.\)"
+    ):
+        lambert.finetune(rows, init=pretrained, out=tmp_path / "run")
+
+
 def test_rows_instead_of_files(pretrained: Path, tmp_path: Path) -> None:
     rows = [{"text": f"the {word} found a stone", "label": len(word) % 2} for word in ("king", "bird", "river", "boat")]
     settings: dict[str, Any] = {"init": pretrained, "out": tmp_path / "run", "train__batch_size": 4, "log__every": 1}

@@ -78,6 +78,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and exits: 0 ok, 1 bug, 2 usage, 3 bad data, 4 machine, 5 diverged, 75 saved and to be
     requeued, 130 interrupted and saved."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
+    if tokens[:1] == ["help"]:
+        tokens = [*tokens[1:], "--help"]
     if arguments is None:
         signals.exit_on_signals()
         signals.restore_keyboard_interrupt()

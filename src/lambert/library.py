@@ -101,6 +101,10 @@ def find_training_verb(recipe: object, settings: Mapping[str, Any], caller: str)
 
 def call_settings(verb: str, recipe: object, given: Mapping[str, Any]) -> Any:
     """Returns the settings of a verb. Raises UsageError with the message of the command line."""
+    if is_rows(recipe) and not dataclasses.is_dataclass(recipe):
+        kind = f"its first argument is a recipe, not a {type(recipe).__name__}"
+        rows = next(iter(all_verbs()[verb].rows), "")
+        raise UsageError(f"{verb}: {kind}." + f" Name the rows: {verb}({rows}=...)." * bool(rows))
     tokens, values = [verb], _nest(_with_files(all_verbs()[verb], recipe, given))
     if dataclasses.is_dataclass(recipe):
         kind = settings_of(all_verbs()[verb])

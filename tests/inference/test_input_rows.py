@@ -30,3 +30,5 @@ def test_a_line_longer_than_what_is_looked_at_is_one_row() -> None:
 def test_what_standard_input_may_hold_is_said_for_a_table() -> None:
     (first, _) = rows_of_stream(io.BufferedReader(io.BytesIO(b"text,label\na,b\n")))
     assert "name a table as a file" in str(first.error)
+    (first, _) = rows_of_stream(io.BufferedReader(io.BytesIO(b"text,label\na,b\n")), "message")
+    assert 'a JSON object like {"message": "..."}' in str(first.error)

@@ -120,7 +120,7 @@ def test_the_wheel_runs_the_demo_without_a_checkout(installed: Path, tmp_path: P
     printed = run([installed / "lambert", "demo", "--short", "--out", "tried"], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["tried"]
     assert "on the curve\n" in printed  # of [expect], for the first 200 updates
-    assert "Every step ran" in printed
+    assert "All commands ran" in printed
     assert "warning" not in printed
     for name in ("names-pretrained/seed-1/model/model.safetensors", "report.html"):
         assert (tmp_path / "tried" / name).stat().st_size > 10_000, name

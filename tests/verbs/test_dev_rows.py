@@ -29,7 +29,7 @@ def test_a_share_of_the_rows(mine: Path, pretrained: Path, tmp_path: Path, lambe
     assert done.code == 0, done.err
     parts = sorted((tmp_path / "run-rows").glob("*/*.jsonl"))
     dev, train = ([json.loads(line) for line in part.read_text().splitlines()] for part in parts)
-    assert f"{len(train)} train and {len(dev)} dev rows (dev = 0.25, by the hash of each row)" in done.out + done.err
+    assert f"{len(train)} train and {len(dev)} dev rows (dev = 0.25, by the hash of each text)" in done.out + done.err
     assert len(train) + len(dev) == 80
     assert "are also in" not in done.out + done.err
     assert json.loads((tmp_path / "run" / "scores.json").read_text())["examples"] == len(dev)
@@ -44,6 +44,29 @@ def test_a_share_of_the_rows(mine: Path, pretrained: Path, tmp_path: Path, lambe
     assert [path.read_bytes() for path in sorted((tmp_path / "seeds" / "features").glob("dev-*/*.jsonl"))] == [
         path.read_bytes() for path in parts
     ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"optim__name": "adam"}, "optim.name = 'adam' is unknown. Did you mean"),
+        ({"optim__schedule": "lineer"}, "optim.schedule = 'lineer' is unknown. Did you mean 'linear'?"),
+        ({"out": "other"}, "other exists and is not a run folder"),
+        ({"out": "/proc/run"}, "/proc/run-rows cannot be written"),
+    ],
+)
+def test_a_wrong_setting_leaves_no_rows(
+    wrong: dict[str, str], said: str, mine: Path, pretrained: Path, tmp_path: Path, lambert: Lambert,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").touch()
+    before = sorted(tmp_path.rglob("*"))
+    one_line(
+        lambert("finetune", **{"out": "run", "init": pretrained, "data": mine, "dev": 0.25, **FEW, **wrong}), 2, said
+    )
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_sweep_holds_out_a_share(mine: Path, pretrained: Path, tmp_path: Path) -> None:

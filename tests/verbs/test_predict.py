@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import one_line
 
@@ -62,6 +63,28 @@ def test_a_pretrained_model_fills_masks(where: str, pretrained: Path, lambert: L
         chances = [candidate["probability"] for candidate in candidates]
         assert chances == sorted(chances, reverse=True)
         assert 0 < sum(chances) < 1
+
+
+def test_a_table_with_another_column_of_texts(pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
+    table = tmp_path / "new.csv"
+    table.write_text("id,message\n7,the [MASK] found a stone\n")
+    given = {"model": pretrained, "input": table}
+    done = lambert("predict", **given, columns__text="message")
+    assert done.code == 0, done.err
+    assert len(json.loads(done.out)["masks"]) == 1
+    one_line(lambert("predict", **given), 3, "no column 'text'", "Columns found: id, message.")
+    table.write_text("id^message\n7^the [MASK] found a stone\n")
+    one_line(lambert("predict", **given), 3, "Columns found: id^message; cells are separated by commas")
+
+
+def test_vectors_of_a_pretrained_model(pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
+    texts = tmp_path / "new.csv"
+    texts.write_text("text\nthe king found a stone\n")
+    given = {"model": pretrained, "input": texts, "out": tmp_path / "vectors.npy"}
+    one_line(lambert("predict", **given), 2, "the task 'mask' has none: add --task embed.")
+    assert not (tmp_path / "vectors.npy").exists()
+    assert lambert("predict", **given, task="embed").code == 0
+    assert np.load(tmp_path / "vectors.npy").shape == (1, 32)
 
 
 def test_long_texts_are_cut_to_the_models_positions(pretrained: Path, lambert: Lambert) -> None:
@@ -185,6 +208,9 @@ def test_settings_that_cannot_be(tuned: Callable[[str], Path], lambert: Lambert)
     assert "chunk = 0" in lambert("predict", model=tuned("classify"), chunk=0).err
     assert lambert("predict", model="nowhere").code == 3
     assert "No such model folder: nowhere" in lambert("predict", model="nowhere").err
+    one_line(
+        lambert("predict", model=tuned("classify"), out="v.npy"), 2, "'classify' has none: write .jsonl or .parquet."
+    )
     wrong = lambert("predict", model=tuned("classify"), task="tag")
     assert wrong.code == 2
     assert "'classify'" in wrong.err

@@ -17,7 +17,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import find_closest
 from lambert.core.unsupported import CONLL, refuse_archive
 from lambert.tasks import Row, Task
-from lambert.tasks.reading.table import list_columns
+from lambert.tasks.reading.table import list_columns, list_found
 from lambert.tasks.reading.templates import columns_of
 from lambert.text import encodings
 from lambert.text.json_rows import has_lines, read_json_rows
@@ -61,9 +61,9 @@ def input_row(read: ReadRow, place: str, file: int = 0) -> InputRow:
     return InputRow(place, read.row, error, Position(file, read.offset, read.line))
 
 
-def rows_of_stream(stream: Any) -> Iterator[InputRow]:
+def rows_of_stream(stream: Any, key: str = "text") -> Iterator[InputRow]:
     """Yields the rows of a stream of bytes or text, as `read_json_rows` does; text has a row in each line. Decodes
-    UTF-16 with a byte-order mark."""
+    UTF-16 with a byte-order mark. `key` is that of the text in an example that errors show."""
     beginning = stream.peek(1) if hasattr(stream, "peek") else b""
     if isinstance(stream, io.BufferedIOBase):
         source = encodings.plain(stream, beginning)
@@ -72,10 +72,10 @@ def rows_of_stream(stream: Any) -> Iterator[InputRow]:
         source = _Encoded(stream)
     for read in read_json_rows(source, has_lines(beginning)):
         other = read.error.startswith("is not JSON") and not beginning.lstrip().startswith((b"{", b"["))
-        yield input_row(replace(read, error=f"{read.error}: {_ELSE}") if other else read, read.place)
+        yield input_row(replace(read, error=f"{read.error}: {_ELSE % key}") if other else read, read.place)
 
 
-_ELSE = 'standard input has a JSON object like {"text": "..."} in each line; name a table as a file'
+_ELSE = 'standard input has a JSON object like {"%s": "..."} in each line; name a table as a file'
 
 
 class _Encoded:
@@ -181,7 +181,7 @@ class InputFiles:
     def _check(self, names: Sequence[str], path: Path) -> None:
         """Raises DataError if a file with these columns lacks one to read or to keep."""
         required = _tops(names, self._columns[0] if self._columns else [])
-        listed = f"Columns found: {', '.join(name[:60] for name in names[:20])}."
+        listed = list_found([name[:60] for name in names[:20]])
         if lacking := next((name for name in required if name not in names), None):
             fixed = "task.columns." in self._task.unused_settings
             how = "" if fixed else " (--columns.text and the like name them)"

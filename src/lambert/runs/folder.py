@@ -80,14 +80,8 @@ def open_run(config: RunConfig, world: World, data: Mapping[str, object]) -> Ite
 def _check_folder(config: RunConfig, data: Mapping[str, object]) -> None:
     """Raises UsageError if the run folder does not belong to this run."""
     out, path = config.out, config.out / CONFIG
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise UsageError(f"{out} is a file. Choose another --out.")
-    if not path.is_file():
-        if not all(found.name == "lock.json" or is_temporary(found) for found in out.iterdir()):
-            raise UsageError(f"{out} exists and is not a run folder (it has no {CONFIG}). Choose another --out.")
-    elif any((out / name).exists() for name in BEGUN):
+    check_place(out)
+    if path.is_file() and any((out / name).exists() for name in BEGUN):
         if changed := changes(config, path):
             listed = "; ".join(f"{name} {before} -> {now}" for name, before, now in changed[:5])
             more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
@@ -95,6 +89,18 @@ def _check_folder(config: RunConfig, data: Mapping[str, object]) -> None:
                 f"{out} holds a run with other settings: {listed}{more}. Restore them, or choose another --out."
             )
         _check_data(out, data)
+
+
+def check_place(out: Path) -> None:
+    """Raises UsageError if a path is neither free nor a run folder."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UsageError(f"{out} is a file. Choose another --out.")
+    if not (out / CONFIG).is_file() and not all(
+        found.name == "lock.json" or is_temporary(found) for found in out.iterdir()
+    ):
+        raise UsageError(f"{out} exists and is not a run folder (it has no {CONFIG}). Choose another --out.")
 
 
 def changes(config: RunConfig, path: Path, free: tuple[str, ...] = FREE) -> list[tuple[str, Any, Any]]:

@@ -67,12 +67,13 @@ class Mask(Task[Masked, list[Candidates]]):
         _refuse_labels()
 
     def inputs(self) -> tuple[list[str], list[str]]:
-        return ["text"], []
+        return [self.config.columns.row_keys()[0]], []
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Masked:
         """Reads rows {"text": ...}, each with at least one [MASK] within `max_length`."""
+        key = self.config.columns.row_keys()[0]
         texts = [
-            text_of(row, "text", place).replace("[MASK]", self.piece) for row, place in zip(rows, places, strict=True)
+            text_of(row, key, place).replace("[MASK]", self.piece) for row, place in zip(rows, places, strict=True)
         ]
         plain = tokenise(self.tokenizer, self.config, texts)
         data = Masked(self.tokenizer, plain.first, None, plain.counts)

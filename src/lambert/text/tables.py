@@ -19,6 +19,7 @@ from lambert.text.streams import BLOCK
 FIELD = 16 << 20
 """Maximum bytes of a line and characters of a cell. The module `csv` needs up to 8 bytes for each."""
 _SEPARATORS = ("\t", ";", "|", ",")
+SEPARATED = "cells are separated by commas, semicolons, bars or tabs"
 """In order of preference among those that divide the rows equally well: prose has more commas than tabs."""
 _NAMES = {"\t": "tab", ";": "semicolon", "|": "vertical bar", ",": "comma"}
 _JUDGED = 500
@@ -248,7 +249,10 @@ def read_table_rows(stream: Any, table: Table, names: Sequence[str], offset: int
 def _misfit(cells: Sequence[str], keys: Sequence[str], table: Table) -> str:
     found = f"has {len(cells)} cell{'s' * (len(cells) != 1)} where the first line has {len(keys)}"
     if len(keys) == 1 and table.begin == (0, 0):
-        return f"{found}: if the first line is a title, remove it; if the row is one cell, put it in quotation marks"
+        return (
+            f"{found}: {SEPARATED}; if the first line is a title, remove it; if the row is one cell, put it in "
+            "quotation marks"
+        )
     if len(cells) < len(keys) or not table.quoted:
         return found
     return f"{found}: put a cell that holds a {_NAMES.get(table.separator, 'separator')} in quotation marks"

@@ -31,8 +31,9 @@ from lambert.model.config import EncoderConfig
 from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
+from lambert.optim.optimizers import check_names
 from lambert.runs.distillation import keep_layers, relation_teacher
-from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, fingerprints, open_run
+from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, check_place, fingerprints, open_run
 from lambert.runs.microbatch import check_model
 from lambert.runs.publish import LabelledFile, Trained, publish_run
 from lambert.runs.result import Result, Say, silent
@@ -101,6 +102,9 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
     stop = StopRequest() if stop is None else stop  # without signal handlers, never requested
     with detect(config.train.device, config.train.timeout) as world:
         with world.together("reading its data"):
+            if world.is_first:
+                check_place(config.out)
+            check_names(config.optim)
             prepared = _prepare(config, world)
             config, task, data, dev = prepared.config, prepared.task, prepared.data, prepared.dev
             model, tokenizer, hashes, notes = prepared.model, prepared.tokenizer, prepared.hashes, prepared.notes

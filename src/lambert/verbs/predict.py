@@ -82,6 +82,7 @@ def _answer(config: PredictConfig, say: Say, answered: Callable[[], None]) -> No
             columns = replace(config.columns, label="")  # not needed, and `text` may have its name
             model = TextModel(config.model, config.task, config.code, config.inference, world, columns, config.squad())
             task = model.task.with_top(config.top)
+            _check_vectors(config, task)
         compare_ranks(world, config.model)
         if world.is_first:
             if model.note and say is not silent:  # standard output has the predictions alone
@@ -95,6 +96,14 @@ def _answer(config: PredictConfig, say: Say, answered: Callable[[], None]) -> No
             _follow(task, model.outputs, world)
     if failure is not None:
         raise failure
+
+
+def _check_vectors(config: PredictConfig, task: Task[Any, Any]) -> None:
+    """Raises UsageError if the output is for vectors and the task has none. A task from outside may have some."""
+    if config.out is not None and config.out.suffix == ".npy" and not task.computes_vectors and not config.code:
+        name = task.config.name
+        instead = "add --task embed" if name == "mask" else "write .jsonl or .parquet"
+        raise UsageError(f"{config.out}: .npy is for vectors, and the task {name!r} has none: {instead}.")
 
 
 @dataclass(slots=True)
@@ -156,7 +165,7 @@ def _lead(
         tally = sink.tally
         if tally.rows:
             answered()
-        rows = files.rows(sink.start) if files else rows_of_stream(getattr(sys.stdin, "buffer", sys.stdin))
+        rows = files.rows(sink.start) if files else _rows_of_stdin(task)
         quiet = config.out is None or say is silent
         bar = stack.enter_context(
             progress(None, "predict", unit="rows", quiet=quiet, done=tally.rows, summary=False, measured=1)
@@ -176,6 +185,11 @@ def _lead(
     for line in _list_remarks(tally, config) if say is not silent else ():
         aside(line)
     return tally.error()
+
+
+def _rows_of_stdin(task: Task[Any, Any]) -> Iterator[InputRow]:
+    read = task.columns_read() if ":" not in task.config.name else None
+    return rows_of_stream(getattr(sys.stdin, "buffer", sys.stdin), next(iter(read[0] if read else ()), "text"))
 
 
 def _list_remarks(tally: Tally, config: PredictConfig) -> Iterator[str]:

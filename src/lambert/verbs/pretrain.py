@@ -29,10 +29,11 @@ from lambert.model.families import family_of, predicts_next, takes_pairs
 from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model, build_model
+from lambert.optim.optimizers import check_names
 from lambert.runs.config import TrainConfig
 from lambert.runs.defaults import FreshEncoderConfig
 from lambert.runs.distillation import keep_layers, relation_teacher
-from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, fingerprints, open_run
+from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, check_place, fingerprints, open_run
 from lambert.runs.log import explain_few_updates, explain_unigram_loss
 from lambert.runs.microbatch import check_model
 from lambert.runs.publish import publish_run
@@ -66,6 +67,9 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
     with detect(config.train.device, config.train.timeout) as world:
         with world.together("preparing its corpus"):
             _check_complete(config)
+            if world.is_first:
+                check_place(config.out)
+            check_names(config.optim)
             if config.text:
                 _prepare_text(config, world, say)
         with world.together("reading its data"):

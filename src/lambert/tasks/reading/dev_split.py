@@ -1,4 +1,4 @@
-"""Divides labelled data into training rows and dev rows, by the hash of each row.
+"""Divides labelled data into training rows and dev rows, by the hash of the text of each row.
 
 The part of a row depends only on its text, not on its place, its label, the other rows or the seed. So equal texts are
 in the same part, and rows that are added later move no other row.
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import json_text, write_atomic
+from lambert.core.files import json_text, write_atomic, write_errors
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.reading.files import digest
 from lambert.tasks.reading.table import read_rows, value_of
@@ -51,11 +51,12 @@ def split_off_dev(path: Path, share: float, config: TaskConfig, folder: Path) ->
             total = sum(map(len, parts.values()))
             raise DataError(f"dev = {share:g} leaves no {name} rows of the {total:,} in {path}: {_INSTEAD}")
     of = f"{digest(path)} {share:g} {config.name} {config.columns}"
-    folder = folder / f"dev-{share:g}-{hashlib.sha256(of.encode()).hexdigest()[:16]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [write_atomic(folder / f"{name}.jsonl", "".join(rows)) for name, rows in parts.items()]
+    place = folder / f"dev-{share:g}-{hashlib.sha256(of.encode()).hexdigest()[:16]}"
+    with write_errors(folder):
+        place.mkdir(parents=True, exist_ok=True)
+        written = [write_atomic(place / f"{name}.jsonl", "".join(rows)) for name, rows in parts.items()]
     counts = " and ".join(f"{len(rows):,} {name}" for name, rows in parts.items())
-    return written[0], written[1], f"{path}  {counts} rows (dev = {share:g}, by the hash of each row), in {folder}"
+    return written[0], written[1], f"{path}  {counts} rows (dev = {share:g}, by the hash of each text), in {place}"
 
 
 def _read_rows(path: Path, config: TaskConfig) -> Iterator[tuple[str, Row]]:

@@ -1,6 +1,7 @@
 """Reads the rows of labelled files, and the texts, labels and values in them."""
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DataError, quote
-from lambert.core.registry import nearest
+from lambert.core.registry import find_closest
 from lambert.core.unsupported import CONLL
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.files import class_names
@@ -19,7 +20,7 @@ from lambert.tasks.task import Row, whole_text
 from lambert.text.classes import name_classes
 from lambert.text.read_row import format_place
 from lambert.text.rows import JSON, TABLES, RowFile, kind, list_data_files, open_unpacked
-from lambert.text.tables import strip_invisible
+from lambert.text.tables import SEPARATED, strip_invisible
 
 
 def read_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> Iterator[tuple[str, Row]]:
@@ -189,11 +190,19 @@ def _build_missing_error(row: Row, names: Sequence[tuple[str, str]], place: str,
     """Returns the error for the columns (settings and names) that a row lacks."""
     found = [" ".join(str(key)[:60].split()) for key in islice(row, 100)]
     several = len(names) > 1
-    columns = f" Columns found: {', '.join(found)}." if several else nearest(names[0][1], found)
+    close = "" if several else find_closest(names[0][1], found)
+    columns = f" Did you mean {close!r}?" * bool(close) + f" {list_found(found)}"
     flags = " ".join(f"--task.columns.{setting} {number}" for number, (setting, _) in enumerate(names, 1))
     headless = f" If this line is a row, name the columns by number: {flags}." if table and several else ""
     listed = " and ".join(f"{name!r} (task.columns.{setting})" for setting, name in names)
     return Mismatch(f"{place}: no column{'s' * several} {listed}.{other_task(row) or columns + headless}")
+
+
+def list_found(names: Sequence[str]) -> str:
+    """Returns a sentence with the columns that a file has. If there is one, and its name looks like several, the
+    sentence says how cells are separated."""
+    why = f"; {SEPARATED}" if len(names) == 1 and re.search(r"\w[^\w\s.'-]\w", names[0]) else ""
+    return f"Columns found: {', '.join(names)}{why}."
 
 
 SPANS = {"spans", "ents", "entities", "tokenized_text", "annotations", "completions"}

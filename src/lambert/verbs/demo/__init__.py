@@ -36,8 +36,8 @@ class DemoConfig:
     out: Path = DEFAULT_OUT
     """Folder to write. The files of an earlier demo in it are deleted first; nothing is written elsewhere."""
     short: bool = False
-    """A check of the installation in a few seconds: every step runs, with few updates, and pre-training is compared
-    with the curve that its recipe expects. The models are not compared."""
+    """A check of the installation in a few seconds: all its commands run, with few updates, and pre-training is
+    compared with the curve that its recipe expects. The models are not compared."""
 
 
 def run(config: DemoConfig, say: Say = silent) -> Result:

@@ -81,7 +81,7 @@ class Results:
 
     def summary(self) -> dict[str, Any]:
         """The results for the report."""
-        title = "Lambert demo: raw text to a scored model" if self.gain else "Lambert demo, short: every step ran"
+        title = "Lambert demo: raw text to a scored model" if self.gain else "Lambert demo, short: all commands ran"
         found: dict[str, Any] = {
             "title": title,
             "tables": [{"caption": "What it learned", "columns": COLUMNS, "rows": self.rows()}],
@@ -109,7 +109,7 @@ class Results:
         command = started if started.name == "lambert" and not shutil.which("lambert") else "lambert"
         if self.gain is None:
             console.print(
-                "Every step ran, and pre-training began on the expected curve; a short demo has fewer updates than "
+                "All commands ran, and pre-training began on the expected curve; a short demo has fewer updates than "
                 "its recipe on purpose. They are too few for a score to mean anything. "
                 f"For a result, in 90 seconds on two cores: {command} demo",
                 markup=False,
