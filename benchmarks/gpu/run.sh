@@ -8,7 +8,7 @@
 #   PYTHON   interpreter (python3)       LIMIT   seconds for everything (570); what is left then is skipped, and said
 #   WHEELS   folder of wheels for packages that are missing where there is no network (wheels)
 #   TESTS    0 leaves out the tests
-#   TOKENS   tokens of a round, padding included; by the GPU's memory where not given
+#   TOKENS   tokens of a round, by the GPU's memory where not given: real ones from 130 GiB on, else with padding
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
@@ -50,9 +50,10 @@ if [ -z "${TOKENS:-}" ]; then
         [ "$MEMORY" -ge "$1" ] && TOKENS=$2
     done
 fi
+REAL=$((MEMORY >= 130 || MEMORY == 0)) # peers pad: their rows are more than twice as many
 OUT=${OUT:-benchmarks/gpu/$NAME}
 mkdir -p "$OUT"
-rm -f "$OUT"/{bench.jsonl,wrapper.jsonl,losses.jsonl,log.txt,table.txt,tests.txt,costs.txt} "$OUT"/trace-*
+rm -f "$OUT"/{arms.jsonl,bench.jsonl,wrapper.jsonl,losses.jsonl,log.txt,table.txt,tests.txt,costs.txt} "$OUT"/trace-*
 
 say() { printf "%4d s  %s\n" "$SECONDS" "$*" | tee -a "$OUT/log.txt" >&2; }
 limited() { # a command, unless the time is over; its errors go to the log
@@ -67,6 +68,7 @@ bench() { # work, size, sequence length (0: the work's own), flags
     local work=$1 size=$2 length=$3
     shift 3
     local of=$((length ? length : 384)) more=()
+    [[ $REAL = 1 && " $* " != *" --lengths full "* ]] && of=$((of * 46 / 100)) # the mean of these lengths
     case $work in pretrain | finetune | inference) more=(--sequences $((TOKENS / of > 0 ? TOKENS / of : 1)));; esac
     say "$work $size $length $*"
     limited "$PYTHON" -m lambert bench --work "$work" --size "$size" --length "$length" "${more[@]}" \
@@ -77,6 +79,11 @@ wrapper() { # flags of wrapper.py
     say "wrapper $*"
     limited "$PYTHON" -m benchmarks.gpu.wrapper --device "$DEVICE" --size "$BASE" --rounds "$ROUNDS" \
         --sequences $((TOKENS / 512 > 0 ? TOKENS / 512 : 1)) "$@" >>"$OUT/wrapper.jsonl"
+}
+arms() { # work, arms
+    say "arms $*"
+    limited "$PYTHON" -m benchmarks.gpu.arms --device "$DEVICE" --tokens "$TOKENS" --rounds "$((ROUNDS < 5 ? ROUNDS : 5))" \
+        --works "$1" --arms "${@:2}" >>"$OUT/arms.jsonl"
 }
 profile() { # name of the trace, then as bench
     local trace="$OUT/trace-$1.json"
@@ -97,6 +104,12 @@ if [ "${TESTS:-1}" = 1 ]; then
         tests/model tests/engine tests/runs/test_compile.py >"$OUT/tests.txt"
     tail -n 3 "$OUT/tests.txt" | tee -a "$OUT/log.txt"
 fi
+
+ALL=(plain compiled triton graphs triton-graphs)
+arms "$BASE-512-full" "${ALL[@]}"
+[ "$BASE" = base ] && arms 8x512-128-full "${ALL[@]}"
+arms "$BASE-512-wikipedia" compiled triton-graphs
+[ "$BASE" = base ] && arms modern-base-512-wikipedia compiled triton-graphs
 
 BOTH="transformers,transformers-compiled"
 training=(--compile --optimizer --dropout 0.1)
