@@ -1,6 +1,6 @@
 """Graphs of micro-batches, with a recorder that computes its work again instead of replaying it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flat import make_batch
+from recorders import Again
 from tiny import Share
 from torch import Tensor
 
@@ -23,23 +24,6 @@ from lambert.optim import optimizers
 from lambert.optim.config import OptimConfig
 
 TOKENS = 128
-
-
-class Again:
-    """Computes recorded work again. Raises the `errors` in turn instead of recording."""
-
-    def __init__(self, *errors: Exception) -> None:
-        self.errors = [*errors]
-        self.recorded = 0
-
-    def run(self, work: Callable[[], Tensor]) -> Tensor:
-        return work()
-
-    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        if self.errors:
-            raise self.errors.pop()
-        self.recorded += 1
-        return work
 
 
 def batches(count: int, *, longest: int = 16) -> Iterator[Batch]:
@@ -80,9 +64,9 @@ class Outcome:
         self.said: list[str] = []
         self.graphs: Any = None
 
-        def make(work: Any) -> Graphs:
+        def make(work: Any) -> Graphs[Tensor]:
             assert recorder is not None
-            self.graphs = Graphs(work, recorder, World().put, TOKENS, self.said.append)
+            self.graphs = Graphs(work, recorder, World().put, [16, 32, 64, TOKENS], self.said.append)
             return self.graphs
 
         steps = train(
@@ -137,7 +121,7 @@ def test_a_run_goes_on_without_graphs_if_recording_fails(error: Exception, said:
     recorder = Again(error)
     graphed = Outcome(recorder, found)
     (line,) = graphed.said
-    assert line.startswith("micro-batches are computed without graphs, the run is slower: ")
+    assert line.startswith("batches are computed without graphs, which is slower: ")
     assert said in line
     assert "more" not in line
     assert graphed.losses == pytest.approx(Outcome(None, found).losses, rel=1e-5)

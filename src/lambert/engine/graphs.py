@@ -1,18 +1,18 @@
-"""Passes of micro-batches as graphs: one call of the device for a forward and a backward pass, instead of thousands.
+"""Passes of batches as graphs: one call of the device for a pass, instead of hundreds or thousands.
 
-A graph computes batches of fixed sizes at fixed addresses. A micro-batch is filled (`Batch.fill`) to the smallest of
-four sizes and copied to the inputs of the graph of that size. What fits none, and the first micro-batch of each size,
-is computed without a graph. If recording fails, the run continues without graphs.
+A graph computes batches of fixed sizes at fixed addresses. A batch is filled (`Batch.fill`) to the smallest size that
+it fits and copied to the inputs of the graph of that size. What fits none, and the first batch of each size, is
+computed without a graph. If recording fails, all that follows is computed without graphs.
 
 Source: NVIDIA, "CUDA graphs" in the CUDA C++ programming guide. Graphs of few sizes for flat batches are those of
 NVIDIA's MLPerf BERT.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,25 +22,27 @@ from lambert.core.world import World
 from lambert.engine.compiler import describe_cause
 from lambert.engine.device import ran_out
 
+Found = TypeVar("Found")
 Work = Callable[[Batch, Tensor], Tensor]
 """The passes of a batch with the divisors of its losses [K]: returns the summed losses [K], and adds the gradients to
 their buffer."""
 _PARTS = (8, 4, 2, 1)
-"""The sizes of graphs are these parts of a full micro-batch."""
+"""The sizes of graphs in training are these parts of a full micro-batch."""
 _SPARE = 1.25
 """Capacity for sequences and targets, as a multiple of what the first batch of a size has."""
-_OFF = "micro-batches are computed without graphs, the run is slower"
-_RECORDINGS = 16
-"""Graphs that a run records. Beyond it, batches that no graph fits are computed without."""
+_SWITCH = "LAMBERT_GRAPHS"
+_OFF = "batches are computed without graphs, which is slower"
+_RECORDINGS = 32
+"""Graphs that are recorded at most. Beyond it, batches that no graph fits are computed without."""
 
 
 class Recorder(Protocol):
     """Records work on a device."""
 
-    def run(self, work: Callable[[], Tensor]) -> Tensor:
+    def run(self, work: Callable[[], Found]) -> Found:
         """Returns the result of the work, computed where `record` will record it."""
 
-    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def record(self, work: Callable[[], Found]) -> Callable[[], Found]:
         """Records the work without computing it. Returns the function that computes it from the present contents of
         the tensors that it reads; its result is overwritten by the next call."""
 
@@ -52,7 +54,7 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
-    def run(self, work: Callable[[], Tensor]) -> Tensor:
+    def run(self, work: Callable[[], Found]) -> Found:
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -60,13 +62,13 @@ class CudaRecorder:
         current.wait_stream(self._stream)
         return found
 
-    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def record(self, work: Callable[[], Found]) -> Callable[[], Found]:
         graph = torch.cuda.CUDAGraph()
         # Threads that read data copy to pinned memory meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             found = work()
 
-        def replay() -> Tensor:
+        def replay() -> Found:
             graph.replay()
             return found
 
@@ -79,66 +81,80 @@ class _Size(NamedTuple):
     tokens: int
     longest: int
     objectives: tuple[str, ...]
+    pooled_later: bool
+    """Whether the vector of a sequence may be computed from later tokens than its first."""
 
 
 @dataclass(slots=True)
-class _Graph:
+class _Graph(Generic[Found]):
     """A graph and its inputs."""
 
     batch: Batch
-    divisors_K: Tensor
+    others: tuple[Tensor, ...]
     targets: dict[str, int]
     """Number of targets of each objective."""
-    replay: Callable[[], Tensor]
+    replay: Callable[[], Found]
 
 
-class Graphs:
-    """Computes the passes of micro-batches of up to `tokens` tokens by graphs.
+class Graphs(Generic[Found]):
+    """Computes work on batches by graphs.
 
-    The work must not depend on anything but its arguments and tensors that stay where they are: gradients are added to
-    a buffer that is cleared before, and rounded weights are not kept from one pass to the next.
+    The work must not depend on anything but its arguments and tensors that stay where they are. In training, gradients
+    are added to a buffer that is cleared before, and rounded weights are not kept from one pass to the next.
+
+    Args:
+        work: Computes a batch on the device, with further tensors. It may be called with a batch that is filled.
+        recorder: Records it.
+        put: Returns a batch on the device.
+        sizes: Numbers of tokens for which there are graphs, in ascending order.
+        say: Gets a line if recording fails.
     """
 
     def __init__(
-        self, work: Work, recorder: Recorder, put: Callable[[Batch], Batch], tokens: int, say: Callable[[str], None]
+        self,
+        work: Callable[..., Found],
+        recorder: Recorder,
+        put: Callable[[Batch], Batch],
+        sizes: Sequence[int],
+        say: Callable[[str], None],
     ) -> None:
-        self._work, self._recorder, self._put, self._say = work, recorder, put, say
-        self._sizes = [ceil(tokens / part) for part in _PARTS]
-        self._graphs: dict[_Size, _Graph] = {}
+        self._work, self._recorder, self._put, self._sizes, self._say = work, recorder, put, sizes, say
+        self._graphs: dict[_Size, _Graph[Found]] = {}
         self._recorded, self._failed = 0, False
         self.replayed = 0
-        """Number of micro-batches that graphs computed."""
+        """Number of batches that graphs computed."""
 
-    def run(self, batch: Batch, divisors_K: Tensor) -> Tensor:
-        """Returns the summed losses [K] of a batch in host memory, and adds its gradients to the buffer. The result is
-        overwritten by the next call."""
+    def run(self, batch: Batch, *others: Tensor) -> Found:
+        """Returns the result of the work for a batch in host memory, or for the same batch filled, with `others` on the
+        device, whose sizes are always the same. The next call may overwrite the result."""
         size = None if self._failed else self._size_of(batch)
         if size is None:
-            return self._work(self._put(batch), divisors_K)
+            return self._work(self._put(batch), *others)
         graph = self._graphs.get(size)
         if graph is not None and (filled := _fill(batch, size, graph.batch.sequences, graph.targets)) is not None:
             _copy(self._put(filled), graph.batch)
-            graph.divisors_K.copy_(divisors_K, non_blocking=True)
+            for one, other in zip(graph.others, others, strict=True):
+                one.copy_(other, non_blocking=True)
             self.replayed += 1
             return graph.replay()
-        return self._begin(batch, divisors_K, size)
+        return self._begin(batch, others, size)
 
-    def _begin(self, batch: Batch, divisors_K: Tensor, size: _Size) -> Tensor:
+    def _begin(self, batch: Batch, others: tuple[Tensor, ...], size: _Size) -> Found:
         """Computes the first batch of a size, or the first that does not fit its graph, and records a graph."""
         sequences = ceil(_SPARE * batch.sequences + 2 * size.tokens / size.longest)
         targets = {name: ceil(_SPARE * (len(target.at_N) + 8)) for name, target in batch.targets.items()}
         filled = _fill(batch, size, sequences, targets)
         if filled is None or self._recorded >= _RECORDINGS:
-            return self._work(self._put(batch), divisors_K)
-        inputs, divisors_K = self._put(filled), divisors_K.clone()
+            return self._work(self._put(batch), *others)
+        inputs, others = self._put(filled), tuple(other.clone() for other in others)
 
-        def work() -> Tensor:
-            return self._work(inputs, divisors_K)
+        def work() -> Found:
+            return self._work(inputs, *others)
 
         found = self._recorder.run(work)
         self._recorded += 1
         try:
-            self._graphs[size] = _Graph(inputs, divisors_K, targets, self._recorder.record(work))
+            self._graphs[size] = _Graph(inputs, others, targets, self._recorder.record(work))
         except Exception as error:  # a driver, an operation that waits for the host, too little memory
             self._graphs.clear()
             self._failed = True
@@ -150,7 +166,8 @@ class Graphs:
         tokens = next((tokens for tokens in self._sizes if batch.tokens <= tokens), None)
         if tokens is None or not batch.tokens:
             return None
-        return _Size(tokens, 1 << (batch.longest - 1).bit_length(), tuple(batch.targets))
+        longest = 1 << (batch.longest - 1).bit_length()
+        return _Size(tokens, longest, tuple(batch.targets), batch.pooled_from_S is not None)
 
 
 def _fill(batch: Batch, size: _Size, sequences: int, targets: dict[str, int]) -> Batch | None:
@@ -172,20 +189,24 @@ def _copy(source: Batch, into: Batch) -> None:
                 tensor.copy_(getattr(one, field.name), non_blocking=True)
 
 
-def choose_graphs(world: World, tokens: int, say: Callable[[str], None]) -> Callable[[Work], Graphs] | None:
-    """Returns what makes the graphs of a run with micro-batches of up to `tokens` tokens; None: there are none.
+def are_wanted(world: World) -> bool:
+    """Returns whether batches are computed by graphs: on a GPU, if the environment variable LAMBERT_GRAPHS=1 switches
+    them on. They are off by default, because their speed was not measured yet."""
+    return os.environ.get(_SWITCH) == "1" and world.device.type == "cuda"
 
-    Only one GPU has graphs, if the environment variable LAMBERT_GRAPHS=1 switches them on: their speed was not measured
-    yet. `say` gets a line if recording fails.
-    """
-    if os.environ.get("LAMBERT_GRAPHS") != "1" or graphs_problem(world):
+
+def choose_graphs(world: World, tokens: int, say: Callable[[str], None]) -> Callable[[Work], Graphs[Tensor]] | None:
+    """Returns what makes the graphs of a run with micro-batches of up to `tokens` tokens; None: there are none. `say`
+    gets a line if recording fails."""
+    if not are_wanted(world) or graphs_problem(world):
         return None
-    return lambda work: Graphs(work, CudaRecorder(world.device), world.put, tokens, say)
+    sizes = [ceil(tokens / part) for part in _PARTS]
+    return lambda work: Graphs(work, CudaRecorder(world.device), world.put, sizes, say)
 
 
 def graphs_problem(world: World) -> str:
-    """Returns why LAMBERT_GRAPHS=1 has no effect in this world; empty if it has, or is not set."""
-    if os.environ.get("LAMBERT_GRAPHS") != "1":
+    """Returns why LAMBERT_GRAPHS=1 has no effect on a run in this world; empty if it has, or is not set."""
+    if os.environ.get(_SWITCH) != "1":
         return ""
     if world.device.type != "cuda":
         return "the device is no GPU"

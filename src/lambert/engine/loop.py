@@ -54,7 +54,7 @@ def train(
     steps: int,
     exchange: Exchange | None = None,
     stop: StopRequest | None = None,
-    graphs: Callable[[Work], Graphs] | None = None,
+    graphs: Callable[[Work], Graphs[Tensor]] | None = None,
 ) -> Generator[Step, None, None]:
     """Runs updates `start` to `steps` - 1 and yields a Step after each.
 
@@ -147,7 +147,7 @@ def _build_passes(
     exchange: Exchange,
     precision: Precision,
     world: World,
-    graphs: Callable[[Work], Graphs] | None,
+    graphs: Callable[[Work], Graphs[Tensor]] | None,
 ) -> Work:
     """Returns the function that computes the passes of a micro-batch in host memory."""
     compute = replace(precision.compute, gradients=exchange.gradients)

@@ -24,6 +24,7 @@ from lambert.data.stream import split
 from lambert.distributed.agreement import compare, software
 from lambert.engine.precision import Precision
 from lambert.inference.cpu import for_cpu
+from lambert.inference.graphs import find_graphs
 from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
@@ -225,6 +226,9 @@ Found = Mapping[str, Tensor]
 
 def compute_outputs(model: HasOutputs, precision: Precision, world: World, batch: Batch) -> Found:
     """Puts a batch on the device and returns the outputs of the model for it."""
+    graphs = find_graphs(model, precision, world, batch)
+    if graphs is not None:
+        return graphs(batch)
     with torch.inference_mode(), precision.autocast():
         return model.outputs(world.put(batch).with_compute(precision.compute))
 
