@@ -272,3 +272,16 @@ def test_on_a_gpu_the_host_waits_for_nothing_inside_an_update(name: str) -> None
         torch.cuda.set_sync_debug_mode("default")
     assert found[-1].loss < found[0].loss
     assert all(step.seconds > 0 for step in found)
+
+
+def test_all_of_a_net_is_in_training_mode_in_each_update() -> None:
+    net = Tiny(dropout=0)
+    found = steps(net, adamw(net), Precision("float32"), stop=2)
+    modes = []
+    net.nsp.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    net.nsp.eval()
+    next(found)
+    net.eval()
+    next(found)
+    assert modes
+    assert all(modes)

@@ -60,13 +60,13 @@ class Target:
         if type(self) is not Target or missing < 0:
             raise ValueError(f"{found} targets of {type(self).__name__} do not fill {size}")
         weights_N = torch.ones(found) if self.weights_N is None else self.weights_N
-        at_N, labels_N = (
-            torch.cat(
-                [part, (part[:1] if found else part.new_zeros(1, *part.shape[1:])).expand(missing, *part.shape[1:])]
-            )
-            for part in (self.at_N, self.labels_N)
-        )
-        return Target(at_N, labels_N, torch.cat([weights_N, weights_N.new_zeros(missing)]))
+
+        def extend(values: Tensor) -> Tensor:
+            one = values[:1] if found else values.new_zeros(1, *values.shape[1:])
+            return torch.cat([values, one.expand(missing, *one.shape[1:])])
+
+        weights_N = torch.cat([weights_N, weights_N.new_zeros(missing)])
+        return Target(extend(self.at_N), extend(self.labels_N), weights_N)
 
 
 def _map_tensors(record: Record, function: Callable[[Tensor], Tensor], **others: Any) -> Record:

@@ -84,8 +84,7 @@ def train(
     exchange.attach()
     try:
         for number, update in zip(range(start, steps), batches, strict=False):
-            if not net.training:
-                net.train()
+            net.train()
             exchange.begin(number, lambda: precision.scale)
             counts = world.add([update.counts.get(name, 0) for name in objectives])
             failure, began = None, time.perf_counter()

@@ -78,9 +78,8 @@ class CudaOps(Ops):
             weight_FD = torch.mm(grad_TF.mT, x_TD, out_dtype=torch.float32)
         else:
             weight_FD = (grad_TF.mT @ x_TD).float()
-        for offset, grad_FD, add in into:
-            rows_FD = weight_FD[offset : offset + len(grad_FD)]
-            grad_FD.add_(rows_FD) if add else grad_FD.copy_(rows_FD)
+        for one in into:
+            one.write(weight_FD[one.offset : one.offset + len(one.grad_FD)])
         return partial_PF.sum(0)
 
     def rotate_(

@@ -33,7 +33,8 @@ def flash_backward(
     qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, out_THE: Tensor, saved: Sequence[Tensor], grad_THE: Tensor,
     dropout: float, window: int,
 ) -> Tensor:  # fmt: skip
-    """Returns the gradients of queries, keys and values, [T, 3, H, E], from what `flash` returned."""
+    """Returns the gradients of queries, keys and values, [T, 3, H, E], from the gradients `grad_THE` of the mixtures
+    [T, H, E]. The other arguments are those of `flash`, and `out_THE` and `saved` are what it returned."""
     sums, *random = saved
     found = torch.ops.aten._flash_attention_backward(
         grad_THE, *qkv_T3HE.unbind(1), out_THE, sums, bounds_S1, bounds_S1, longest, longest, dropout, False, *random,

@@ -33,6 +33,10 @@ class Into(NamedTuple):
     add: bool
     """Whether to add the gradient to the values there."""
 
+    def write(self, found_FD: Tensor) -> None:
+        """Writes or adds a gradient."""
+        self.grad_FD.add_(found_FD) if self.add else self.grad_FD.copy_(found_FD)
+
 
 class Norm(NamedTuple):
     """Parameters of a layer norm, or of an RMS norm, which subtracts no mean (Zhang and Sennrich, 2019)."""
@@ -97,9 +101,8 @@ class Ops:
     def linear_weights(self, grad_TF: Tensor, x_TD: Tensor, into: Sequence[Into]) -> Tensor:
         """Writes the gradients of weights whose layers read `x_TD`, grad' x, and returns those of all biases, [F], the
         sums over rows; in the dtype of sums."""
-        for offset, grad_FD, add in into:
-            found_FD = (grad_TF[:, offset : offset + len(grad_FD)].mT @ x_TD).to(grad_FD.dtype)
-            grad_FD.add_(found_FD) if add else grad_FD.copy_(found_FD)
+        for one in into:
+            one.write((grad_TF[:, one.offset : one.offset + len(one.grad_FD)].mT @ x_TD).to(one.grad_FD.dtype))
         return grad_TF.sum(0, dtype=_wide(x_TD.dtype))
 
     # Attention
@@ -277,8 +280,8 @@ class Ops:
     def cross_entropy_backward_(
         self, logits_NV: Tensor, labels_N: Tensor, saved: Sequence[Tensor], scales_N: Tensor
     ) -> Tensor:
-        """Replaces the logits by the gradients of the rows' cross entropy, times `scales_N` (float32 or wider,
-        contiguous). Returns them."""
+        """Replaces the logits [N, V] by the gradients of the rows' cross entropy, times `scales_N` [N] (float32 or
+        wider, contiguous), and returns them. `labels_N` are int64 [N], and `saved` is what `cross_entropy` returned."""
         grad_NV = (logits_NV.to(saved[0].dtype) - saved[0][:, None]).exp_()
         grad_NV[torch.arange(len(labels_N), device=labels_N.device), labels_N] -= 1
         return logits_NV.copy_(grad_NV.mul_(scales_N[:, None]))
