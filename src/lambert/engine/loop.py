@@ -80,11 +80,13 @@ def train(
     exchange = exchange or Exchange(net)
     gradients, objectives = exchange.gradients, _objectives(net)
     passes = _build_passes(net, exchange, precision, world, graphs)
+    modules = [*net.modules()]
     stopwatch = Stopwatch(world.device)
     exchange.attach()
     try:
         for number, update in zip(range(start, steps), batches, strict=False):
-            net.train()
+            if not all(module.training for module in modules):
+                net.train()
             exchange.begin(number, lambda: precision.scale)
             counts = world.add([update.counts.get(name, 0) for name in objectives])
             failure, began = None, time.perf_counter()
