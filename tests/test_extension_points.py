@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from lambert import verbs
 from lambert.core.world import World
+from lambert.distributed.config import TRAITS, Name
 from lambert.distributed.exchange.methods import METHODS
 from lambert.engine.trackers import TRACKERS, check_trackers
 from lambert.model.config import EncoderConfig
@@ -73,6 +74,11 @@ def test_the_help_of_a_setting_has_every_name(setting: str, table: Any) -> None:
 
 def test_the_traffic_of_every_optimizer_is_known() -> None:
     assert set(UPDATE_BYTES) == set(optimizers.OPTIMIZERS)
+
+
+def test_the_traits_of_every_exchange_method_are_known() -> None:
+    assert [*TRAITS] == [*METHODS] == [*get_args(Name)]
+    assert all(TRAITS[name].bits == 0 or str(TRAITS[name].bits) in name for name in METHODS)
 
 
 @dataclass(frozen=True, slots=True)

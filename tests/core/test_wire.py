@@ -27,9 +27,13 @@ def test_matrices_smaller_than_their_factors_are_sent_whole() -> None:
     assert factor((64,), 8) is None
     assert factor((8, 8), 8) is None
     whole = 100 * 64 + 64
-    assert sent_bytes("powersgd", SHAPES, 4, 48) == ring_bytes(4 * 48 * 512, 4) + ring_bytes(4 * (whole + 48 * 256), 4)
+    assert sent_bytes(0, SHAPES, 4, 48) == ring_bytes(4 * 48 * 512, 4) + ring_bytes(4 * (whole + 48 * 256), 4)
 
 
-@pytest.mark.parametrize(("method", "size"), [("float32", 4), ("bfloat16", 2), ("float16", 2)])
-def test_plain_methods_send_a_ring(method: str, size: int) -> None:
-    assert sent_bytes(method, SHAPES, 8, 32) == ring_bytes(size * ELEMENTS, 8)
+@pytest.mark.parametrize(("bits", "size"), [(32, 4), (16, 2)])
+def test_plain_methods_send_a_ring(bits: int, size: int) -> None:
+    assert sent_bytes(bits, SHAPES, 8, 32) == ring_bytes(size * ELEMENTS, 8)
+
+
+def test_quantized_elements_are_sent_in_blocks() -> None:
+    assert sent_bytes(8, SHAPES, 8, 32) == quantized_bytes(ELEMENTS, 8, 8)

@@ -53,18 +53,16 @@ def factor_bytes(left: int, right: int, ranks: int) -> int:
     return ring_bytes(_FACTOR_BYTES * left, ranks) + ring_bytes(_FACTOR_BYTES * right, ranks)
 
 
-def sent_bytes(method: str, shapes: Iterable[Sequence[int]], ranks: int, rank: int) -> int:
+def sent_bytes(bits: int, shapes: Iterable[Sequence[int]], ranks: int, rank: int) -> int:
     """Returns the bytes that one rank sends for gradients of these shapes in one update.
 
     Args:
-        method: Name of an exchange method.
-        rank: Rank of PowerSGD's matrices.
+        bits: Bits per element; those of BLOCKS are quantized. 0: factors of matrices (PowerSGD).
+        rank: Rank of these matrices.
     """
     shapes = list(shapes)
     elements = sum(map(prod, shapes))
-    if method == "powersgd":
+    if not bits:
         factors = [factor(shape, rank) or (0, prod(shape)) for shape in shapes]
         return factor_bytes(sum(left for left, _ in factors), sum(right for _, right in factors), ranks)
-    if method in ("int8", "int4"):
-        return quantized_bytes(elements, int(method.removeprefix("int")), ranks)
-    return ring_bytes(elements * (4 if method == "float32" else 2), ranks)
+    return quantized_bytes(elements, bits, ranks) if bits in BLOCKS else ring_bytes(elements * bits // 8, ranks)

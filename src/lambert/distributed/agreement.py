@@ -72,7 +72,8 @@ def compare_weights(world: World, model: nn.Module, update: int) -> None:
     ranks = ", ".join(map(str, wrong))
     raise MachineError(
         f"After update {update:,} the weights of rank {ranks} differ from those of the other ranks, first in {name}: "
-        "faulty memory or network? Continue from the last checkpoint; if it happens again, leave out that node."
+        "faulty memory or network? Continue from the last checkpoint; if it happens again, leave out the node of that "
+        "rank."
     )
 
 

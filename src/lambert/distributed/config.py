@@ -17,6 +17,32 @@ WORTH = 0.95
 
 
 @dataclass(frozen=True, slots=True)
+class Traits:
+    """What settings, memory and plans know of an exchange method."""
+
+    bits: int
+    """Bits sent per element; 0: factors of matrices."""
+    residual: bool = False
+    """Whether each rank keeps what it did not send for the next update (error feedback)."""
+    early: bool = False
+    """Whether residuals are too large for early training, so that the first updates are sent by another method."""
+    coding_bytes: int = 0
+    """Memory traffic per element before sending and after receiving: gradient, residual and sum are read and written
+    (counted in the code of the method)."""
+
+
+TRAITS: dict[str, Traits] = {
+    "float32": Traits(32),
+    "bfloat16": Traits(16),
+    "float16": Traits(16),
+    "int8": Traits(8, residual=True, coding_bytes=24),
+    "int4": Traits(4, residual=True, early=True, coding_bytes=24),
+    "powersgd": Traits(0, residual=True, early=True, coding_bytes=32),
+}
+"""The traits of each exchange method."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExchangeConfig:
     """How gradients are exchanged between ranks. Methods that send fewer bits are faster on a slow network, but not
     exact."""
@@ -54,7 +80,7 @@ class ExchangeConfig:
     def residuals_per_weight(self) -> int:
         """Number of float32 values per weight that a rank may keep as residual: 1 for methods with error feedback."""
         methods = self.tolerates if self.method == "auto" else (self.method,)
-        return int(not {"int8", "int4", "powersgd"}.isdisjoint(methods))
+        return int(any(TRAITS[method].residual for method in methods))
 
     def megabytes(self, device: "torch.device") -> float:
         """Returns the size of a bucket in MB. The default for CPUs, 4, was measured (docs/design/0006); that for GPUs
@@ -64,4 +90,4 @@ class ExchangeConfig:
 
     def early_updates(self, method: str, updates: int) -> int:
         """Returns how many of a run's `updates` are sent by EARLY before `method` begins."""
-        return round(self.dense_share * updates) if method in ("int4", "powersgd") else 0
+        return round(self.dense_share * updates) if TRAITS[method].early else 0

@@ -99,7 +99,7 @@ class DistributedExchange(Exchange):
         super().detach()
 
     def begin(self, update: int, scale: Callable[[], float]) -> None:
-        early = update < self._config.early_updates(self.method, self._updates)
+        early = not self._deterministic and update < self._config.early_updates(self.method, self._updates)
         if early != self._early:  # the next method sends the residuals of the one before
             held, self._early = self._method.state(), early
             self._method = self._build_method(EARLY if early else self.method)

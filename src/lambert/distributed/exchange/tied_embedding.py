@@ -52,8 +52,8 @@ class TiedEmbedding:
         if self.active:
             if self._dense_count > 1:
                 raise MachineError(
-                    "The token table received two dense gradients in this update, but one in the first update. A net "
-                    "that changes what it computes needs train.deterministic = true."
+                    "The token embeddings received two dense gradients in this update, but one in the first update. A "
+                    "model that computes something else in later updates needs train.deterministic = true."
                 )
             self._ready()
 

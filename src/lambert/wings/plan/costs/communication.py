@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2, prod
 
-from lambert.core.wire import ring_bytes, sent_bytes
+from lambert.core.wire import BLOCKS, ring_bytes, sent_bytes
+from lambert.distributed.config import TRAITS
 from lambert.wings.plan.costs.devices import Cluster
 
-REACHED = 0.75
+BANDWIDTH_SHARE = 0.75
 """Share of a link's bandwidth that collectives reach (our choice; NVIDIA/nccl-tests, doc/PERFORMANCE.md, has similar
 figures for NVLink)."""
-CODING_BYTES = {"int8": 24, "int4": 24, "powersgd": 32}
-"""Memory traffic per parameter of methods that compute before they send: gradient, residual and sum are read and
-written (counted in the code of `distributed/exchange`)."""
-_ALL_TO_ALL = ("int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +46,21 @@ def predict_exchange(
     ranks, nodes, each = cluster.devices, cluster.nodes, cluster.each
     if ranks == 1:
         return Exchange(0.0, 0, 0.0)
-    elements = sum(map(prod, shapes))
+    traits, elements = TRAITS[method], sum(map(prod, shapes))
     buckets = max(1, ceil(4 * elements / (1e6 * bucket_mb)))
-    inside, network = REACHED * cluster.inside.bandwidth, REACHED * cluster.network.bandwidth
+    inside, network = BANDWIDTH_SHARE * cluster.inside.bandwidth, BANDWIDTH_SHARE * cluster.network.bandwidth
     latency = buckets * (
         2 * ceil(log2(each)) * cluster.inside.latency + 2 * ceil(log2(nodes)) * cluster.network.latency
     )
     if two_levels and nodes > 1:
-        sent = sent_bytes(method, shapes, nodes, rank)
+        sent = sent_bytes(traits.bits, shapes, nodes, rank)
         seconds = ring_bytes(4 * elements, each) / inside + sent / network
     else:
-        sent = sent_bytes(method, shapes, ranks, rank)
+        sent = sent_bytes(traits.bits, shapes, ranks, rank)
         # In a ring, only one rank of a node sends to the next node; in an all-to-all, each sends to all others.
-        leaving = each * (ranks - each) / (ranks - 1) if method in _ALL_TO_ALL else 1.0
+        leaving = each * (ranks - each) / (ranks - 1) if traits.bits in BLOCKS else 1.0
         seconds = max(sent / inside, sent * leaving / network if nodes > 1 else 0.0)
-    coding = CODING_BYTES.get(method, 0) * elements / cluster.device.bandwidth
+    coding = traits.coding_bytes * elements / cluster.device.bandwidth
     return Exchange(seconds + latency, sent, coding)
 
 

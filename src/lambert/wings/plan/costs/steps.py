@@ -19,6 +19,7 @@ from math import ceil, prod
 import torch
 
 from lambert.data.batch_sizes import even_count
+from lambert.distributed.config import TRAITS
 from lambert.planning import memory, micro_batches, operations, traffic
 from lambert.wings.plan.costs.communication import find_exposed, predict_exchange
 from lambert.wings.plan.costs.devices import Cluster, Device
@@ -144,7 +145,7 @@ def compute_resident_bytes(work: Work, cluster: Cluster, weights: int) -> float:
     processes, whole = cluster.each if on_host else 1, memory.training_state(weights)
     left = memory.room(
         processes * round(device.memory - torch.float32.itemsize * weights), weights, DTYPES[work.precision],
-        residuals=int(work.method in ("int8", "int4", "powersgd") and cluster.devices > 1),
+        residuals=int(TRAITS[work.method].residual and cluster.devices > 1),
         spared=whole - memory.training_state(weights, shards=cluster.devices if work.shard_optimizer else 1),
         processes=processes, copied=on_host,
     )  # fmt: skip
