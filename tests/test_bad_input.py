@@ -305,7 +305,7 @@ def test_a_corpus_is_no_text(corpus: Path, tmp_path: Path, lambert: Lambert) -> 
 
 def test_the_text_is_not_the_label(pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
     columns = {"task__columns__text": "label", "init": pretrained, "out": tmp_path / "out", "data": "x.csv"}
-    one_line(lambert("finetune", **columns), 2, "the column 'label' is the text and the label")
+    one_line(lambert("finetune", **columns), 2, "the column 'label' is both text and label")
 
 
 def test_a_table_is_not_set_to_a_value(tmp_path: Path, lambert: Lambert) -> None:

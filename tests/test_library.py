@@ -276,7 +276,7 @@ def test_rows_instead_of_files(pretrained: Path, tmp_path: Path) -> None:
         model.encode({"text": "a stone"})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="not NoneType"):
         model.encode(["a stone", None])  # type: ignore[list-item]
-    with pytest.raises(UsageError, match="also give out"):
+    with pytest.raises(UsageError, match="set out"):
         lambert.finetune(init=pretrained, data=rows)
     with pytest.raises(UsageError, match="a list of dicts"):
         lambert.finetune(init=pretrained, data=["text"], out=tmp_path / "x")

@@ -175,7 +175,7 @@ def _out(verb: Verb, recipe: object, given: Mapping[str, Any]) -> Path | None:
 def _write_rows(rows: Any, name: str, out: Path | None) -> Path:
     """Writes rows to a file beside the run folder and returns its path."""
     if out is None:
-        raise UsageError(f"{name} is in memory, and is written beside the run folder: also give out.")
+        raise UsageError(f"{name} is in memory, and must be written beside the run folder: set out.")
     suffix, content = write_data(rows, name)
     path = out.with_name(f"{out.name}-{name}{suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -149,7 +149,7 @@ def test_a_copy_that_finds_no_memory_is_a_failed_save(
     monkeypatch.setattr(torch, "empty", none_left)
     saver.save(1, model=net, optimizer=optimizer, precision=Precision("float32"))
     saver.report()
-    assert "no memory is left for a copy. Training continues" in caplog.text
+    assert "no memory is left for a copy of the weights. Free some memory. Training continues" in caplog.text
 
 
 def test_a_bug_in_the_background_comes_to_light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

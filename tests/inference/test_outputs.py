@@ -181,6 +181,6 @@ def test_pairs_need_two_kinds_of_segments() -> None:
 def test_padding_that_texts_have_is_refused(pad: int, message: str, tmp_path: Path) -> None:
     tokenizer = tokenizers.build([*tokenizers.SPECIAL_PIECES, "a"], lowercase=True)
     config = EncoderConfig(block="roberta", segment_types=1, position_offset=pad + 1, pad=pad)
-    with pytest.raises(DataError, match=f"id of padding .*{message}") if message else nullcontext():
+    with pytest.raises(DataError, match=f"pad_token_id = .*{message}") if message else nullcontext():
         check_padding(tokenizer, config, tmp_path)
     check_padding(tokenizer, replace(config, position_offset=0), tmp_path)

@@ -432,7 +432,7 @@ def test_a_decoder_of_its_own_is_refused_where_it_predicts(folder: Path) -> None
     tensors = renamed(folder, lambda name: name)
     words = tensors["bert.embeddings.word_embeddings.weight"]
     safetensors.torch.save_file(tensors | {"cls.predictions.decoder.weight": words + 1}, folder / "model.safetensors")
-    with pytest.raises(DataError, match="a decoder of its own"):
+    with pytest.raises(DataError, match=r"a decoder .* that is not tied"):
         weights.load(folder)
     weights.load(folder, {"label": 3})
 

@@ -161,7 +161,7 @@ def test_labels_in_another_order_are_compared_by_name(tmp_path: Path, lambert: L
         files.append(examples.write(tmp_path / name, Examples([row] * 3, formulas, "multilabel", "dev", "0")))
     assert library.compare(*files)["comparisons"][0]["scores"]["f1_micro"]["difference"] == 0.0
     files[1].write_text(files[1].read_text().replace('"truth": ["fear", "joy"]', '"truth": ["fear", "hope"]'))
-    one_line(lambert("compare", *files), 3, "has another truth")
+    one_line(lambert("compare", *files), 3, "has different labels")
 
 
 def test_what_is_refused(tmp_path: Path, lambert: Lambert) -> None:
@@ -177,7 +177,7 @@ def test_what_is_refused(tmp_path: Path, lambert: Lambert) -> None:
     one_line(lambert("compare", fine, tmp_path), 3, "is neither a run folder")
     changed = tmp_path / "truth.jsonl"
     changed.write_text(fine.read_text().replace('"truth": "a", "prediction": "b"', '"truth": "c", "prediction": "b"'))
-    one_line(lambert("compare", fine, changed), 3, "Example 2 of dev.tsv has another truth")
+    one_line(lambert("compare", fine, changed), 3, "Example 2 of dev.tsv has different labels")
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text("seed = 1\n")

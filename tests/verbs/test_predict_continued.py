@@ -246,11 +246,11 @@ def test_another_model_input_or_setting_is_refused(
         ([*flags, "--inference.device", "cpu"], "other settings (inference.device)"),
         ([str(tuned("regress")) if flag == model else flag for flag in flags], "another model"),
     ):
-        said = f"{part} has predictions that were begun with {what}. Remove {part} to start again."
+        said = f"{part} has unfinished predictions of a command with {what}. Remove {part} to start again."
         one_line(lambert("predict", *given), 2, said)
     saved = rows[0].read_text()
     rows[0].write_text(saved + '"more",3\n')
-    one_line(lambert("predict", *flags), 2, "begun with another input.")
+    one_line(lambert("predict", *flags), 2, "of a command with another input.")
     assert {name: (part / name).read_bytes() for name in ("state.json", "rows")} == before
 
 

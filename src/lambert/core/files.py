@@ -86,7 +86,10 @@ def read_file(path: Path) -> bytes:
     """Returns the content of a regular file. Raises DataError if it exceeds MAX_BYTES, and as `open_regular`."""
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
-            raise DataError(f"{path} has {size:,} bytes, more than such a file ever has ({MAX_BYTES >> 30} GiB).")
+            raise DataError(
+                f"{path} has {size:,} bytes, and such a file has at most {MAX_BYTES >> 30} GiB: it is damaged, or "
+                "another file."
+            )
         return file.read()
 
 

@@ -170,7 +170,7 @@ def _reopen(path: Path, size: int) -> Any:
 
 def _check_length(path: Path, size: int) -> None:
     if not path.is_file() or path.stat().st_size < size:
-        raise DataError(f"{path} has less than {size} bytes.")
+        raise DataError(f"{path} has fewer than {size} bytes.")
 
 
 def _flush(file: Any) -> None:

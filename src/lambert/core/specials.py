@@ -35,8 +35,8 @@ class Template:
         """Number of special tokens around a pair of texts. Raises DataError if pairs are not supported."""
         if not self.between:
             raise DataError(
-                "The tokenizer puts other tokens between two texts than after one text: pairs of texts are not "
-                "supported with it."
+                "The tokenizer separates the texts of a pair by other tokens than those at the end of a text, which is "
+                "not supported. Use single texts, or another tokenizer."
             )
         return 2 + self.between
 

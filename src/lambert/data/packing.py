@@ -100,7 +100,7 @@ class FullPlan:
         self.size = int(self._numbers[-1])
         if not self.size:
             raise DataError(
-                f"No document of {outline.name} has {self._shortest} tokens. "
+                f"No document of {outline.name} has at least {self._shortest} tokens. "
                 "Lower packing.shortest, or prepare the corpus with longer documents."
             )
 

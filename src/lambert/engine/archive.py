@@ -222,7 +222,7 @@ def _invalid_content(path: Path) -> str | None:
 def _read_text(path: Path) -> Any:
     size = path.stat().st_size
     if size > _MAX_TEXT_BYTES:
-        raise ValueError(f"{size} bytes are more than Lambert ever writes")
+        raise ValueError(f"{size} bytes are more than a checkpoint has")
     return json.loads(read_file(path).decode())
 
 

@@ -171,7 +171,11 @@ class Saver:
             if not ran_out(error):
                 raise
             folder, failed = archive.folder_of(self._run, step), Future[None]()
-            failed.set_exception(MachineError(f"{folder} could not be written: no memory is left for a copy."))
+            failed.set_exception(
+                MachineError(
+                    f"{folder} could not be written: no memory is left for a copy of the weights. Free some memory."
+                )
+            )
             return failed
         return self._thread.submit(self._write, step, copies, text)
 
@@ -261,8 +265,8 @@ def check_disk_space(
     written = sum(file.stat().st_size for file in (run / archive.FOLDER).glob("step-*/*"))
     if free + written < needed:
         raise MachineError(
-            f"{run} has {archive.megabytes(free)} free, and {min(keep + 1, saves)} checkpoints of this model at once, "
-            f"then the model, need {archive.megabytes(needed)}. Free some space, choose another output folder, or "
+            f"{run} has {archive.megabytes(free)} free, and {min(keep + 1, saves)} checkpoints of this model and "
+            f"the model folder need {archive.megabytes(needed)}. Free some space, choose another output folder, or "
             "lower train.keep_checkpoints."
         )
 

@@ -56,7 +56,7 @@ class Gradients(GradientSink):
         self.parameters = [parameter for _, parameter in named]
         """The P trained parameters."""
         if len({(parameter.dtype, parameter.device) for parameter in self.parameters}) != 1:
-            raise UsageError("A net needs trained parameters, all of one dtype and on one device.")
+            raise UsageError("The model needs trainable parameters, all of one dtype and on one device.")
         starts = self._starts = [0]
         for parameter in self.parameters:
             starts.append(starts[-1] + -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT)

@@ -21,7 +21,7 @@ from types import ModuleType
 from lambert.core.errors import MachineError
 from lambert.core.signals import block_signals, unblock_signals
 
-STARTED = dict(os.environ)
+INITIAL_ENVIRONMENT = dict(os.environ)
 """The environment at the start of this process, before Lambert changed it."""
 TUNABLES = {
     "glibc.malloc.mmap_threshold": 2**32,  # bytes; larger blocks get a mapping of their own, which `free` returns

@@ -119,8 +119,8 @@ class Unfinished:
         if other := [name for name in self._of | state["of"] if self._of.get(name) != state["of"].get(name)]:
             differing = [_difference(name, state["of"].get(name, ""), self._of.get(name, "")) for name in other]
             raise UsageError(
-                f"{self.folder} has predictions that were begun with {' and '.join(differing)}. {remedy} To keep it, "
-                "name another file (--out)."
+                f"{self.folder} has unfinished predictions of a command with {' and '.join(differing)}. {remedy} To "
+                "keep them, name another file (--out)."
             )
         self.position = Position(**state["position"])
         self.rows, self.errors, self.first = state["rows"], state["errors"], state["first"]

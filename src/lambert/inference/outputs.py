@@ -137,9 +137,8 @@ def check_padding(tokenizer: Any, config: EncoderConfig, folder: Path) -> None:
         and name.strip("[]<>|").lower() != "pad"
     ):
         raise DataError(
-            f"{folder} has {number} as the id of padding (pad_token_id), which is {quote(name)} in its tokenizer: the "
-            "positions that transformers gives to a text with it are not supported. If the tokenizer is of another "
-            "model, replace it."
+            f"{folder} has pad_token_id = {number}, which is the ordinary piece {quote(name)} in its tokenizer. "
+            "Correct pad_token_id; if the tokenizer is of another model, replace it."
         )
 
 

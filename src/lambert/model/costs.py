@@ -67,7 +67,7 @@ class Costs(ABC):
             device: On a CPU the attention probabilities are saved; other devices and the compiled kernels recompute
                 them.
             longest: Length of the sequences in tokens, to which the attention probabilities per token are proportional.
-            native: Whether the compiled kernels for CPUs compute the blocks (`compiled`).
+            native: Whether the compiled kernels for CPUs compute the blocks (`uses_kernels`).
         """
         computed = device.type == "cpu" and not native
         return self.saved_with(config, dtype, self.probabilities(config, longest) * dtype.itemsize * computed)

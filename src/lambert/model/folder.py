@@ -128,8 +128,8 @@ def _config_file(folder: Path) -> Path:
         hint = f" It holds the runs of several seeds: give one, such as {seed}." if seed else ""
         if modules := modules_of(folder):
             hint = (
-                f" It is a model of sentence-transformers with {', '.join(modules)}: read are those whose first module "
-                "is Transformer, an encoder."
+                f" It is a model of sentence-transformers with {', '.join(modules)}: only models whose first module is "
+                "Transformer, an encoder, are read."
             )
         raise DataError(f"No model at {folder} (no {CONFIG} or {GOOGLE_CONFIG}).{hint}")
     return path

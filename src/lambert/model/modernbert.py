@@ -196,8 +196,8 @@ def _global_every(found: Mapping[str, Any], kinds: object, path: Path) -> int:
             if kinds == _kinds(layers, every):
                 return every
     raise DataError(
-        f"{path} has layer_types = {quote(kinds)}; supported: {layers} times {_FULL} or {_LOCAL}, where every so many "
-        "layers, from the first one, are global."
+        f"{path} has layer_types = {quote(kinds)}; supported: {layers} times {_FULL} or {_LOCAL}, where the first and "
+        f"then every n-th layer is {_FULL}."
     )
 
 

@@ -35,8 +35,8 @@ class PostNormBlock(Block):
     inner_dropped: ClassVar[bool] = False
     """Whether the product of gated units is dropped too."""
 
-    attention_norm: nn.LayerNorm
-    norm: nn.LayerNorm
+    attention_norm: nn.LayerNorm | nn.RMSNorm
+    norm: nn.LayerNorm | nn.RMSNorm
 
     def qkv(self, states_TD: Tensor, batch: Batch) -> Tensor:
         """Returns the queries, keys and values of all heads, before a rotation, [T, 3 D]."""

@@ -61,8 +61,8 @@ class Report:
         if self.untied and "mlm" in heads:
             copy, original = self.untied[0]
             raise DataError(
-                f"{path} has a {copy} that differs from {original}: a decoder of its own, which predicts the masked "
-                "pieces, is not supported. The encoder can be fine-tuned."
+                f"{path} has a {copy} that differs from {original}: a decoder for masked pieces that is not tied to "
+                "the embeddings is not supported. The encoder can be fine-tuned."
             )
 
     def lines(self) -> list[str]:
@@ -93,8 +93,8 @@ def state(model: Model) -> dict[str, Tensor]:
         theirs = family.names.to_folder(name)
         if theirs in tensors:
             raise UsageError(
-                "One folder holds one of the heads label, multilabel, value, choice and tag; the model has "
-                f"{[*model.labels]}."
+                "A model folder can hold only one of the heads label, multilabel, value, choice and tag, and this "
+                f"model has {[*model.labels]}: save it with one."
             )
         tensors[theirs] = parameter.detach().cpu().contiguous()
     return tensors

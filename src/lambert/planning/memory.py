@@ -74,7 +74,7 @@ def bytes_per_token(
         device: Determines which tensors the kernels save.
         longest: Length of the sequences, in tokens.
         predicted: Share of the tokens with logits over the whole vocabulary.
-        native: Whether the compiled kernels for CPUs compute the blocks (`model.costs.compiled`).
+        native: Whether the compiled kernels for CPUs compute the blocks (`model.costs.uses_kernels`).
     """
     size = dtype.itemsize
     logits = config.vocabulary * (3 * size if device.type == "cpu" else size + 3 * _WIDE) + 4 * config.hidden * _WIDE

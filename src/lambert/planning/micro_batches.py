@@ -24,7 +24,7 @@ def fastest(kind: str, *, compiled: bool = False) -> int:
 
     Args:
         kind: Type of the device, such as "cuda". A type without a figure of its own counts as a CPU.
-        compiled: Whether the compiled kernels for CPUs compute it (`model.costs.compiled`).
+        compiled: Whether the compiled kernels for CPUs compute it (`model.costs.uses_kernels`).
     """
     return FAST_NATIVE if compiled else FAST.get(kind, FAST["cpu"])
 

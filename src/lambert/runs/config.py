@@ -244,8 +244,8 @@ def check_together(config: RunConfig) -> None:
         )
     if options.precision == "float16" and config.exchange.sync_every > 1:
         raise UsageError(
-            "exchange.sync_every > 1 needs another train.precision than float16: each rank would choose its own loss "
-            "scale and skip other updates. Use bfloat16."
+            "exchange.sync_every > 1 is not supported with train.precision = float16: each rank would choose its own "
+            "loss scale and skip its own updates. Use bfloat16."
         )
     if config.guard.action == "roll back" and not options.save_every:
         raise UsageError("guard.action = 'roll back' needs checkpoints to go back to: set train.save_every.")

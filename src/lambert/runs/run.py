@@ -133,7 +133,7 @@ class Run:
         found = self.saver.latest(at_most=self.guard.healthy - 1)
         if found is None:
             raise DivergedError(
-                f"Diverged after update {self.guard.healthy:,}, before the first checkpoint to roll back to. "
+                f"Training diverged after update {self.guard.healthy:,}, before the first checkpoint to roll back to. "
                 "Try a smaller optim.lr, or a smaller train.save_every."
             )
         kept = found.restore(self.model, self.optimizer, self.precision)

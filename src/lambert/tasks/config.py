@@ -83,7 +83,9 @@ class Columns:
 
     def __post_init__(self) -> None:
         if self.label and self.label in (self.text, self.text_b):
-            raise UsageError(f"task.columns: the column {self.label!r} is the text and the label: name another label.")
+            raise UsageError(
+                f"task.columns: the column {self.label!r} is both text and label: name another column for the label."
+            )
         if not self.separator:
             raise UsageError("task.columns.separator is empty: give the text between two labels, such as a comma.")
         if not self.choices:

@@ -47,7 +47,10 @@ def list_dataset_files(folder: Path) -> list[Path]:
         return [file for name in splits for file in list_dataset_files(folder / name)]
     state = _json(folder / _STATE)
     if state.get("_indices_data_files"):
-        raise DataError(f"{folder} has rows in another order than its files: write it again after flatten_indices().")
+        raise DataError(
+            f"{folder} is a selection of the rows of its files, or another order of them: call flatten_indices(), "
+            "then save_to_disk()."
+        )
     entries = state.get("_data_files")
     entries = [entry.get("filename") if isinstance(entry, dict) else None for entry in _list(entries, folder / _STATE)]
     return [folder / name for name in _names(entries, folder / _STATE)]

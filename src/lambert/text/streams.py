@@ -130,8 +130,10 @@ def _is_text(begin: bytes) -> bool:
 
 
 def is_damage(error: Exception) -> bool:
-    """Returns whether the error was caused by the content of the file. Each zstd library has its own error class."""
-    return isinstance(error, EOFError | OSError | lzma.LZMAError | zlib.error) or type(error).__name__ == "ZstdError"
+    """Returns whether the error was caused by the content of the file. Each zstd library has its own error class, and
+    zipfile is not imported for its."""
+    named = type(error).__name__ in ("ZstdError", "BadZipFile")
+    return named or isinstance(error, EOFError | OSError | lzma.LZMAError | zlib.error)
 
 
 class Unreadable(OSError):

@@ -177,8 +177,8 @@ def _check(systems: Sequence[System]) -> None:
             if wrong := next((n for n, (a, b) in enumerate(zip(first.rows, one.rows, strict=True), 1)
                               if _truth(a) != _truth(b)), None):  # fmt: skip
                 raise DataError(
-                    f"Example {wrong:,} of {first.data} has another truth in {systems[0].path} than in {system.path}: "
-                    "they were read from different columns."
+                    f"Example {wrong:,} of {first.data} has different labels in {systems[0].path} and {system.path}: "
+                    "score both with the same task.columns."
                 )
     if not first.rows:
         raise DataError(f"{systems[0].path} has no scored examples.")

@@ -120,6 +120,6 @@ def check_examples(config: FinetuneConfig, data: Any, shape: EncoderConfig) -> N
         )
     if data.texts_alone and not shape.dropout and not shape.attention_dropout:
         raise UsageError(
-            f"{config.data} has texts alone, each of which is to have two vectors by dropout, and the dropout of "
-            f"{config.init} is 0: give pairs of texts, or an encoder whose config.json has dropout, such as 0.1."
+            f"{config.data} has single texts, whose two vectors differ by dropout alone (SimCSE), and the dropout "
+            f"of {config.init} is 0: give pairs of texts, or an encoder whose config.json has dropout, such as 0.1."
         )

@@ -136,7 +136,7 @@ def test_places(write: Write) -> None:
         ("a O\nb O\nc x O\n", None, r"x:3 has 3 columns, and most lines have 2\."),
         ("a\tO\nb\tO\nc O\n", None, r"x:3 has 1 column, and"),
         ("a O\n# b\nc O\n", None, None),
-        ("the king\nfound\nit\n", None, r"x:2 has 1 column, 'found', as most lines\."),
+        ("the king\nfound\nit\n", None, r"x:2 has 1 column, 'found', like most lines\."),
         ("a\tO\nb\tO\n\tO\n", None, r"x:3 has no word: column 1 is empty"),
         ("a\t1\tO\nb\t\tO\n", Columns(label="2"), r"x:2 has no tag: column 2 is empty"),
         ("the king\tx\na bird\ty\n", None, r"x: column 1 holds texts of several words, such as 'the king'\..*classify"),

@@ -240,7 +240,7 @@ def test_texts_alone_need_dropout(pretrained: Path, tmp_path: Path, lambert: Lam
     config.write_text(json.dumps(settings | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}))
     flags = {**FLAGS, "train__batch_size": 8, "train__steps": 1, "init": tmp_path / "model"}
     done = lambert("finetune", data=texts, out=tmp_path / "run", **flags)
-    one_line(done, 2, "texts.jsonl has texts alone", f"the dropout of {tmp_path / 'model'} is 0", "give pairs")
+    one_line(done, 2, "texts.jsonl has single texts", f"the dropout of {tmp_path / 'model'} is 0", "give pairs")
     done = lambert("finetune", data=write(tmp_path / "pairs.jsonl", pairs(8)), out=tmp_path / "pairs", **flags)
     assert done.code == 0, done.err
     config.write_text(json.dumps(settings | {"hidden_dropout_prob": 0.0}))  # that of attention remains

@@ -250,7 +250,7 @@ def test_models_without_an_encoder_are_named(module: str, path: str, tmp_path: P
     (tmp_path / path).mkdir(exist_ok=True)
     rows = [{"idx": 0, "name": "0", "path": path, "type": f"sentence_transformers.models.{module}"}]
     (tmp_path / "modules.json").write_text(json.dumps(rows))
-    with pytest.raises(DataError, match=f"model of sentence-transformers with {module}: read are those"):
+    with pytest.raises(DataError, match=f"model of sentence-transformers with {module}: only models whose"):
         library.load(tmp_path)
 
 

@@ -124,7 +124,7 @@ def test_a_long_name_of_unknown_words_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dropout", [0.3, 1.0])
 def test_dropout_is_refused(dropout: float, tmp_path: Path) -> None:
     written(tmp_path, model=MODEL | {"dropout": dropout})
-    with pytest.raises(DataError, match=rf"tokenizer.json has dropout = {dropout:g} in its model.*set it to null"):
+    with pytest.raises(DataError, match=rf"tokenizer.json has BPE dropout = {dropout:g}.*set model.dropout to null"):
         tokenizers.load(tmp_path)
     written(tmp_path, model=MODEL | {"dropout": 0.0})
     tokenizers.load(tmp_path)

@@ -220,7 +220,7 @@ def test_a_library_that_fails_or_is_missing(
 def test_texts_that_cannot_be_compared(texts: Path, tmp_path: Path, lambert: Command) -> None:
     folder = saved("bert", "label", tmp_path / "model")
     none = "holds no texts"
-    for content, message in {"": none, "\n \n": none, "a [CLS]\n": "has no text without"}.items():
+    for content, message in {"": none, "\n \n": none, "a [CLS]\n": "the name of a special token"}.items():
         texts.write_text(content)
         with pytest.raises(DataError, match=message):
             check(folder, folder, texts)

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("fastapi")
 from lambert.core.world import World
 from lambert.inference.scheduler import Scheduler
-from lambert.wings.serve.admission import _PLACES, Admission
+from lambert.wings.serve.admission import _MOST_BODIES, Admission
 from lambert.wings.serve.answering import Answering
 from lambert.wings.serve.config import ServeConfig
 from lambert.wings.serve.gate import _DRAINS, Gate
@@ -69,17 +69,17 @@ class Client:
 def test_slow_bodies_together_are_bounded() -> None:
     async def run() -> None:
         served = gate()
-        clients = [Client(served) for _ in range(4 * _PLACES)]
+        clients = [Client(served) for _ in range(4 * _MOST_BODIES)]
         for _ in range(9):
             for client in clients:
                 await client.send(b"x" * (LARGEST // 10))
-            assert served.admission.bytes <= _PLACES * LARGEST
+            assert served.admission.bytes <= _MOST_BODIES * LARGEST
         for client in clients:
             await client.send(b"", more=False)
         answers = [await client.answer() for client in clients]
         statuses = [status for status, _ in answers]
         assert set(statuses) == {200, 429}
-        assert statuses.count(200) >= _PLACES
+        assert statuses.count(200) >= _MOST_BODIES
         assert served.admission.bytes == 0
         assert b'lambert_refusals_total{reason="bodies"}' in served._metrics.text()
 
@@ -89,15 +89,15 @@ def test_slow_bodies_together_are_bounded() -> None:
 def test_a_body_that_announces_more_than_there_is_room_for_is_refused_before_it_is_read() -> None:
     async def run() -> None:
         served = gate()
-        clients = [Client(served, length=LARGEST) for _ in range(_PLACES)]
+        clients = [Client(served, length=LARGEST) for _ in range(_MOST_BODIES)]
         for client in clients:
             await client.send(b"x" * (LARGEST - 1))
         late = Client(served, length=LARGEST)
         await late.send(b"x", more=False)
         assert (await late.answer())[0] == 429
-        small = Client(served, length=_PLACES)
-        await small.send(b"x" * _PLACES, more=False)
-        assert await small.answer() == (200, b"%d" % _PLACES)
+        small = Client(served, length=_MOST_BODIES)
+        await small.send(b"x" * _MOST_BODIES, more=False)
+        assert await small.answer() == (200, b"%d" % _MOST_BODIES)
         for client in clients:
             await client.send(b"x", more=False)
             assert (await client.answer())[0] == 200

@@ -144,7 +144,7 @@ class _Reader:
         same = equal_but_for_case(label, [*self._places])
         if len(alike) > 1 or len(same) > 1:
             raise DataError(
-                f"{place}: label {quote(label)} differs in case only from several labels: the file has "
+                f"{place}: label {quote(label)} is ambiguous, because labels differ in case only: the file has "
                 f"{format_labels(same)}, and the model has {format_labels(alike)}. Write it as one of them."
             )
         return self._note(_CASED, label if label == name else f"{name} ({label})", self._own[alike[0]])

@@ -51,8 +51,8 @@ class Squad(Task[Windows, Answer]):
         version = config.squad.version or squad.version
         if version == "1.1" and config.squad.null_threshold == "best":
             raise UsageError(
-                f'task.squad.null_threshold = "best" is for version 2.0, and {path} is trained on as version 1.1, in '
-                "which every question has an answer: leave it out."
+                f'task.squad.null_threshold = "best" is for version 2.0, and {path} is read as version 1.1, in which '
+                "every question has an answer: leave the setting out."
             )
         task = cls(replace(config, squad=replace(config.squad, version=version)), tokenizer)
         return task, task._windows(squad, training=True)
@@ -95,7 +95,10 @@ class Squad(Task[Windows, Answer]):
         for number, (row, place) in enumerate(zip(rows, places, strict=True)):
             text, context = text_of(row, "question", place), text_of(row, "context", place)
             if not context.strip() and self.config.squad.version != "2.0":
-                raise DataError(f"{place}: 'context' is empty: it has no answer, and the model always gives one.")
+                raise DataError(
+                    f"{place}: 'context' is empty, and this model finds each answer in it. Fill it in, or leave "
+                    "the question out."
+                )
             paragraph = contexts.setdefault(context, len(contexts))
             questions.append(Question(str(number), text, paragraph, (), False, place))
         squad = Questions(list(contexts), questions, self.config.squad.version or "1.1")

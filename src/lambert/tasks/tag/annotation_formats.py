@@ -215,7 +215,7 @@ def _studio_spans(result: Sequence[Any], place: str, left: Counter[str]) -> Iter
 def _studio_value(value: dict[str, Any], place: str, left: Counter[str]) -> Iterator[Span]:
     if other := next((key for key in _STUDIO_LABELS[1:] if key in value), None):
         raise DataError(
-            f"{place}: the labels are {other}, whose offsets count another text than that of the task. Export a "
+            f"{place}: the labels are {other}, whose offsets refer to HTML or paragraphs, not to plain text. Export a "
             "project with the tags Text and Labels."
         )
     if not _is_range(value.get("start"), value.get("end"), value["labels"]) or not isinstance(value["labels"], list):

@@ -189,7 +189,7 @@ def _size(path: Path, sample: Sequence[_Line]) -> int:
     size = Counter(len(line.cells) for line in sample).most_common(1)[0][0]
     if size < 2:
         alone = next(line for line in sample if len(line.cells) < 2)
-        raise DataError(f"{path}:{alone.number} has 1 column, {quote(alone.cells[0])}, as most lines. {_FORM}")
+        raise DataError(f"{path}:{alone.number} has 1 column, {quote(alone.cells[0])}, like most lines. {_FORM}")
     return size
 
 

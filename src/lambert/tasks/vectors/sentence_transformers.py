@@ -197,7 +197,7 @@ def activation_of(folder: Path, settings: Mapping[str, Any]) -> str:
     try:
         return type(activation_named(named)).__name__
     except ValueError as error:
-        raise DataError(f"{folder} names another activation of its scores than can be read: {error}.") from error
+        raise DataError(f"{folder} names an activation_fn of its scores that is not supported: {error}.") from error
 
 
 def config_keys(activation: str) -> dict[str, Any]:

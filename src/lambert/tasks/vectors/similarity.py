@@ -25,7 +25,7 @@ def similarity(a: Any, b: Any, name: str) -> Tensor:
     Raises UsageError for what is not a vector, and for vectors of different widths."""
     a_ND, b_MD = _rows(a), _rows(b)
     if a_ND.shape[1] != b_MD.shape[1]:
-        raise UsageError(f"The vectors have {a_ND.shape[1]} and {b_MD.shape[1]} components: both need as many.")
+        raise UsageError(f"The vectors have {a_ND.shape[1]} and {b_MD.shape[1]} components: the numbers must be equal.")
     return SIMILARITIES[name](a_ND, b_MD.to(a_ND))
 
 

@@ -75,7 +75,7 @@ def _read(
     if kind is None or not kind.files:
         raise DataError(_needs_json(path, name))
     if path.name not in kind.files and (path.name == PIECES or kind is not CLASSES["BertTokenizer"]):
-        raise DataError(f"{path} does not suit {name}, which is read from {kind.files}. Give its {JSON}.")
+        raise DataError(f"{name} is read from {kind.files}, not from {path}. Give the {JSON} of this tokenizer.")
     return _from_vocabulary(path, config, kind, lowercase, stated=bool(config or model))
 
 
@@ -180,8 +180,7 @@ def _check_constant(tokenizer: Tokenizer, path: Path) -> None:
     """Raises DataError if the model draws pieces at random."""
     if value := getattr(tokenizer.model, "dropout", None):
         raise DataError(
-            f"{path} has dropout = {value:g} in its model, so the same text has other pieces each time: set it "
-            "to null there."
+            f"{path} has BPE dropout = {value:g}, so it splits a text at random: set model.dropout to null there."
         )
 
 

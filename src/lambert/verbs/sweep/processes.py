@@ -98,7 +98,8 @@ def _check(workers: Sequence["subprocess.Popen[bytes]"], reports: Sequence[End])
         if worker.returncode:
             how = signal.Signals(-worker.returncode).name if worker.returncode < 0 else f"code {worker.returncode}"
             raise MachineError(
-                f"Process {number} of {len(workers)} of the sweep ended by {how}. The same command continues its trial."
+                f"Process {number} of {len(workers)} of the sweep ended by {how}. Run the same command "
+                "again to continue its trial."
             )
 
 
@@ -128,6 +129,8 @@ def lock_sweep(out: Path) -> Iterator[None]:
                 if "is in use" not in str(error):
                     raise
                 if time.monotonic() > until:
-                    raise MachineError(f"Another process has held {out / 'locks' / 'study'} for minutes.") from error
+                    raise MachineError(
+                        f"Another process has held {out / 'locks' / 'study'} for minutes: wait for it, or stop it."
+                    ) from error
             time.sleep(_POLL_SECONDS)
         yield

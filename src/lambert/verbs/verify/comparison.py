@@ -155,7 +155,7 @@ def compare_run(
     if not problem and all(row.here is None for row in rows):
         raise DataError(
             f"{here.folder} has losses up to update {here.updates:,}, and the first number of [expect] is the "
-            f"{rows[0].what}: let the run get there."
+            f"{rows[0].what}: continue the run to that point."
         )
     differences = [
         *(f"{setting} is not the recipe's" for setting in given.overrides),

@@ -33,7 +33,7 @@ def make_expectation(runs: Sequence[Path]) -> ExpectConfig:
     cannot be read, or their data differ.
     """
     if len(runs) < 2:
-        raise UsageError("--write-from needs two runs or more, of different seeds: one says nothing about deviations.")
+        raise UsageError("--write-from needs two runs or more, of different seeds: one run has no standard deviation.")
     found = [read_measured(run) for run in runs]
     recipes = [flatten(read(run / CONFIG)) for run in runs]
     _check_alike(runs, recipes)
@@ -44,7 +44,9 @@ def make_expectation(runs: Sequence[Path]) -> ExpectConfig:
             )
     every = int(recipes[0].get("log.every", 10))
     if any(recipe.get("log.every", 10) != every for recipe in recipes):
-        raise UsageError("The runs have other log.every: their losses are of other updates. Take runs with the same.")
+        raise UsageError(
+            "The runs differ in log.every, so they logged other updates. Choose runs with equal log.every."
+        )
     updates = list(_places(every, min(one.updates for one in found)))
     if not updates:
         raise DataError(f"{min(found, key=lambda one: one.updates).folder} has too few updates for a band.")

@@ -40,7 +40,7 @@ def candidates(device: str = "cpu") -> list[Variables]:
     if not device.startswith("cpu"):
         return [UNCHANGED]
     memory, waits = process.allocator_variables(), process.thread_variables()
-    chosen = any(name.startswith(_BINDING) for name in process.STARTED)
+    chosen = any(name.startswith(_BINDING) for name in process.INITIAL_ENVIRONMENT)
     made: list[Variables] = []
     for variables in (UNCHANGED, memory, waits, memory | waits, UNCHANGED if chosen else BOUND):
         if variables not in made:
@@ -50,7 +50,7 @@ def candidates(device: str = "cpu") -> list[Variables]:
 
 def of(variables: Variables) -> dict[str, str]:
     """Returns the whole environment: the user's own, and these variables."""
-    return {**process.STARTED, **variables}
+    return {**process.INITIAL_ENVIRONMENT, **variables}
 
 
 def describe(variables: Variables) -> str:

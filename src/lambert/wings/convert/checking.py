@@ -226,7 +226,10 @@ class _FolderComparison:
                 "not compared: in a text, Lambert reads these names as text."
             )
         if not plain:
-            raise DataError(f"{texts} has no text without special tokens.")
+            raise DataError(
+                f"Every row of {texts} contains the name of a special token, such as {min(special)}: add rows without "
+                "one."
+            )
         if self.by_vectors:
             plain = [CheckRow(row.place, (text,)) for row in plain for text in row.texts]
         elif pairs and any(len(row.texts) == 1 for row in plain):

@@ -13,7 +13,7 @@ from lambert.core.errors import UsageError
 from lambert.core.files import not_written, read_file, replace_files
 from lambert.core.shards import RECORD_HASH, has_hash, with_hash
 
-_WRITTEN = (errno.ENOTEMPTY, errno.EEXIST)
+_ALREADY_THERE = (errno.ENOTEMPTY, errno.EEXIST)
 
 
 def format_size(size: float) -> str:
@@ -69,6 +69,6 @@ def disk_errors(path: Path, setting: str = "work folder", kept: str = "Complete 
     try:
         yield
     except OSError as error:
-        if error.errno in _WRITTEN:
+        if error.errno in _ALREADY_THERE:
             raise UsageError(f"{path} was written by another process meanwhile: nothing was changed.") from error
         raise not_written(path, error, setting, kept) from error

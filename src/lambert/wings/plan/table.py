@@ -9,7 +9,7 @@ from lambert.wings.plan.result import Plan
 from lambert.wings.plan.settings import PlanConfig
 
 
-def format_duration(seconds: float) -> str:
+def format_estimate(seconds: float) -> str:
     """Returns a duration in words."""
     for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length or (unit == "min" and seconds >= 100):
@@ -68,12 +68,12 @@ def format_plan(config: PlanConfig, plan: Planned, chosen: Choice, table: Sequen
         f"{plan.verb}: {plan.updates:,} updates of {plan.work.batch_size:,} sequences of {plan.work.mean:,.0f} tokens "
         f"(mean), {result.operations:.3g} operations",
         *(f"assumed: {text}" for text in plan.assumed),
-        f"{chosen.cluster.name}: {format_duration(chosen.seconds)}, {chosen.cost:,.4g} {unit}"
+        f"{chosen.cluster.name}: {format_estimate(chosen.seconds)}, {chosen.cost:,.4g} {unit}"
         + (f", {found.kilowatt_hours:,.3g} kWh at most" if device.watts else ""),
         f"speed    {found.sequences_per_second:,.4g} sequences/s, {found.tokens_per_second:,.4g} tokens/s, "
         f"{found.share_of_peak:.0%} of the {'measured' if device.measured else 'published'} peak in "
         f"{chosen.work.precision}",
-        f"update   {format_duration(step.seconds)}: " + ", ".join(
+        f"update   {format_estimate(step.seconds)}: " + ", ".join(
             f"{name} {part / step.seconds:.0%}" for name, part in step.parts.items() if part > 0.0005 * step.seconds
         ),
         f"memory   {step.bytes / 1e9:,.1f} of {device.memory / 1e9:,.1f} GB per device, micro-batches of up to "
@@ -83,7 +83,7 @@ def format_plan(config: PlanConfig, plan: Planned, chosen: Choice, table: Sequen
         links = ", ".join(link.name for link in (chosen.cluster.inside, chosen.cluster.network) if link.name != "none")
         shown.append(
             f"network  {step.sent / 1e6:,.0f} MB per update from each device over {links} as {chosen.work.method}, "
-            f"{format_duration(step.sending)}, {format_duration(step.exchange)} of it not overlapped with computation"
+            f"{format_estimate(step.sending)}, {format_estimate(step.exchange)} of it not overlapped with computation"
         )
     shown.append(f"limit    {found.limit}")
     if result.failures is not None:
@@ -93,15 +93,15 @@ def format_plan(config: PlanConfig, plan: Planned, chosen: Choice, table: Sequen
 
 def _format_failures(found: Mapping[str, float]) -> list[str]:
     waits = found["waiting_seconds"] > 0.0005 * found["seconds"]
-    waiting = f", of which {format_duration(found['waiting_seconds'])} wait for the slowest device" if waits else ""
+    waiting = f", of which {format_estimate(found['waiting_seconds'])} wait for the slowest device" if waits else ""
     return [
         f"failures {found['failures']:,.3g}, the mean of {found['simulations']:,} simulated runs (a machine fails once "
         f"in {found['machine_hours']:g} h): {found['useful_share']:.1%} of the time is useful, in 98 of 100 runs "
         f"{found['useful_share_1_percent']:.1%} to {found['useful_share_99_percent']:.1%} (closed form "
-        f"{found['useful_share_closed_form']:.1%}), {format_duration(found['seconds'])} in all"
+        f"{found['useful_share_closed_form']:.1%}), {format_estimate(found['seconds'])} in all"
         f"{waiting}",
-        f"         checkpoints of {format_duration(found['checkpoint_seconds'])} every "
-        f"{format_duration(found['interval_seconds'])}; best every {format_duration(found['best_interval_seconds'])}: "
+        f"         checkpoints of {format_estimate(found['checkpoint_seconds'])} every "
+        f"{format_estimate(found['interval_seconds'])}; best every {format_estimate(found['best_interval_seconds'])}: "
         f"train.save_every = {found['best_save_every']:,}",
     ]
 
@@ -120,7 +120,7 @@ def _format_choices(
         method = one.work.method + "*" * (one.work.method != plan.work.method) if one.cluster.devices > 1 else "-"
         rows.append(
             f"{one.cluster.name:>24}  {method:9} "
-            f"{one.step.micro_tokens:>12,} {format_duration(one.step.seconds):>10} {format_duration(one.seconds):>11} "
+            f"{one.step.micro_tokens:>12,} {format_estimate(one.step.seconds):>10} {format_estimate(one.seconds):>11} "
             f"{one.cost:>13,.4g} {one.step.bytes / 1e9:>6,.1f} GB{mark}"
         )
     if any(one.work.method != plan.work.method for one in table):

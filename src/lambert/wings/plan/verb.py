@@ -28,7 +28,7 @@ from lambert.wings.plan.recipe import Planned, parse_overrides, read_run
 from lambert.wings.plan.result import Plan, build_row
 from lambert.wings.plan.scripts import SCRIPTS
 from lambert.wings.plan.settings import AUTO, PlanConfig
-from lambert.wings.plan.table import explain_memory, format_duration, format_plan
+from lambert.wings.plan.table import explain_memory, format_estimate, format_plan
 
 METHODS = ("bfloat16", "int8")
 """Methods of exchange in the table of choices, besides that of the recipe."""
@@ -146,8 +146,8 @@ def _choose(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choic
         unit = "USD" if config.prices else "device-hours"
         raise UsageError(
             f"No choice is within {' and '.join(filter(None, (config.budget, config.deadline)))}: the cheapest is "
-            f"{cheapest.cluster.name} with {cheapest.cost:,.0f} {unit} in {format_duration(cheapest.seconds)}, the "
-            f"fastest {fastest.cluster.name} with {fastest.cost:,.0f} {unit} in {format_duration(fastest.seconds)}."
+            f"{cheapest.cluster.name} with {cheapest.cost:,.0f} {unit} in {format_estimate(cheapest.seconds)}, the "
+            f"fastest {fastest.cluster.name} with {fastest.cost:,.0f} {unit} in {format_estimate(fastest.seconds)}."
         )
     if config.deadline:
         return min(kept, key=lambda one: (one.cost, one.seconds))

@@ -22,7 +22,7 @@ _WINDOW = 0.1
 """Seconds with all turns taken after which the speed is estimated again (our choice)."""
 _NEW_WEIGHT = 0.2
 """Weight of a new estimate, or of the tokens of one request, in its average (our choice)."""
-_PLACES = 32
+_MOST_BODIES = 32
 """Maximum size of all bodies in memory, as a number of bodies of the maximum size (our choice)."""
 
 
@@ -37,7 +37,7 @@ class Admission:
     """
 
     def __init__(self, scheduler: Scheduler, turns: int, requests: int, body_bytes: int) -> None:
-        self.scheduler, self._most_requests, self._most_bytes = scheduler, requests, _PLACES * body_bytes
+        self.scheduler, self._most_requests, self._most_bytes = scheduler, requests, _MOST_BODIES * body_bytes
         self.requests, self.bytes = 0, 0
         """Number of requests that have not been answered, and the bytes of their bodies."""
         self._free_turns = turns

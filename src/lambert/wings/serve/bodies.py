@@ -15,17 +15,17 @@ Input = Annotated[
 Texts = Annotated[list[Text], Field(min_length=1)]
 
 
-def _number(value: Any) -> Any:
+def _reject_text_and_bool(value: Any) -> Any:
     if isinstance(value, bool | str):  # pydantic takes true as 1, and "1" too
         raise PydanticKnownError("int_type")
     return value
 
 
-Count = Annotated[int, Field(ge=1), BeforeValidator(_number)]
+Count = Annotated[int, Field(ge=1), BeforeValidator(_reject_text_and_bool)]
 
 
 class Body(BaseModel):
-    """A body without unknown fields."""
+    """A body. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,7 +42,7 @@ class PredictBody(Body):
     ]
     model: Name = None
     top: Annotated[
-        Annotated[int, Field(ge=1, le=1000), BeforeValidator(_number)] | None,
+        Annotated[int, Field(ge=1, le=1000), BeforeValidator(_reject_text_and_bool)] | None,
         Field(description="Number of labels, answers or pieces to list, where a task has some."),
     ] = None
 

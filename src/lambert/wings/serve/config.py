@@ -64,7 +64,9 @@ class ServeConfig:
         )  # fmt: skip
         names = [name for name, _ in self.models]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UsageError(f"Two models are named {twice!r}: name them, as in --model one=FOLDER --model two=FOLDER.")
+            raise UsageError(
+                f"Two models have the name {twice!r}: give each its own, as in --model one=FOLDER --model two=FOLDER."
+            )
 
     @property
     def body_bytes(self) -> int:

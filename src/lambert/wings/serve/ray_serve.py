@@ -4,7 +4,7 @@
 
 Arguments are the settings of `lambert serve` as NAME=VALUE (several models are separated by commas), and:
 
-replicas  number of replicas, or LEAST-MOST to follow the number of requests
+replicas  number of replicas, or MIN-MAX to follow the number of requests
 cpus      cores of a replica, whose threads compute batches
 gpus      GPUs of a replica
 """
@@ -19,7 +19,7 @@ from lambert.core.errors import UsageError
 from lambert.wings.serve.config import ServeConfig
 
 _LISTS = ("model", "hosts", "code")
-ONGOING = 256
+MOST_REQUESTS = 256
 """Maximum number of requests that a replica accepts at the same time. It computes them together, so many are better
 than few."""
 
@@ -36,11 +36,14 @@ def application(arguments: Mapping[str, str]) -> Any:
     least, _, most = replicas.partition("-")
     scale: dict[str, Any] = {"num_replicas": int(least)}
     if most:
-        limits = {"min_replicas": int(least), "max_replicas": int(most), "target_ongoing_requests": ONGOING // 4}
+        limits = {"min_replicas": int(least), "max_replicas": int(most), "target_ongoing_requests": MOST_REQUESTS // 4}
         scale = {"autoscaling_config": limits}
 
     @serve.deployment(
-        name="Lambert", max_ongoing_requests=ONGOING, ray_actor_options={"num_cpus": cpus, "num_gpus": gpus}, **scale
+        name="Lambert",
+        max_ongoing_requests=MOST_REQUESTS,
+        ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
+        **scale,
     )
     @serve.ingress(_builder(config, cpus))
     class Lambert:

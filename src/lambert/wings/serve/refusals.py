@@ -37,12 +37,12 @@ _DESCRIBED = {
     501: ("The body has another Transfer-Encoding than chunked.", TRANSFER_ENCODING),
     503: ("The request was not computed in time.", TOO_LATE),
 }
-_SENT = {
+_EXPECTED = {
     "string_type": "a text", "dict_type": "an object", "list_type": "a list", "int_type": "a whole number",
     "int_parsing": "a whole number", "int_from_float": "a whole number",
 }  # fmt: skip
 """What to send instead of a value of a wrong type, by pydantic's error types."""
-_SAID = {
+_PROBLEMS = {
     "missing": "is missing", "too_short": "is an empty list: send at least {min_length}",
     "string_too_long": "has more than {max_length} characters", "literal_error": "must be {expected}",
     "greater_than_equal": "must be at least {ge}", "less_than_equal": "must be at most {le}",
@@ -115,7 +115,7 @@ def add_handlers(app: FastAPI, metrics: Metrics) -> None:
         return build_answer(422, message, field)
 
     @app.exception_handler(HTTPException)
-    async def answer_unknown(request: Request, error: HTTPException) -> JSONResponse:
+    async def answer_http_error(request: Request, error: HTTPException) -> JSONResponse:
         metrics.count_refusal({404: "path", 405: "method"}.get(error.status_code, "body"))
         headers = dict(error.headers or {})
         allowed = f"This path does not accept this method: use {headers.get('allow', headers.get('Allow', 'another'))}."
@@ -154,10 +154,12 @@ def describe_field(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, st
         return "The body must be a JSON object.", "body"
     if kind == "extra_forbidden":
         return f"{field[:64]!r} is unknown.{nearest(field, [*known])}", field
-    if kind in _SENT:
-        forms = dict.fromkeys(_SENT[one["type"]] for one in errors if _locate(one) == place and one["type"] in _SENT)
+    if kind in _EXPECTED:
+        forms = dict.fromkeys(
+            _EXPECTED[one["type"]] for one in errors if _locate(one) == place and one["type"] in _EXPECTED
+        )
         return f"{field!r} must be {' or '.join(forms)}.", field
-    said = _SAID.get(kind)
+    said = _PROBLEMS.get(kind)
     return (f"{field!r} {said.format(**limits)}." if said else first["msg"]), field
 
 

@@ -250,7 +250,7 @@ def test_fetching(place: Place, rows: Path, tmp_path: Path, lambert: Callable[..
     last_line(called, 3, f"{place.url}/train/00000.bin is damaged: its SHA-256 is not that of the manifest")
     place.files.rm(f"{place.path}/train/00000.bin")
     called = lambert("corpus", "fetch", "--from", place.url, out=tmp_path / "damaged")
-    last_line(called, 3, f"{place.url}/train/00000.bin is missing: the command that made the corpus copies it again")
+    last_line(called, 3, f"{place.url}/train/00000.bin is missing: repeat the command that made the corpus")
     assert not (tmp_path / "damaged").exists()
     prepare(config(rows, place.url))
     assert lambert("corpus", "fetch", "--from", place.url, out=tmp_path / "damaged").code == 0

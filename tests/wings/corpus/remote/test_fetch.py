@@ -157,7 +157,7 @@ def test_a_further_try_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("changed", [b"", b"other" * 9])
 def test_a_killed_fetch_continues_unless_the_file_changed(changed: bytes, server: str, tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match=r"continues after [\d,]+ bytes"):
+    with pytest.raises(MachineError, match=r"to continue after [\d,]+ bytes"):
         fetched(tmp_path, f"{server}/short/a.jsonl")
     (part,) = tmp_path.rglob("*.part")
     kept = part.stat().st_size

@@ -258,7 +258,7 @@ def test_what_cannot_be_added(base: Path, domain: Path, tmp_path: Path, lambert:
     plain, words = tmp_path / "plain.txt", tmp_path / "words.txt"
     plain.write_text("the and of the\n" * 20)
     words.write_text("the\nAnd\nin-plane\n")
-    refused(3, "No word of the text that occurs at least 5 times is divided by", "tokenizer.json", input=plain)
+    refused(3, "tokenizer.json splits no word of the text that occurs at least 5 times", input=plain)
     refused(2, "words = 90,000, but the text has only", "that occur at least 5 times", words=90_000)
     refused(3, "words.txt has no word to add", word_list=words)
     refused(3, "cannot be read as a list of words", word_list=tmp_path / "none.txt")

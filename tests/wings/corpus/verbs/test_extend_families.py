@@ -256,7 +256,7 @@ def test_words_that_contain_added_tokens_are_left_out(
     assert "words     1 added" in done.out
     (tmp_path / "words.txt").write_text("aerofoil\n")
     done = lambert("extend", tmp_path / "base", out=tmp_path / "none", **flags, word_list=tmp_path / "words.txt")
-    one_line(done, 3, "still divides all of the words when they are pieces")
+    one_line(done, 3, "still splits every one of the words")
     assert not (tmp_path / "none").exists()
 
 

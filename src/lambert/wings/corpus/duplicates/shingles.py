@@ -48,7 +48,7 @@ class Words:
 
 
 def mix(values: Hashes) -> Hashes:
-    """Returns hashes of 64-bit integers, one to one.
+    """Scrambles 64-bit integers. Different integers have different results.
 
     Source: the finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators").
     """
@@ -97,9 +97,9 @@ def hash_shingles(texts: list[str], words: Words) -> tuple[Hashes, Integers]:
     return mix(found[kept]), np.concatenate([[0], np.cumsum(padded_D - SHINGLE + 1)])
 
 
-def hash_paragraphs(words: Words, least: int) -> tuple[Hashes, Integers, Integers]:
-    """Returns the hashes of the words of each line with at least `least` characters and a word, the text [n] of each
-    such line and its number in the text [n]."""
+def hash_long_lines(words: Words, least: int) -> tuple[Hashes, Integers, Integers]:
+    """Returns three arrays [n] about the lines with at least `least` characters and a word: the hash of the words, the
+    number of the text, and the number of the line in it."""
     starts_L = np.concatenate([[0], words.line_ends_L[:-1] + 1])
     first_L, last_L = (np.searchsorted(words.starts_N, positions) for positions in (starts_L, words.line_ends_L))
     lines = np.flatnonzero((words.line_ends_L - starts_L >= least) & (last_L > first_L))

@@ -186,7 +186,7 @@ class _Batch:
         self._begun = records[ended:]
         lines = np.zeros(0, dtype=LINE)
         if self._least:
-            found, texts, numbers = shingles.hash_paragraphs(words, self._least)
+            found, texts, numbers = shingles.hash_long_lines(words, self._least)
             lines = np.zeros(len(found), dtype=LINE)
             lines["hash"], lines["document"] = found, documents[texts]
             lines["line"] = numbers + np.array(self._lines)[texts]

@@ -13,7 +13,7 @@ _EXTERNAL = re.compile(r"\[(?:https?:|ftps?:|mailto:|news:|irc:|//)[^\s\[\]<>]*+
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
 _SWITCH = re.compile(r"__[A-ZÀ-ÖØ-ÞА-ЯЁ]{3,30}__")
 _VARIANTS = re.compile(r"-\{([^{}]*+)\}-")
-_SCRIPTS = ("zh-hans", "zh-cn", "zh-sg", "zh-my", "zh", "sr-ec", "sr-cyrl", "zh-hant")
+_VARIANT_ORDER = ("zh-hans", "zh-cn", "zh-sg", "zh-my", "zh", "sr-ec", "sr-cyrl", "zh-hant")
 """Variants of a language in order of preference, the same for all words of a corpus (our choice)."""
 _QUOTES = re.compile(r"('{2,}+)")
 _HOLES = re.compile(r"([()（）\0])")
@@ -41,7 +41,7 @@ def render(text: str) -> str:
             block = _without_holes(block)
         if "  " in block:
             block = _SPACES.sub(" ", block)
-        block = block.strip(" \t\x01")
+        block = block.strip(f" \t{BREAK}")
         if block and (block[0].isalpha() or _WORD.search(block)):
             if headings:
                 found.extend(heading for _, heading in headings)
@@ -79,7 +79,7 @@ def render(text: str) -> str:
         emit(" ".join(paragraph))
     joined = "\n\n".join(found)
     if BREAK in joined:
-        joined = "\n\n".join(part for part in (line.strip() for line in re.split("[\x01\n]", joined)) if part)
+        joined = "\n\n".join(part for part in (line.strip() for line in re.split(f"[{BREAK}\n]", joined)) if part)
     return _ENTITY.sub(_character, joined) if "&" in joined else joined
 
 
@@ -149,11 +149,11 @@ def _without_quotes(line: str) -> str:
         italic += count == 2 or count >= 5
         parts[i] = "'" if count == 4 else "'" * (count - 5) if count > 5 else parts[i]
     if bold % 2 and italic % 2:
-        parts[_apostrophe(parts)] = "'"
+        parts[_find_apostrophe(parts)] = "'"
     return "".join(part for part in parts if part not in ("''", "'''", "'''''"))
 
 
-def _apostrophe(parts: list[str]) -> int:
+def _find_apostrophe(parts: list[str]) -> int:
     """Returns which bold mark is an apostrophe: the first one after a word of one letter, or else after a longer word,
     or else after a space."""
     word = space = 0
@@ -182,7 +182,7 @@ def _variant(match: re.Match[str]) -> str:
         variant, colon, word = part.rpartition("=>")[2].partition(":")
         if colon and word.strip():
             spellings.setdefault(variant.strip().lower(), word.strip())
-    return next((spellings[name] for name in (*_SCRIPTS, *spellings) if name in spellings), content)
+    return next((spellings[name] for name in (*_VARIANT_ORDER, *spellings) if name in spellings), content)
 
 
 @lru_cache(1 << 10)

@@ -23,7 +23,9 @@ MANIFEST, MARK = "manifest.json", "lambert-prepare-unfinished.txt"
 _SHARD = re.compile(r"[a-z]+/\d{5,}\.bin")
 _TOKENIZER = (tokenizer.JSON, "tokenizer_config.json", "vocab.txt")
 COPYING = "copying"
-_SAID = "`lambert prepare` has not completed the corpus in this folder: it is complete when manifest.json is there.\n"
+_MARK_TEXT = (
+    "`lambert prepare` has not completed the corpus in this folder: it is complete when manifest.json is there.\n"
+)
 Progress = Callable[[int, int, str], None]
 
 
@@ -54,7 +56,7 @@ def begin(url: str, folder: Path) -> None:
     """Writes MARK, through a file in `folder`, so that an unwritable store is detected before the work begins."""
     try:
         make_folder(folder)
-        (folder / MARK).write_text(_SAID)
+        (folder / MARK).write_text(_MARK_TEXT)
     except OSError as error:
         raise not_written(folder, error, "work folder") from error
     Store(url).write(MARK, folder / MARK)
@@ -127,7 +129,9 @@ def _fetch_files(url: str, folder: Path, manifest: Mapping[str, Any], progress: 
     wanted = [name for name in (*hashes, *_TOKENIZER) if name in hashes or name in objects]
     missing = [name for name in wanted if name not in objects]
     if missing:
-        raise DataError(f"{public(url)}/{missing[0]} is missing: the command that made the corpus copies it again.")
+        raise DataError(
+            f"{public(url)}/{missing[0]} is missing: repeat the command that made the corpus, which copies it again."
+        )
     total, done = sum(objects[name]["size"] for name in dict.fromkeys(wanted)), 0
     for name in dict.fromkeys(wanted):
         path = folder / name

@@ -107,7 +107,9 @@ def _list_files(url: str, source: Source) -> list[str]:
     try:
         return source.files(url)
     except Unavailable as error:
-        raise MachineError(f"{public(url)} cannot be reached: {error}. The same command continues.") from error
+        raise MachineError(
+            f"{public(url)} cannot be reached: {error}. Run the same command again to continue."
+        ) from error
 
 
 def locate(url: str, folder: Path) -> Path:
@@ -128,7 +130,7 @@ def fetch_again(path: Path, inputs: Sequence[str | Path], folder: Path, source_o
                     fcntl.flock(lock, fcntl.LOCK_EX)
                     _fetch_file(url, folder, source_of(url), None, "", lambda *_: None)
                 return
-    raise DataError(f"No remote input has the name of {path} any more.")
+    raise DataError(f"No remote input has the name of {path} any more: restore it, or remove it from input.")
 
 
 def _fetch_file(
@@ -191,7 +193,7 @@ def download(source: Source, url: str, part: Path, expected: str, progress: Prog
             problem = str(error)
     kept = part.stat().st_size if part.exists() else 0
     raise MachineError(
-        f"{public(url)} cannot be fetched in {TRIES} tries: {problem}. The same command continues"
+        f"{public(url)} cannot be fetched in {TRIES} tries: {problem}. Run the same command again to continue"
         f"{f' after {kept:,} bytes' if kept else ''}."
     )
 

@@ -124,7 +124,9 @@ def _read_errors(url: str) -> Iterator[None]:
         with errors(url):
             yield
     except Unavailable as error:
-        raise MachineError(f"{public(url)} cannot be reached: {error}. The same command continues.") from error
+        raise MachineError(
+            f"{public(url)} cannot be reached: {error}. Run the same command again to continue."
+        ) from error
 
 
 @contextmanager

@@ -28,7 +28,7 @@ MOST_INPUTS = 50
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A row of the counts of the steps."""
+    """What is left after a step."""
 
     label: str
     documents: int

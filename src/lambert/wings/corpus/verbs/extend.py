@@ -115,11 +115,11 @@ def _choose_words(
     ranked = division.rank_words(counts, config.min_count, without) if config.words else []
     often = f"that occurs at least {config.min_count} times"
     if config.words and not ranked:
-        raise DataError(f"No word of the text {often} is divided by {source}. Give more text, or lower --min-count.")
+        raise DataError(f"{source} splits no word of the text {often}. Give more text, or lower --min-count.")
     if len(ranked) < config.words:
         raise UsageError(
             f"words = {config.words:,}, but the text has only {len(ranked):,} words {often.replace('occurs', 'occur')} "
-            f"and are divided: use --words {len(ranked)}, lower --min-count, or give more text."
+            f"and are split: use --words {len(ranked)}, lower --min-count, or give more text."
         )
     return ranked[: config.words]
 
@@ -139,7 +139,7 @@ def _keep_whole(division: Division, chosen: list[Word], source: str, say: Say) -
         return chosen, larger
     say(f"words     {len(divided):,} omitted, because {source} still divides them: {_join_first(divided)}")
     if len(divided) == len(chosen):
-        raise DataError(f"{source} still divides all of the words when they are pieces. Give other words.")
+        raise DataError(f"{source} still splits every one of the words after they are added. Give other words.")
     return _keep_whole(division, [word for word in chosen if word.text not in divided], source, say)
 
 

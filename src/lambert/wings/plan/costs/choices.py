@@ -69,7 +69,7 @@ def list_choices(
             exact = inf
             for method in dict.fromkeys((work.method, *(methods if count > 1 else ()))):
                 tried = replace(own, method=method, two_levels=two_levels)
-                for tokens in (work.micro_tokens, *_even(tried, machines, shapes)):
+                for tokens in (work.micro_tokens, *_equal_share(tried, machines, shapes)):
                     tried = replace(tried, micro_tokens=tokens)
                     step = predict(tried, machines, shapes)
                     seconds = step.seconds * sequences / work.batch_size
@@ -82,7 +82,7 @@ def list_choices(
     return found
 
 
-def _even(work: Work, machines: Cluster, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _equal_share(work: Work, machines: Cluster, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Returns the largest size of micro-batches that fits and gives all devices equally many, if a run would choose
     another size."""
     if work.micro_tokens or machines.devices == 1:

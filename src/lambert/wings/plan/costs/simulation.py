@@ -2,11 +2,11 @@
 checkpoints and restarts.
 
 Source of the closed form: Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006,
-equations 20 and 37. Failures are independent, and the time to the next one is exponential.
+equations 20 and 37. Failures of nodes are independent. The time to the next failure
+of a node is exponential, and so is that of the group.
 
-The time to the failure of a node is exponential, and so is the time between two failures of the group. A
-failure process interrupts the run process. The times of the updates between checkpoints are drawn for
-many checkpoints at once, so that only failures are events.
+A failure process interrupts the run process. The times of the updates between checkpoints are drawn for many
+checkpoints at once, so that only failures are events.
 """
 
 from collections.abc import Generator
@@ -143,7 +143,7 @@ def simulate(run: Run, seed: int = 0) -> Outcome:
         raise UsageError(
             "The run hardly advances between failures: save more often (--checkpoint), or take fewer nodes (--nodes)."
         )
-    draws = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     environment = simpy.Environment()
     counts = {"failures": 0}
     sums = {"training": 0.0, "lost": 0.0}
@@ -160,7 +160,7 @@ def simulate(run: Run, seed: int = 0) -> Outcome:
             seconds_C = run.update * updates_C
             if run.late:
                 seconds_C += np.append(
-                    run.late.draw(draws, each, len(updates_C) - 1), run.late.draw(draws, int(updates_C[-1]), 1)
+                    run.late.draw(rng, each, len(updates_C) - 1), run.late.draw(rng, int(updates_C[-1]), 1)
                 )
             ends_C, began, passed = np.cumsum(seconds_C + run.cost), environment.now, len(updates_C)
             try:
@@ -181,7 +181,7 @@ def simulate(run: Run, seed: int = 0) -> Outcome:
 
     def fail() -> Generator[Any, None, None]:
         while True:
-            yield environment.timeout(float(draws.exponential(mtbf)))
+            yield environment.timeout(float(rng.exponential(mtbf)))
             if trainer.is_alive:
                 counts["failures"] += 1
                 trainer.interrupt()
