@@ -1,6 +1,8 @@
 // Linear layers: y = x W' + b, and its gradients. Weights are packed once after each update.
 //
 // Matrices are row-major and contiguous. T: rows of x and y. D: width of x. F: width of y, the rows of W [F, D].
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -233,41 +235,41 @@ void lambert_linear_input(const bf16* dy, const uint32_t* backward, const bf16* 
 // multiple of 64.
 void lambert_linear_weights(const bf16* dy, const bf16* x, long T, long F, long D, const WeightRows* weights, long count,
                             float* db, long threads) {
-    const long words = padded(pairs(T)), high = panels(F), wide = panels(D);
-    Scratch scratch;
-    uint32_t *left = scratch.take<uint32_t>(high * kPanel * words), *right = scratch.take<uint32_t>(wide * kPanel * words);
-    each(high + wide, threads, [&](long task) {
-        if (task >= high) {
-            const long p = task - high;
-            pack_down(x + p * kPanel, D, T, std::min<long>(kPanel, D - p * kPanel), right + p * words * kPanel);
-            return;
-        }
-        const long first = task * kPanel, rows = std::min<long>(kPanel, F - first);
-        uint32_t* panel = left + first * words;
-        pack_rows(dy + first, F, T, rows, panel);
-        const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
-        for (long row = 0; row < rows; ++row) {
-            __m512 total = _mm512_setzero_ps();
-            for (long k = 0; k < words; k += kTile)
-                total = _mm512_dpbf16_ps(total, (__m512bh)_mm512_loadu_si512(panel + k * kPanel + row * kTile), ones);
-            db[first + row] = _mm512_reduce_add_ps(total);
-        }
-    });
-    std::vector<std::pair<long, long>> tasks;  // a weight, and one of its panels
+    const long words = padded(pairs(T)), high = panels(F), wide = panels(D), workers = std::max<long>(1, std::min(threads, high));
+    std::vector<std::pair<long, long>> owners(high, {-1, 0});  // of each panel of dy: a weight, and one of its panels
     for (long w = 0; w < count; ++w)
-        for (long p = 0; p < panels(weights[w].rows); ++p) tasks.push_back({w, p});
-    each(tasks.size(), threads, [&](long task) {
-        const auto [w, p] = tasks[task];
-        const WeightRows& weight = weights[w];
+        for (long p = 0; p < panels(weights[w].rows); ++p) owners[weights[w].offset / kPanel + p] = {w, p};
+    Scratch scratch;
+    uint32_t *right = scratch.take<uint32_t>(wide * kPanel * words), *left = scratch.take<uint32_t>(workers * kPanel * words);
+    each(wide, threads, [&](long p) {
+        pack_down(x + p * kPanel, D, T, std::min<long>(kPanel, D - p * kPanel), right + p * words * kPanel);
+    });
+    // A worker packs a panel of dy, which then is in its cache for the product.
+    std::atomic<long> next{0};
+    each(workers, threads, [&](long worker) {
         const Tiles tiles;
-        const long rows = std::min<long>(kPanel, weight.rows - p * kPanel);
-        const uint32_t* from = left + (weight.offset + p * kPanel) * words;
-        for (long k = 0; k == 0 || k < words; k += kInner / 2) {  // writes zeros if there are no rows
-            Into into{weight.grad, D, weight.add != 0 || k > 0};
-            for (long q = 0; q < wide; ++q)
-                times_panel(packed_rows(from + k * kPanel), {right + (q * words + k) * kPanel, kPanel},
-                            std::min(kInner / 2, words - k), rows, p * kPanel, q * kPanel,
-                            std::min<long>(kPanel, D - q * kPanel), into);
+        const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
+        uint32_t* panel = left + worker * kPanel * words;
+        for (long task; (task = next.fetch_add(1)) < high;) {
+            const long first = task * kPanel, columns = std::min<long>(kPanel, F - first);
+            pack_rows(dy + first, F, T, columns, panel);
+            for (long row = 0; row < columns; ++row) {
+                __m512 total = _mm512_setzero_ps();
+                for (long k = 0; k < words; k += kTile)
+                    total = _mm512_dpbf16_ps(total, (__m512bh)_mm512_loadu_si512(panel + k * kPanel + row * kTile), ones);
+                db[first + row] = _mm512_reduce_add_ps(total);
+            }
+            const auto [w, p] = owners[task];
+            if (w < 0) continue;
+            const WeightRows& weight = weights[w];
+            const long rows = std::min<long>(kPanel, weight.rows - p * kPanel);
+            for (long k = 0; k == 0 || k < words; k += kInner / 2) {  // writes zeros if there are no rows
+                Into into{weight.grad, D, weight.add != 0 || k > 0};
+                for (long q = 0; q < wide; ++q)
+                    times_panel(packed_rows(panel + k * kPanel), {right + (q * words + k) * kPanel, kPanel},
+                                std::min(kInner / 2, words - k), rows, p * kPanel, q * kPanel,
+                                std::min<long>(kPanel, D - q * kPanel), into);
+            }
         }
     });
 }
