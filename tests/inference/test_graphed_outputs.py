@@ -1,6 +1,7 @@
 """Outputs by graphs, with a recorder that computes its work again instead of replaying it."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from weakref import ref
 
@@ -52,6 +53,18 @@ def test_a_result_stays_when_the_next_batch_is_computed() -> None:
     before = {name: rows.clone() for name, rows in first.items()}
     graphed(batches[2])
     assert all(torch.equal(first[name], rows) for name, rows in before.items())
+
+
+def test_threads_take_turns() -> None:
+    model, precision, world = build(), Precision("float32"), World()
+    graphed = GraphedOutputs(model, precision, world, Again())
+    batches = [make_batch([9, 4], 100, seed=seed).with_targets({}) for seed in range(24)]
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(graphed, batches)]
+    for batch, outputs in zip(batches, found, strict=True):
+        exact = compute_outputs(model, precision, world, batch)
+        for name, rows in exact.items():
+            torch.testing.assert_close(outputs[name], rows, atol=1e-5, rtol=1e-5)
 
 
 def test_batches_with_targets_have_no_graphs() -> None:

@@ -1,6 +1,7 @@
 """Outputs of a model on a GPU by graphs: a question waits for its kernels, not for their launches."""
 
 import logging
+import threading
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -26,13 +27,16 @@ class GraphedOutputs:
     def __init__(self, model: Any, precision: Precision, world: World, recorder: Recorder) -> None:
         self._model, self._precision = ref(model), precision
         self.graphs = Graphs(self._work, recorder, world.put, SIZES, _log.warning)
+        self._lock = threading.Lock()
 
     def __call__(self, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the outputs of a batch in host memory."""
         if batch.targets:  # their number is that of the rows of an output
             raise ValueError("graphs compute batches without targets")
         rows = {True: batch.tokens, False: batch.sequences}
-        return {name: found[: rows[of_tokens]].clone() for name, (found, of_tokens) in self.graphs.run(batch).items()}
+        with self._lock:  # the threads of a service share the inputs and outputs of the graphs
+            found = self.graphs.run(batch)
+            return {name: values[: rows[of_tokens]].clone() for name, (values, of_tokens) in found.items()}
 
     def _work(self, batch: Batch) -> dict[str, tuple[Tensor, bool]]:
         """Returns the outputs, and whether each has a row for each token, not for each sequence."""
