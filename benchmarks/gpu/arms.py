@@ -11,8 +11,8 @@ real tokens; four batches come again and again, so losses fall. Clipping, LAMB, 
 
 Each arm runs in a process of its own, which prints a line of JSON: milliseconds an update (median and range over the
 rounds, each of `--updates`, whose last one is waited for), real tokens a second, the loss of the last update, peak
-memory, the micro-batches that graphs computed, and milliseconds by kind of kernel of further updates under torch's
-profiler; `gaps` is the rest. Losses of the arms must agree but for their dropout.
+memory, the micro-batches and the steps that graphs computed, and milliseconds by kind of kernel of further updates
+under torch's profiler; `gaps` is the rest. Losses of the arms must agree but for their dropout.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def measure(work: str, device_name: str, tokens: int, rounds: int, updates: int)
     from lambert.core.world import World
     from lambert.engine.compiler import compile_blocks
     from lambert.engine.device import device_named, peak_megabytes
-    from lambert.engine.graphs import Graphs, choose_graphs
+    from lambert.engine.graphs import choose_graphs
     from lambert.engine.loop import train
     from lambert.engine.precision import Precision
     from lambert.model import weights
@@ -110,14 +110,7 @@ def measure(work: str, device_name: str, tokens: int, rounds: int, updates: int)
     if os.environ.get("LAMBERT_BENCH_COMPILE") == "1":
         compile_blocks(net.encoder.blocks)
     said: list[str] = []
-    made: list[Graphs[Any]] = []
-    choose = choose_graphs(world, max(batch.tokens for batch in batches), said.append)
-
-    def make(passes: Any) -> Graphs[Any]:
-        assert choose is not None
-        made.append(choose(passes))
-        return made[0]
-
+    graphs = choose_graphs(world, max(batch.tokens for batch in batches), said.append)
     data: Any = [
         SimpleNamespace(
             shares=[[(0, batch)]], counts={name: target.count for name, target in batch.targets.items()},
@@ -128,7 +121,7 @@ def measure(work: str, device_name: str, tokens: int, rounds: int, updates: int)
     steps = train(
         net, optimizers.build(net, OptimConfig(name="lamb", lr=1e-3)), itertools.cycle(data),
         schedule=lambda step: 1e-3, max_grad_norm=1.0, precision=Precision("bfloat16", world.device), world=world,
-        seed=0, start=0, steps=MANY, graphs=make if choose else None,
+        seed=0, start=0, steps=MANY, graphs=graphs,
     )  # fmt: skip
     take = partial(_take, steps)
     take(WARM)
@@ -157,7 +150,8 @@ def measure(work: str, device_name: str, tokens: int, rounds: int, updates: int)
     return {
         "ms": round(statistics.median(times), 2), "range": [round(min(times), 2), round(max(times), 2)],
         "tokens": round(real), "tokens_per_second": round(1000 * real / statistics.median(times)),
-        "loss": round(loss, 4), "mb": peak_megabytes(world.device), "replayed": made[0].replayed if made else 0,
+        "loss": round(loss, 4), "mb": peak_megabytes(world.device),
+        "replayed": [one.replayed for one in graphs.made] if graphs else [],
         "said": said, "profiled_ms": round(whole, 2),
         "kinds": {name: round(ms, 2) for name, ms in sorted(found.items())},
         "gaps": round(whole - sum(found.values()), 2),

@@ -1,6 +1,7 @@
 """Graphs of micro-batches, with a recorder that computes its work again instead of replaying it."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,18 +11,20 @@ import torch
 from flat import make_batch
 from recorders import Again
 from tiny import Share
-from torch import Tensor
+from torch import nn
 
 from lambert.core.batch import Batch, SoftTarget, Target
 from lambert.core.world import World
-from lambert.engine.graphs import Graphs, choose_graphs, graphs_problem
+from lambert.engine.gradients import Gradients
+from lambert.engine.graphs import StepGraph, TrainingGraphs, choose_graphs, graphs_problem
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
 from lambert.native import library
 from lambert.optim import optimizers
-from lambert.optim.config import OptimConfig
+from lambert.optim.config import Adapt, OptimConfig
+from lambert.optim.lamb import Lamb
 
 TOKENS = 128
 
@@ -62,17 +65,11 @@ class Outcome:
         )  # fmt: skip
         net = Model(config, {"mlm": 0, "nsp": 0})
         self.said: list[str] = []
-        self.graphs: Any = None
-
-        def make(work: Any) -> Graphs[Tensor]:
-            assert recorder is not None
-            self.graphs = Graphs(work, recorder, World().put, [16, 32, 64, TOKENS], self.said.append)
-            return self.graphs
-
+        self.graphs = TrainingGraphs(recorder or Again(), World(), [16, 32, 64, TOKENS], self.said.append)
         steps = train(
             net, optimizers.build(net, OptimConfig(name="adamw", lr=1e-3, warmup_ratio=0.0)), updates(found),
             schedule=lambda _: 1e-3, max_grad_norm=1.0, precision=Precision(precision), world=World(), seed=3, start=0,
-            steps=len(found) // 4, graphs=None if recorder is None else make,
+            steps=len(found) // 4, graphs=None if recorder is None else self.graphs,
         )  # fmt: skip
         self.losses = [loss for step in steps for loss in step.losses.values()]
         self.weights = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
@@ -88,7 +85,9 @@ def test_a_run_is_that_without_graphs(precision: str, bound: float) -> None:
     graphed = Outcome(recorder, found, precision)
     assert graphed.losses == pytest.approx(exact.losses, rel=bound)
     assert (graphed.weights - exact.weights).abs().max() < bound * exact.weights.abs().max()
-    assert graphed.graphs.replayed == 24 - recorder.recorded > 12
+    recorded = recorder.recorded - 1  # of passes; the other is of steps
+    assert [graphs.replayed for graphs in graphed.graphs.made] == [24 - recorded, 24 // 4 - 1]
+    assert recorded < 12
     assert not graphed.said
 
 
@@ -98,12 +97,12 @@ def test_a_batch_that_its_graph_lacks_room_for_gets_a_larger_one() -> None:
     exact, recorder = Outcome(None, found), Again()
     graphed = Outcome(recorder, found)
     assert graphed.losses == pytest.approx(exact.losses, rel=1e-5)
-    assert recorder.recorded == 2  # of 128 tokens, and of 32
+    assert recorder.recorded == 3  # of 128 tokens, of 32, and of steps
     many = make_batch([16] + [1] * 112, 100, seed=2)
     found = [few, few, many, few]
     exact, recorder = Outcome(None, found), Again()
     assert Outcome(recorder, found).losses == pytest.approx(exact.losses, rel=1e-5)
-    assert recorder.recorded == 2
+    assert recorder.recorded == 3
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,7 @@ def test_a_run_goes_on_without_graphs_if_recording_fails(error: Exception, said:
     assert said in line
     assert "more" not in line
     assert graphed.losses == pytest.approx(Outcome(None, found).losses, rel=1e-5)
-    assert (recorder.recorded, graphed.graphs.replayed) == (0, 0)
+    assert (recorder.recorded, graphed.graphs.made[0].replayed) == (1, 0)
 
 
 def test_what_no_graph_computes() -> None:
@@ -142,14 +141,14 @@ def test_what_no_graph_computes() -> None:
     found = [large, large.with_targets({**large.targets, "mlm": soft}), taught, taught]
     recorder = Again()
     assert Outcome(recorder, found).losses == pytest.approx(Outcome(None, found).losses, rel=1e-5)
-    assert recorder.recorded == 0
+    assert recorder.recorded == 1  # of steps
 
 
 def test_the_number_of_recordings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lambert.engine.graphs._RECORDINGS", 1)
     found, recorder = [*batches(12)], Again()
     assert Outcome(recorder, found).losses == pytest.approx(Outcome(None, found).losses, rel=1e-5)
-    assert recorder.recorded == 1
+    assert recorder.recorded == 2  # of passes, and of steps
 
 
 def test_a_batch_without_targets() -> None:
@@ -158,6 +157,94 @@ def test_a_batch_without_targets() -> None:
     full = make_batch([16] * 8, 100)
     found = [empty, full, empty, full]
     assert Outcome(Again(), found).losses == pytest.approx(Outcome(None, found).losses, rel=1e-5)
+
+
+class Steps:
+    """Ten steps with clipping, with the graph of a recorder or without, and with what `changes` does before a step."""
+
+    def __init__(self, graph: StepGraph | None, optimizer: Lamb, changes: dict[int, Callable[[], None]]) -> None:
+        (group,) = optimizer.param_groups
+        net = nn.Module()
+        net.weight = group["params"][0]
+        gradients, precision, draw = Gradients(net), Precision("float32"), torch.Generator().manual_seed(0)
+        self.norms = []
+        for number in range(10):
+            gradients.clear()
+            gradients.accumulate(net.weight, torch.randn(net.weight.shape, generator=draw))
+            gradients.collect()
+            if number == 7:
+                net.weight.grad[0, 0] = math.inf
+            changes.get(number, lambda: None)()
+            group["lr"] = 0.1 / (1 + number)
+            self.norms.append(float(precision.step(optimizer, gradients, 3.0, graph)[0]))
+            assert isinstance(group["lr"], float)
+        self.weight, self.skipped = net.weight.detach().clone(), precision.skipped
+
+
+class Fixed(Again):
+    """Replays with the learning rates as they were when it recorded, as a graph does that reads their tensors."""
+
+    def __init__(self, optimizer: Lamb) -> None:
+        super().__init__()
+        self.groups = optimizer.param_groups
+
+    def record(self, work: Any) -> Any:
+        again, fixed = super().record(work), [group["lr"] for group in self.groups]
+
+        def replay() -> Any:
+            before = [group["lr"] for group in self.groups]
+            for group, rate in zip(self.groups, fixed, strict=True):
+                group["lr"] = rate
+            found = again()
+            for group, rate in zip(self.groups, before, strict=True):
+                group["lr"] = rate
+            return found
+
+        return replay
+
+
+def lamb(adapt: Adapt) -> Lamb:
+    weight = torch.linspace(-1, 1, 24).view(4, 6)
+    return Lamb([torch.nn.Parameter(weight)], adapt=adapt)
+
+
+@pytest.mark.parametrize("adapt", ["all", "none"])
+def test_a_graph_of_steps_follows_the_learning_rate(adapt: Adapt) -> None:
+    exact = Steps(None, lamb(adapt), {})
+    optimizer = lamb(adapt)
+    recorder, said = Fixed(optimizer), []
+    graph = StepGraph(recorder, torch.device("cpu"), said.append)
+    found = Steps(graph, optimizer, {})
+    assert (graph.replayed, recorder.recorded, said) == (9, 1, [])
+    assert found.norms == exact.norms
+    assert found.skipped == exact.skipped == 1
+    assert (found.weight - exact.weight).abs().max() < 1e-6
+
+
+def test_a_graph_of_steps_is_recorded_anew_if_a_state_is_loaded_or_a_setting_changes() -> None:
+    def changes(optimizer: Lamb) -> dict[int, Callable[[], None]]:
+        return {
+            3: lambda: optimizer.load_state_dict(optimizer.state_dict()),
+            5: lambda: optimizer.param_groups[0].update(weight_decay=0.5),
+        }
+
+    optimizer = lamb("all")
+    exact = Steps(None, optimizer, changes(optimizer))
+    optimizer = lamb("all")
+    recorder = Fixed(optimizer)
+    graph = StepGraph(recorder, torch.device("cpu"), print)
+    found = Steps(graph, optimizer, changes(optimizer))
+    assert (graph.replayed, recorder.recorded) == (7, 3)
+    assert (found.weight - exact.weight).abs().max() < 1e-6
+
+
+def test_steps_go_on_without_a_graph_if_recording_fails() -> None:
+    said: list[str] = []
+    graph = StepGraph(Again(torch.OutOfMemoryError("CUDA out of memory")), torch.device("cpu"), said.append)
+    found = Steps(graph, lamb("all"), {})
+    assert (found.weight - Steps(None, lamb("all"), {}).weight).abs().max() < 1e-6
+    assert said == ["steps of the optimizer are computed without a graph, which is slower: out of memory"]
+    assert graph.replayed == 0
 
 
 def test_who_has_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,9 +84,27 @@ def test_who_has_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found is not None
     assert find_graphs(model, precision, gpu, batch) is found
     assert find_graphs(model, precision, gpu, make_batch([9, 4], 100)) is None
+    other = Precision("bfloat16")
+    assert find_graphs(model, other, gpu, batch) is not found
     alive = ref(model)
     del model, found
     gc.collect()
     assert alive() is None
     monkeypatch.delenv("LAMBERT_GRAPHS")
     assert find_graphs(build(), precision, gpu, batch) is None
+
+
+def test_a_model_in_training_has_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs read copies of the weights as these were when they were recorded."""
+    model, precision, asked = build(), Precision("float32"), []
+
+    def find(*arguments: object) -> GraphedOutputs:
+        asked.append(arguments)
+        return GraphedOutputs(model, precision, World(), Again())
+
+    monkeypatch.setattr("lambert.inference.outputs.find_graphs", find)
+    batch = make_batch([9, 4], 100).with_targets({})
+    compute_outputs(model, precision, World(), batch)
+    assert not asked
+    compute_outputs(model, precision, World(), batch, constant=True)
+    assert asked

@@ -230,3 +230,17 @@ def test_the_closure_is_run_with_gradients() -> None:
 
     assert optimizer.step(closure) == 4.0
     assert float(param.detach().sum()) < 4.0
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("adapt", ["all", "none"])
+def test_a_rate_in_a_tensor(adapt: Adapt, fused: bool) -> None:
+    results = []
+    for rate in (0.125, torch.tensor(0.125)):
+        weight = torch.nn.Parameter(start()[0])
+        optimizer = Lamb([weight], adapt=adapt, fused=fused)
+        optimizer.param_groups[0]["lr"] = rate
+        weight.grad = gradients(0)[0]
+        optimizer.step()
+        results.append([weight.detach()])
+    assert rel(results[1], results[0]) <= 1e-7

@@ -42,8 +42,12 @@ class World:
         return self.rank == 0
 
     def put(self, batch: Batch) -> Batch:
-        """Returns the batch on this world's device. A copy to a GPU is from pinned memory: the host does not wait."""
-        return (batch.map(Tensor.pin_memory) if self.device.type == "cuda" else batch).to(self.device)
+        """Returns the batch on this world's device."""
+        return self.pin(batch).to(self.device)
+
+    def pin(self, batch: Batch) -> Batch:
+        """Returns a batch in host memory from where the host need not wait for a copy to this world's device."""
+        return batch.map(Tensor.pin_memory) if self.device.type == "cuda" else batch
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sums `tensor` over all ranks (all-reduce), in place, and returns it."""

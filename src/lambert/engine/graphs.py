@@ -1,4 +1,4 @@
-"""Passes of batches as graphs: one call of the device for a pass, instead of hundreds or thousands.
+"""Passes of batches, and steps of an optimizer, as graphs: one call of the device instead of hundreds or thousands.
 
 A graph computes batches of fixed sizes at fixed addresses. A batch is filled (`Batch.fill`) to the smallest size that
 it fits and copied to the inputs of the graph of that size. What fits none, and the first batch of each size, is
@@ -10,30 +10,34 @@ NVIDIA's MLPerf BERT.
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import ceil
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lambert.core.batch import Batch
 from lambert.core.world import World
 from lambert.engine.compiler import describe_cause
-from lambert.engine.device import ran_out
+from lambert.engine.device import on_device, ran_out
 
 Found = TypeVar("Found")
 Work = Callable[[Batch, Tensor], Tensor]
 """The passes of a batch with the divisors of its losses [K]: returns the summed losses [K], and adds the gradients to
 their buffer."""
 _PARTS = (8, 4, 2, 1)
-"""The sizes of graphs in training are these parts of a full micro-batch."""
+"""The sizes of graphs in training are these parts of a full micro-batch (our choice)."""
 _SPARE = 1.25
-"""Capacity for sequences and targets, as a multiple of what the first batch of a size has."""
+"""Capacity for sequences and targets, as a multiple of what the first batch of a size has (our choice)."""
+_SHORT = 2
+"""Capacity for further sequences: so many times those of the longest length that fill the size (our choice)."""
 _SWITCH = "LAMBERT_GRAPHS"
 _OFF = "batches are computed without graphs, which is slower"
+_NO_STEP = "steps of the optimizer are computed without a graph, which is slower"
 _RECORDINGS = 32
-"""Graphs that are recorded at most. Beyond it, batches that no graph fits are computed without."""
+"""Graphs that are recorded at most (our choice). Beyond it, batches that no graph fits are computed without."""
 
 
 class Recorder(Protocol):
@@ -105,7 +109,7 @@ class Graphs(Generic[Found]):
     Args:
         work: Computes a batch on the device, with further tensors. It may be called with a batch that is filled.
         recorder: Records it.
-        put: Returns a batch on the device.
+        world: Puts batches on the device.
         sizes: Numbers of tokens for which there are graphs, in ascending order.
         say: Gets a line if recording fails.
     """
@@ -114,11 +118,11 @@ class Graphs(Generic[Found]):
         self,
         work: Callable[..., Found],
         recorder: Recorder,
-        put: Callable[[Batch], Batch],
+        world: World,
         sizes: Sequence[int],
         say: Callable[[str], None],
     ) -> None:
-        self._work, self._recorder, self._put, self._sizes, self._say = work, recorder, put, sizes, say
+        self._work, self._recorder, self._world, self._sizes, self._say = work, recorder, world, sizes, say
         self._graphs: dict[_Size, _Graph[Found]] = {}
         self._recorded, self._failed = 0, False
         self.replayed = 0
@@ -129,10 +133,10 @@ class Graphs(Generic[Found]):
         device, whose sizes are always the same. The next call may overwrite the result."""
         size = None if self._failed else self._size_of(batch)
         if size is None:
-            return self._work(self._put(batch), *others)
+            return self._work(self._world.put(batch), *others)
         graph = self._graphs.get(size)
         if graph is not None and (filled := _fill(batch, size, graph.batch.sequences, graph.targets)) is not None:
-            _copy(self._put(filled), graph.batch)
+            _copy(self._world.pin(filled), graph.batch)
             for one, other in zip(graph.others, others, strict=True):
                 one.copy_(other, non_blocking=True)
             self.replayed += 1
@@ -141,12 +145,12 @@ class Graphs(Generic[Found]):
 
     def _begin(self, batch: Batch, others: tuple[Tensor, ...], size: _Size) -> Found:
         """Computes the first batch of a size, or the first that does not fit its graph, and records a graph."""
-        sequences = ceil(_SPARE * batch.sequences + 2 * size.tokens / size.longest)
+        sequences = ceil(_SPARE * batch.sequences + _SHORT * size.tokens / size.longest)
         targets = {name: ceil(_SPARE * (len(target.at_N) + 8)) for name, target in batch.targets.items()}
         filled = _fill(batch, size, sequences, targets)
         if filled is None or self._recorded >= _RECORDINGS:
-            return self._work(self._put(batch), *others)
-        inputs, others = self._put(filled), tuple(other.clone() for other in others)
+            return self._work(self._world.put(batch), *others)
+        inputs, others = self._world.put(filled), tuple(other.clone() for other in others)
 
         def work() -> Found:
             return self._work(inputs, *others)
@@ -158,7 +162,7 @@ class Graphs(Generic[Found]):
         except Exception as error:  # a driver, an operation that waits for the host, too little memory
             self._graphs.clear()
             self._failed = True
-            self._say(f"{_OFF}: {'out of memory' if ran_out(error) else describe_cause(error)}")
+            self._say(f"{_OFF}: {_cause(error)}")
         return found
 
     def _size_of(self, batch: Batch) -> _Size | None:
@@ -168,6 +172,72 @@ class Graphs(Generic[Found]):
             return None
         longest = 1 << (batch.longest - 1).bit_length()
         return _Size(tokens, longest, tuple(batch.targets), batch.pooled_from_S is not None)
+
+
+class StepGraph:
+    """Computes clipping and the step of an optimizer by one graph, from gradients that stay where they are.
+
+    The learning rate of each group is in a tensor. If the optimizer loads a state, or another setting of a group
+    changes, the step is computed once without the graph and recorded anew.
+
+    Args:
+        recorder: Records the step.
+        device: Where the weights are.
+        say: Gets a line if recording fails.
+    """
+
+    def __init__(self, recorder: Recorder, device: torch.device, say: Callable[[str], None]) -> None:
+        self._recorder, self._device, self._say = recorder, device, say
+        self._rates_G = torch.empty(0, device=device)
+        self._replay: Callable[[], Tensor] | None = None
+        self._state: Any = None
+        self._settings: list[Any] = []
+        self._failed = False
+        self.replayed = 0
+        """Number of steps that the graph computed."""
+
+    def run(self, optimizer: Optimizer, work: Callable[[], Tensor]) -> Tensor:
+        """Returns the result of `work()`, which takes a step of the optimizer without waiting for the device. The next
+        call may overwrite the result."""
+        if self._failed:
+            return work()
+        groups, settings = optimizer.param_groups, _settings(optimizer)
+        rates = [float(group["lr"]) for group in groups]
+        rates_G = on_device(rates, self._device)
+        if self._replay is not None and self._state is optimizer.state and self._settings == settings:
+            self._rates_G.copy_(rates_G, non_blocking=True)
+            self.replayed += 1
+            return self._replay()
+        self._rates_G, self._state, self._settings, self._replay = rates_G.clone(), optimizer.state, settings, None
+        for group, rate in zip(groups, self._rates_G.unbind(), strict=True):
+            group["lr"] = rate
+        try:
+            found = self._recorder.run(work)
+            self._replay = self._try_to_record(work)
+        finally:
+            for group, number in zip(groups, rates, strict=True):
+                group["lr"] = number
+        return found
+
+    def _try_to_record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
+        try:
+            return self._recorder.record(work)
+        except Exception as error:
+            self._failed = True
+            self._say(f"{_NO_STEP}: {_cause(error)}")
+            return None
+
+
+def _settings(optimizer: Optimizer) -> list[Any]:
+    """Returns the settings of the groups that a graph of a step depends on: all but the learning rates."""
+    return [
+        {name: value for name, value in group.items() if name not in ("params", "lr")}
+        for group in optimizer.param_groups
+    ]
+
+
+def _cause(error: Exception) -> str:
+    return "out of memory" if ran_out(error) else describe_cause(error)
 
 
 def _fill(batch: Batch, size: _Size, sequences: int, targets: dict[str, int]) -> Batch | None:
@@ -184,9 +254,9 @@ def _copy(source: Batch, into: Batch) -> None:
     pairs: list[tuple[Any, Any]] = [(source, into)]
     pairs += [(source.targets[name], target) for name, target in into.targets.items()]
     for one, other in pairs:
-        for field in fields(other):
-            if isinstance(tensor := getattr(other, field.name), Tensor):
-                tensor.copy_(getattr(one, field.name), non_blocking=True)
+        for each in fields(other):
+            if isinstance(tensor := getattr(other, each.name), Tensor):
+                tensor.copy_(getattr(one, each.name), non_blocking=True)
 
 
 def are_wanted(world: World) -> bool:
@@ -195,13 +265,43 @@ def are_wanted(world: World) -> bool:
     return os.environ.get(_SWITCH) == "1" and world.device.type == "cuda"
 
 
-def choose_graphs(world: World, tokens: int, say: Callable[[str], None]) -> Callable[[Work], Graphs[Tensor]] | None:
+@dataclass(frozen=True, slots=True)
+class TrainingGraphs:
+    """Makes the graphs of a training run.
+
+    Args:
+        recorder: Records them.
+        world: Has the device.
+        sizes: Numbers of tokens for which there are graphs of passes, in ascending order.
+        say: Gets a line if recording fails.
+    """
+
+    recorder: Recorder
+    world: World
+    sizes: Sequence[int]
+    say: Callable[[str], None]
+    made: "list[Graphs[Tensor] | StepGraph]" = field(default_factory=list)
+    """What this object has made."""
+
+    def of_passes(self, work: Work) -> Graphs[Tensor]:
+        """Returns the graphs of the passes of micro-batches."""
+        graphs = Graphs(work, self.recorder, self.world, self.sizes, self.say)
+        self.made.append(graphs)
+        return graphs
+
+    def of_step(self) -> StepGraph:
+        """Returns the graph of clipping and the step of an optimizer."""
+        graph = StepGraph(self.recorder, self.world.device, self.say)
+        self.made.append(graph)
+        return graph
+
+
+def choose_graphs(world: World, tokens: int, say: Callable[[str], None]) -> TrainingGraphs | None:
     """Returns what makes the graphs of a run with micro-batches of up to `tokens` tokens; None: there are none. `say`
     gets a line if recording fails."""
     if not are_wanted(world) or graphs_problem(world):
         return None
-    sizes = [ceil(tokens / part) for part in _PARTS]
-    return lambda work: Graphs(work, CudaRecorder(world.device), world.put, sizes, say)
+    return TrainingGraphs(CudaRecorder(world.device), world, [ceil(tokens / part) for part in _PARTS], say)
 
 
 def graphs_problem(world: World) -> str:

@@ -21,7 +21,7 @@ from lambert.core.randomness import Stream, key
 from lambert.core.world import World
 from lambert.engine.device import Reading, Stopwatch, on_device, ran_out, seed_generators
 from lambert.engine.exchange import Exchange
-from lambert.engine.graphs import Graphs, Work
+from lambert.engine.graphs import TrainingGraphs
 from lambert.engine.joint import with_joint_losses
 from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest
@@ -54,7 +54,7 @@ def train(
     steps: int,
     exchange: Exchange | None = None,
     stop: StopRequest | None = None,
-    graphs: Callable[[Work], Graphs[Tensor]] | None = None,
+    graphs: TrainingGraphs | None = None,
 ) -> Generator[Step, None, None]:
     """Runs updates `start` to `steps` - 1 and yields a Step after each.
 
@@ -71,7 +71,7 @@ def train(
         seed: Dropout is a function of (seed, update, number of the micro-batch).
         exchange: Sums the gradients over the ranks; the default is the exchange of one process.
         stop: All ranks learn at the same step, by `Step.stop_requested`, that one of them was asked to stop.
-        graphs: Makes the graphs that compute the passes of a single process; None: they are computed one by one.
+        graphs: Makes the graphs that compute passes and steps of a single process; None: all is computed one by one.
 
     Raises OutOfMemory if a forward or backward pass runs out of memory; weights and moments are then those of the
     update before. Raises MachineError if the optimizer runs out of memory, or if another rank is lost.
@@ -79,7 +79,8 @@ def train(
     assert exchange is not None or world.size == 1, "several ranks need an exchange"
     exchange = exchange or Exchange(net)
     gradients, objectives = exchange.gradients, _objectives(net)
-    passes = _build_passes(net, exchange, precision, world, graphs)
+    passes = _Passes(net, exchange, precision, world, seed, graphs)
+    step_graph = graphs.of_step() if graphs else None
     modules = [*net.modules()]
     stopwatch = Stopwatch(world.device)
     exchange.attach()
@@ -92,9 +93,7 @@ def train(
             failure, began = None, time.perf_counter()
             losses_SK = torch.zeros(len(update.shares), len(objectives), device=world.device)
             try:
-                _accumulate(
-                    net, passes, update, counts, losses_SK, exchange, precision, world, seed=seed, number=number
-                )
+                passes.compute(number, update, counts, losses_SK)
             except (RuntimeError, MemoryError) as error:
                 if not ran_out(error):
                     raise
@@ -116,7 +115,7 @@ def train(
                 lr = schedule(number - precision.skipped)
                 for group in optimizer.param_groups:
                     group["lr"] = lr * group.get("lr_scale", 1.0)
-                norms_P1 = exchange.average_norms(precision.step(optimizer, gradients, max_grad_norm))
+                norms_P1 = exchange.average_norms(precision.step(optimizer, gradients, max_grad_norm, step_graph))
                 exchange.end_update(number + 1)
             present = [k for k, count in enumerate(counts) if count]
             losses = [losses_K[k : k + 1] for k in present]
@@ -143,57 +142,54 @@ def train(
             close()
 
 
-def _build_passes(
-    net: nn.Module,
-    exchange: Exchange,
-    precision: Precision,
-    world: World,
-    graphs: Callable[[Work], Graphs[Tensor]] | None,
-) -> Work:
-    """Returns the function that computes the passes of a micro-batch in host memory."""
-    compute = replace(precision.compute, gradients=exchange.gradients)
+class _Passes:
+    """The forward and backward passes of a run's micro-batches. `graphs` compute those of a single process."""
 
-    def run(compute: Compute, batch: Batch, divisors_K: Tensor) -> Tensor:
-        with precision.autocast():
-            sums_K: Tensor = net(batch.with_compute(compute))
+    def __init__(
+        self,
+        net: nn.Module,
+        exchange: Exchange,
+        precision: Precision,
+        world: World,
+        seed: int,
+        graphs: TrainingGraphs | None,
+    ) -> None:
+        self._net, self._exchange, self._precision, self._world, self._seed = net, exchange, precision, world, seed
+        self._kept = replace(precision.compute, gradients=exchange.gradients)
+        # A graph rounds the weights in each pass.
+        self._graphs = graphs.of_passes(partial(self._run, replace(self._kept, copies=None))) if graphs else None
+
+    def compute(self, number: int, update: Update, counts: Sequence[float], losses_SK: Tensor) -> None:
+        """Adds this rank's gradients of update `number` to the buffer, and the contribution of each of its shares S to
+        the mean losses to `losses_SK`. `counts` has the targets [K] of the global batch."""
+        exchange, world, graphs = self._exchange, self._world, self._graphs
+        own = [update.counts.get(name, 0) for name in _objectives(self._net)]
+        counts_K = on_device([float(count or 1) for count in counts], world.device)
+        divisors_K = on_device([float(n or 1) for n in own], world.device) if exchange.local else counts_K
+        last = next((index for share in reversed(update.shares) for index, _ in reversed(share)), None)
+        shares = with_joint_losses(
+            self._net, update, self._kept, self._precision, world, seed=self._seed, number=number
+        )
+        for place, share in enumerate(shares):
+            exchange.gradients.clear()
+            for index, batch in share:
+                seed_generators(int(key(self._seed, Stream.DROPOUT, number, index)), world.device)
+                if index == last:
+                    exchange.last_pass()
+                if graphs is not None:
+                    sums_K = graphs.run(batch, divisors_K)
+                else:
+                    sums_K = self._run(self._kept, world.put(batch), divisors_K)
+                losses_SK[place] += sums_K / counts_K
+            exchange.add()
+
+    def _run(self, compute: Compute, batch: Batch, divisors_K: Tensor) -> Tensor:
+        """Adds the gradients of a micro-batch on the device to the buffer. Returns its summed losses [K]."""
+        with self._precision.autocast():
+            sums_K: Tensor = self._net(batch.with_compute(compute))
         if sums_K.requires_grad:  # false if this micro-batch has no target
-            precision.backward((sums_K / divisors_K).sum())
+            self._precision.backward((sums_K / divisors_K).sum())
         return sums_K.detach()
-
-    if graphs is not None:  # a graph rounds the weights in each pass
-        return graphs(partial(run, replace(compute, copies=None))).run
-    return lambda batch, divisors_K: run(compute, world.put(batch), divisors_K)
-
-
-def _accumulate(
-    net: nn.Module,
-    passes: Work,
-    update: Update,
-    counts: Sequence[float],
-    losses_SK: Tensor,
-    exchange: Exchange,
-    precision: Precision,
-    world: World,
-    *,
-    seed: int,
-    number: int,
-) -> None:
-    """Adds this rank's gradients to the buffer, and the contribution of each of its shares S to the mean losses to
-    `losses_SK`."""
-    own = [update.counts.get(name, 0) for name in _objectives(net)]
-    counts_K = on_device([float(count or 1) for count in counts], world.device)
-    divisors_K = on_device([float(n or 1) for n in own], world.device) if exchange.local else counts_K
-    compute = replace(precision.compute, gradients=exchange.gradients)
-    last = next((index for share in reversed(update.shares) for index, _ in reversed(share)), None)
-    shares = with_joint_losses(net, update, compute, precision, world, seed=seed, number=number)
-    for place, share in enumerate(shares):
-        exchange.gradients.clear()
-        for index, batch in share:
-            seed_generators(int(key(seed, Stream.DROPOUT, number, index)), world.device)
-            if index == last:
-                exchange.last_pass()
-            losses_SK[place] += passes(batch, divisors_K) / counts_K
-        exchange.add()
 
 
 def evaluate(

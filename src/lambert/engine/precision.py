@@ -8,6 +8,7 @@ clip, step, update. float8 is bfloat16 except in the products of the blocks' lin
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from lambert.core.registry import nearest
 from lambert.core.world import World
 from lambert.engine.device import Reading
 from lambert.engine.gradients import Gradients
+from lambert.engine.graphs import StepGraph
 
 PRECISIONS: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -85,7 +87,9 @@ class Precision:
         """Runs the backward pass of `loss` times the loss scale."""
         torch.autograd.backward(self._scaler.scale(loss))
 
-    def step(self, optimizer: Optimizer, gradients: Gradients, max_grad_norm: float) -> Tensor:
+    def step(
+        self, optimizer: Optimizer, gradients: Gradients, max_grad_norm: float, graph: StepGraph | None = None
+    ) -> Tensor:
         """Unscales the gradients, clips them to a global norm of `max_grad_norm` (0: no clipping) and updates the
         weights.
 
@@ -93,33 +97,38 @@ class Precision:
         is not finite, weights and moments do not change. The gradients were summed over the ranks before, so all ranks
         decide alike.
 
+        Args:
+            optimizer: Its learning rate is set.
+            gradients: Its gradients.
+            max_grad_norm: Bound on the global norm.
+            graph: Computes the step if the host need not wait for the norm, which `optimizer` says. The next step may
+                then overwrite the norms.
+
         Source: Pascanu et al., "On the difficulty of training recurrent neural networks", 2013, algorithm 1 (clipping).
         """
         self._scaler.unscale_(optimizer)
-        norms_P = gradients.norms()
-        norm = torch.linalg.vector_norm(norms_P)
-        finite = torch.isfinite(norm)
-        in_kernel = getattr(optimizer, "_step_supports_amp_scaling", False)
-        scale = None
-        # On a CPU the norm is known here, so a pass over memory that would change nothing can be omitted.
-        if max_grad_norm > 0 and not (norm.device.type == "cpu" and norm <= max_grad_norm):
-            scale = norm.clamp(min=max_grad_norm) / max_grad_norm
-            if not in_kernel:
-                gradients.flat.div_(scale)
-        self._count()
-        self._last = Reading(finite)
         copies = self.compute.copies
         optimizer.places = copies.offer() if copies is not None else {}  # type: ignore[attr-defined]
-        if in_kernel:
-            # The kernel itself changes nothing if found_inf is 1, so the host need not wait for the norm.
-            optimizer.grad_scale, optimizer.found_inf = scale, (~finite).float()  # type: ignore[attr-defined]
-            optimizer.step()
-        elif self._last.values[0]:
-            optimizer.step()
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            work = partial(_clip_in_step, optimizer, gradients, max_grad_norm)
+            norms_P1 = work() if graph is None else graph.run(optimizer, work)
+            self._remember(norms_P1)
+        else:
+            norms_P1, scale = _norms(gradients, max_grad_norm)
+            if scale is not None:
+                gradients.flat.div_(scale)
+            if self._remember(norms_P1).values[0]:
+                optimizer.step()
         self._scaler.update()
         if copies is not None:
             copies.keep(getattr(optimizer, "written", ()))
-        return torch.cat([norm[None], norms_P])
+        return norms_P1
+
+    def _remember(self, norms_P1: Tensor) -> Reading:
+        """Records whether the norm of an update is finite, and returns this."""
+        self._count()
+        self._last = Reading(torch.isfinite(norms_P1[0]))
+        return self._last
 
     def drop_rounded_weights(self) -> None:
         """Drops the cached copies of the weights. Must be called after every change of the weights outside of `step`:
@@ -152,6 +161,25 @@ class Precision:
         self._skipped, self._last = int(state["skipped"]), None
         if state["name"] == self.name and state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])
+
+
+def _norms(gradients: Gradients, most: float) -> tuple[Tensor, Tensor | None]:
+    """Returns the global norm and those of all gradients [1 + P], and what clipping divides the gradients by; None:
+    nothing."""
+    norms_P = gradients.norms()
+    norm = torch.linalg.vector_norm(norms_P)
+    # On a CPU the norm is known here, so a pass over memory that would change nothing can be omitted.
+    clips = most > 0 and not (norm.device.type == "cpu" and norm <= most)
+    return torch.cat([norm[None], norms_P]), norm.clamp(min=most) / most if clips else None
+
+
+def _clip_in_step(optimizer: Any, gradients: Gradients, most: float) -> Tensor:
+    """Takes the step of an optimizer that scales gradients itself, and changes nothing if `found_inf` is 1. So the host
+    need not wait for the norm. Returns the norms [1 + P]."""
+    norms_P1, optimizer.grad_scale = _norms(gradients, most)
+    optimizer.found_inf = (~torch.isfinite(norms_P1[0])).float()
+    optimizer.step()
+    return norms_P1
 
 
 def _check_float8(device: torch.device) -> None:

@@ -15,7 +15,8 @@ from lambert.engine.graphs import CudaRecorder, Graphs, Recorder, are_wanted
 from lambert.engine.precision import Precision
 
 SIZES = tuple(2**power for power in range(6, 13))
-"""Tokens of the batches for which there are graphs, 64 to 4,096. In larger ones, launches take no time."""
+"""Tokens of the batches for which there are graphs, 64 to 4,096 (our choice). In larger ones, kernels should take
+longer than their launches, which was not measured."""
 _log = logging.getLogger(__name__)
 _made: "WeakKeyDictionary[Any, GraphedOutputs]" = WeakKeyDictionary()
 
@@ -25,8 +26,8 @@ class GraphedOutputs:
     as long as this object."""
 
     def __init__(self, model: Any, precision: Precision, world: World, recorder: Recorder) -> None:
-        self._model, self._precision = ref(model), precision
-        self.graphs = Graphs(self._work, recorder, world.put, SIZES, _log.warning)
+        self._model, self.precision = ref(model), precision
+        self.graphs = Graphs(self._work, recorder, world, SIZES, _log.warning)
         self._lock = threading.Lock()
 
     def __call__(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -40,17 +41,18 @@ class GraphedOutputs:
 
     def _work(self, batch: Batch) -> dict[str, tuple[Tensor, bool]]:
         """Returns the outputs, and whether each has a row for each token, not for each sequence."""
-        with torch.inference_mode(), self._precision.autocast():
+        with torch.inference_mode(), self.precision.autocast():
             model: Any = self._model()
-            found = model.outputs(batch.with_compute(self._precision.compute))
+            found = model.outputs(batch.with_compute(self.precision.compute))
         return {name: (rows, len(rows) == batch.tokens) for name, rows in found.items()}
 
 
 def find_graphs(model: Any, precision: Precision, world: World, batch: Batch) -> GraphedOutputs | None:
-    """Returns what computes the outputs of a batch by graphs; None: they are computed without."""
+    """Returns what computes the outputs of a batch by graphs; None: they are computed without. The weights of the model
+    must not change."""
     if batch.targets or not are_wanted(world):
         return None
     found = _made.get(model)
-    if found is None:
+    if found is None or found.precision is not precision:
         found = _made[model] = GraphedOutputs(model, precision, world, CudaRecorder(world.device))
     return found

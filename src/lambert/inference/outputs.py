@@ -181,9 +181,12 @@ def outputs(
     world: World,
     micro_tokens: int,
     advance: Callable[[int], None] = lambda sequences: None,
+    *,
+    constant: bool = False,
 ) -> Iterator[Mapping[str, Tensor]]:
     """Yields `model.outputs` for every sequence of a Source, in order, batch by batch. Every rank computes its share
     and yields all outputs. Calls `advance` on all ranks with the number of sequences completed since its last call.
+    `constant`: the weights of the model do not change as long as it lives.
 
     Batches do not depend on the number of ranks, so outputs are equal bit for bit. On a CPU each core computes separate
     batches, which share `micro_tokens`, because threads that share one matrix product wait for one another.
@@ -201,7 +204,7 @@ def outputs(
     cuts = batch_bounds(lengths_S, tokens, streams)
     own = cuts[world.rank :: world.size]
     batches = (source.collate(epochs_S[low:high], indices_S[low:high]) for low, high in own)
-    run = partial(compute_outputs, model, precision, world)
+    run = partial(compute_outputs, model, precision, world, constant=constant)
     streams = min(streams, len(cuts))
     found = map(run, batches) if streams <= 1 else _side_by_side(run, batches, streams)
     for first in range(0, len(cuts), world.size):
@@ -223,10 +226,12 @@ def batch_bounds(lengths_S: Ints, micro_tokens: int, streams: int) -> list[tuple
 Found = Mapping[str, Tensor]
 
 
-def compute_outputs(model: HasOutputs, precision: Precision, world: World, batch: Batch) -> Found:
-    """Puts a batch on the device and returns the outputs of the model for it."""
-    graphs = find_graphs(model, precision, world, batch)
-    if graphs is not None:
+def compute_outputs(
+    model: HasOutputs, precision: Precision, world: World, batch: Batch, *, constant: bool = False
+) -> Found:
+    """Puts a batch on the device and returns the outputs of the model for it. `constant`: the weights of the model do
+    not change as long as it lives, so graphs may read copies of them."""
+    if constant and (graphs := find_graphs(model, precision, world, batch)):
         return graphs(batch)
     with torch.inference_mode(), precision.autocast():
         return model.outputs(world.put(batch).with_compute(precision.compute))

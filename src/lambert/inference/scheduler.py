@@ -292,7 +292,7 @@ class Scheduler:
         work = parts[0].job.work
         try:
             batches = [part.collate() for part in parts]
-            together = compute_outputs(work.model, work.precision, self._world, join_batches(batches))
+            together = compute_outputs(work.model, work.precision, self._world, join_batches(batches), constant=True)
             found = list(zip(parts, divide_outputs(together, batches), strict=True))
         except BaseException as error:  # any error goes to the caller, and this thread must go on
             if len(parts) > 1:

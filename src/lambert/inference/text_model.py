@@ -225,7 +225,7 @@ class TextModel:
         self, request: "Request[R]", tokens: int = 0, advance: Callable[[int], None] = lambda sequences: None
     ) -> R:
         work, tokens = request.work, tokens or self._inference.micro_tokens
-        found = outputs(work.model, request.source, work.precision, self._world, tokens, advance)
+        found = outputs(work.model, request.source, work.precision, self._world, tokens, advance, constant=True)
         return request.finish(found)
 
     def encode(
@@ -407,7 +407,9 @@ class TextModel:
 
     def outputs(self, source: Source, advance: Callable[[int], None] = lambda sequences: None) -> Outputs:
         """Yields the logits of the model's heads for every sequence of a Source, batch by batch (see `outputs`)."""
-        return outputs(self._model, source, self._precision, self._world, self._inference.micro_tokens, advance)
+        return outputs(
+            self._model, source, self._precision, self._world, self._inference.micro_tokens, advance, constant=True
+        )
 
     def _row(self, text: Text, place: str) -> Row:
         if isinstance(text, Mapping):

@@ -239,7 +239,7 @@ def _update_many(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], sc
     else:
         _update_foreach(steps_u, batch, group)
         torch._foreach_add_(steps_u, batch.params, alpha=group["weight_decay"])
-    ratios = torch.ones(len(steps_u), device=steps_u[0].device)
+    ratios = steps_u[0].new_ones(len(steps_u))
     if is_adapted(group):
         weight_norms = torch.stack(torch._foreach_norm(batch.params))
         step_norms = torch.stack(torch._foreach_norm(steps_u))
@@ -247,7 +247,7 @@ def _update_many(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], sc
         ratios = torch.where(moved, weight_norms / step_norms, 1.0).clamp(*group["trust"])
     if scaling.found_inf is not None:
         ratios = ratios * (1 - scaling.found_inf)
-    torch._foreach_addcmul_(batch.params, steps_u, list(ratios.unbind()), value=-group["lr"])
+    torch._foreach_addcmul_(batch.params, steps_u, list((-group["lr"] * ratios).unbind()))  # a rate may be a tensor
     return ratios
 
 
@@ -278,7 +278,7 @@ def _update_one(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], sca
 
 
 def _update_fused(
-    out: list[Tensor], batch: _Batch, group: dict[str, Any], lr: float, decay: float, scaling: _Scaling
+    out: list[Tensor], batch: _Batch, group: dict[str, Any], lr: float | Tensor, decay: float, scaling: _Scaling
 ) -> None:
     """Updates both running means and  out <- out * (1 - lr * decay) - lr * m / (sqrt(v) + eps),  in one pass over
     memory. Where `found_inf` is 1, nothing changes.
