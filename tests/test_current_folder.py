@@ -35,7 +35,11 @@ def trapped(tmp_path: Path) -> Path:
             2,
             marks=pytest.mark.slow,
         ),
-        (["-m", "torch.distributed.run", "--nproc-per-node=1", "-m", "lambert", "--version"], 0),
+        pytest.param(
+            ["-m", "torch.distributed.run", "--nproc-per-node=1", "-m", "lambert", "--version"],
+            0,
+            marks=pytest.mark.slow,
+        ),
         (["-m", "lambert.wings.horovod.run", "--version"], 0),
     ],
 )

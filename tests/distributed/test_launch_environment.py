@@ -188,6 +188,7 @@ def test_no_list_of_hosts(text: str) -> None:
         [*hosts_of(text)]
 
 
+@pytest.mark.slow
 def test_a_node_that_joins_late_has_another_restart_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its agent counts from 0, those of the other nodes go on."""
     first = ProcessInfo(0, 2, 0, 2, "127.0.0.1", free_port())

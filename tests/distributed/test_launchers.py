@@ -90,7 +90,7 @@ DOORS: dict[str, Start] = {
     "the environment (RANK, WORLD_SIZE)": by_ray_train,
 }
 """What the log says of each launcher, and how it starts the ranks."""
-QUICK = by_launch, by_kubernetes
+QUICK = (by_launch,)
 """tests/distributed/test_launch_environment.py has the variables of the others."""
 
 

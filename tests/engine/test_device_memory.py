@@ -73,6 +73,7 @@ for hungry in (lambda: torch.ones(100_000_000), lambda: bytearray(400_000_000)):
 """
 
 
+@pytest.mark.slow
 @linux
 def test_under_a_real_limit() -> None:
     done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False)

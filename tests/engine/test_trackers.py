@@ -102,7 +102,8 @@ def test_wandb_gets_the_numbers_offline(home: Path, tmp_path: Path) -> None:
     assert {name: (before[name], after[name]) for name in before if before[name] != after[name]} == {}
 
 
-@pytest.mark.parametrize("name", [pytest.param("mlflow", marks=pytest.mark.slow), "wandb"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
 def test_no_network_connection_is_opened(name: str, home: Path, tmp_path: Path) -> None:
     """In a network namespace of its own, without any interface, everything is as it is with one."""
     pytest.importorskip(name)

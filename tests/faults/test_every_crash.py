@@ -235,7 +235,7 @@ def newest(files: Files) -> int:
     return max((int(found[2]) for found in map(CHECKPOINT.match, files) if found), default=0)
 
 
-SLOW = {"steps", "import", "launch two"}
+SLOW = {"steps", "import", "export", "launch two"}
 
 
 @pytest.mark.parametrize("verb", [pytest.param(verb, marks=pytest.mark.slow if verb in SLOW else ()) for verb in VERBS])
@@ -352,7 +352,7 @@ def faults() -> Iterator[Any]:
     kinds = [fault for fault in FAULTS if fault != "killed"]
     for number, verb in enumerate(VERBS):
         for fault in FAULTS if verb in LAUNCH else kinds:
-            quick = fault == ("killed" if verb == "launch" else kinds[number % 3]) and verb != "launch two"
+            quick = fault == kinds[number % 3] and verb not in LAUNCH
             yield pytest.param(verb, fault, marks=() if quick else pytest.mark.slow)
 
 

@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import damaged_buffers
+import pytest
 from odd_files import EXAMPLES
 
 BATCH = 2_000
 
 
+@pytest.mark.slow
 def test_damaged_buffers(tmp_path: Path) -> None:
     paths = os.pathsep.join(filter(None, sys.path))
     for first in range(0, EXAMPLES, BATCH):

@@ -70,7 +70,8 @@ WRITING = [
 """All by which a checkpoint comes about: after a write, between any two flushes, before and after a rename."""
 
 
-@pytest.mark.parametrize("before", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [True, False])
 def test_killed_in_any_phase_of_saving(before: bool, tmp_path: Path) -> None:
     """Fault 3 of 24."""
     net = Tiny()

@@ -51,7 +51,7 @@ print((peaks[1] - peaks[0]) / (3072 - 512))
         pytest.param("float32", 512, 0.1, 1000, 0.15, marks=pytest.mark.slow),
         pytest.param("float32", 512, 0.0, 1000, 0.15, marks=pytest.mark.slow),
         pytest.param("float32", 128, 0.0, 30_522, 0.6, marks=pytest.mark.slow),
-        ("bfloat16", 128, 0.1, 1000, 0.15),
+        pytest.param("bfloat16", 128, 0.1, 1000, 0.15, marks=pytest.mark.slow),
         pytest.param("bfloat16", 512, 0.1, 30_522, 0.15, marks=pytest.mark.slow),
     ],
 )

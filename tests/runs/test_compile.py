@@ -94,6 +94,7 @@ def test_a_run_is_compiled_and_learns_the_same(
     assert losses["on"] == pytest.approx(losses["off"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_without_a_c_compiler_the_run_is_the_eager_one_and_says_so_in_a_line(
     lambert: Lambert, corpus: Path, small: dict[str, object], tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_wrong_setting_leaves_no_rows(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_sweep_holds_out_a_share(mine: Path, pretrained: Path, tmp_path: Path) -> None:
     base = {"data": str(mine), "dev": 0.25, "init": str(pretrained), "train.steps": 1, "task.max_length": 32}
     found = library.sweep(out=tmp_path / "sweep", trials=1, base=base, space={"optim.lr": {"choices": [1e-4, 1e-3]}})

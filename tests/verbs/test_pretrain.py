@@ -141,6 +141,7 @@ def dying() -> None:
     updates.train = struck  # type: ignore[assignment]
 
 
+@pytest.mark.slow
 def test_killed_and_continued_it_is_the_same_run(
     same: dict[str, object], pretrained: Path, tmp_path: Path, lambert: Lambert
 ) -> None:

@@ -87,7 +87,7 @@ def test_overlapped_sums_give_the_steps_of_one_process(found: Found, size: int) 
     assert same_on_all_ranks(found, "exact", size, lambda out: out["overlapped"][0])
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_deterministic_run_has_the_same_bits_on_any_number_of_ranks(found: Found, size: int) -> None:
     alone, losses, _ = found("exact", 1)["deterministic"]
     several, theirs, _ = found("exact", size)["deterministic"]

@@ -76,6 +76,7 @@ def test_transformers_gives_the_same_ids(tmp_path: Path, lowercase: bool, strip_
     assert (auto.mask_token, auto.pad_token, auto.model_max_length) == ("[MASK]", "[PAD]", 512)
 
 
+@pytest.mark.slow
 def test_training_is_the_same_in_every_process() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"

@@ -50,6 +50,7 @@ def test_a_sweep_end_to_end(write: Callable[..., Path], tmp_path: Path, lambert:
     assert "already" in lambert("finetune", run / "config.toml").out
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_continues_and_chooses_the_same(
     write: Callable[..., Path], tmp_path: Path, lambert: Lambert, monkeypatch: pytest.MonkeyPatch
 ) -> None:

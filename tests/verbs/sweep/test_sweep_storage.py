@@ -63,6 +63,7 @@ def test_a_storage_that_disappears_is_one_line(
     assert len(found(tmp_path / "sweep")["trials"]) == 3
 
 
+@pytest.mark.slow
 def test_a_journal_whose_last_line_was_cut_is_read(write: Callable[..., Path], tmp_path: Path, pretend: Any) -> None:
     pretend(lambda config: 0.5)
     cli.call(["sweep", str(write("trials = 1"))])

@@ -166,6 +166,7 @@ def test_works_and_peers_from_outside(lambert: Lambert, tmp_path: Path, monkeypa
     assert [side["check"] for side in found["sides"].values()] == [1, 2]
 
 
+@pytest.mark.slow
 def test_tables_fit_a_terminal(lambert: Lambert, corpus: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     works: list[dict[str, Any]] = [
         {"peer": "transformers", "sequences": 64, "length": 16, "size": "tiny"},

@@ -11,7 +11,9 @@ from lambert.wings.bench.verb import BenchConfig
 WORKS = {"pretrain": training.pretrain, "finetune": training.finetune, "inference": inference.inference}
 
 
-@pytest.mark.parametrize("work", [*WORKS])
+@pytest.mark.parametrize(
+    "work", [pytest.param(work, marks=() if work == "inference" else pytest.mark.slow) for work in WORKS]
+)
 def test_modernbert_beside_transformers(work: str) -> None:
     """Sequences are longer than the window. transformers' loss of spans includes the padding, so there is none."""
     config = BenchConfig(

@@ -118,6 +118,7 @@ def test_the_corpus_is_that_of_the_single_pass(inputs: Path, workers: int, monke
     assert content(apart.out) == content(stepped.out)
 
 
+@pytest.mark.slow
 def test_parts_do_not_depend_on_the_number_of_workers(inputs: Path) -> None:
     for count in (1, 3):
         prepare(config(inputs, f"out{count}", steps=("extract,clean",), clean=("normalise",), workers=count))

@@ -23,10 +23,16 @@ def test_the_table_has_the_chosen_row_and_marks_what_is_over_a_limit(lambert: La
     [
         (["train.micro_tokens=65536"], [], r"--set train\.micro_tokens=\d+ or with --device=H200\."),
         (["model.layers=60"], [], r"--devices=2 --set train\.shard_optimizer=true or with --device=P100\."),
-        (["model.layers=60"], ["--devices=2"], r"--set train\.shard_optimizer=true or with --device=P100\."),
-        (["model.layers=600"], [], r"--device=H200 --devices=2 --set train\.shard_optimizer=true\."),
+        pytest.param(
+            ["model.layers=60"], ["--devices=2"], r"--set train\.shard_optimizer=true or with --device=P100\.",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["model.layers=600"], [], r"--device=H200 --devices=2 --set train\.shard_optimizer=true\.",
+            marks=pytest.mark.slow,
+        ),
     ],
-)
+)  # fmt: skip
 def test_what_is_said_to_fit_fits(settings: list[str], flags: list[str], advice: str, lambert: Lambert) -> None:
     refused = lambert("plan", LAMB, "--device=K80", *flags, *(f"--set={setting}" for setting in settings))
     one_line(refused, 2, "GB too few. It fits with ")

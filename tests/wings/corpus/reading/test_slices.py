@@ -83,8 +83,15 @@ def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "compression"),
+    [
+        pytest.param(form, compression, marks=() if quick else pytest.mark.slow)
+        for number, form in enumerate(FORMS)
+        for place, compression in enumerate(COMPRESSIONS)
+        for quick in [place in (0, 1 + number % 4)]
+    ],
+)
 def test_the_slices_of_a_file_hold_its_documents(
     tmp_path: Path, small: pytest.MonkeyPatch, form: str, compression: str
 ) -> None:

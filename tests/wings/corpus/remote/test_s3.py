@@ -106,7 +106,8 @@ def test_a_file_that_changes_while_it_is_fetched(bucket: Any, tmp_path: Path, mo
     assert Path(path).read_bytes() == new
 
 
-@pytest.mark.parametrize("changed", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [False, True])
 def test_a_killed_fetch_continues_unless_the_file_changed(
     changed: bool, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
