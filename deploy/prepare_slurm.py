@@ -17,7 +17,7 @@ from pathlib import Path
 from datatrove.executor import SlurmPipelineExecutor
 
 import lambert
-from lambert import cli
+from lambert.commands import parse
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
         env_command=f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
         sbatch_args={"wait": ""},  # so that the executor returns when its tasks have ended
     )  # fmt: skip
-    config = cli.settings(["prepare", *others])
+    config = parse.settings(["prepare", *others])
     if config is not None:
         lambert.prepare_on_cluster(config, executor, options.tasks)
 

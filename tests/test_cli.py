@@ -18,7 +18,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from patience import HANGS
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.core import errors
 from lambert.core import settings as toml
 from lambert.verb import all_verbs
@@ -31,7 +31,7 @@ def parsed(*tokens: object, verb: str = "pretrain") -> Any:
     module, _ = stage(verb)
     name = f"run_{verb}" if verb in ("import", "export") else "run"
     with mock.patch.object(module, name) as run:
-        cli.call([verb, *map(str, tokens)])
+        parse.call([verb, *map(str, tokens)])
     return run.call_args.args[0]
 
 
@@ -169,4 +169,4 @@ def test_doctor_prints_json(lambert: Lambert) -> None:
 @pytest.mark.parametrize("tokens", [["report", "x"], ["doctor"], ["prepare", "--input=x", "--out=y"]])
 def test_settings_can_be_read_where_pydantic_was_imported(tokens: list[str]) -> None:
     pytest.importorskip("pydantic")  # cyclopts then validates with it
-    assert cli.settings(tokens)
+    assert parse.settings(tokens)

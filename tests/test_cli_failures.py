@@ -11,6 +11,7 @@ import pytest
 from commands import one_line, stage
 
 from lambert import cli
+from lambert.commands import parse
 from lambert.core import errors
 from lambert.verb import all_verbs
 
@@ -114,7 +115,7 @@ def test_a_line_of_a_recipe_that_is_wrong(line: str, message: str, recipe: Path,
 @pytest.mark.parametrize("verb", ["serve", "embed", "train"])
 def test_a_verb_that_does_not_exist_yet_has_a_way_out(verb: str, lambert: Lambert) -> None:
     if verb not in all_verbs():
-        one_line(lambert(verb, "--model=m"), 2, f"There is no verb {verb}.", cli.NOT_YET[verb])
+        one_line(lambert(verb, "--model=m"), 2, f"There is no verb {verb}.", parse.NOT_YET[verb])
 
 
 def test_a_file_in_the_place_of_a_recipe(tmp_path: Path, lambert: Lambert) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from patience import HANGS
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.verb import all_verbs
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -193,7 +193,7 @@ def test_service_on_kubernetes() -> None:
     assert {volume["name"] for volume in template["spec"]["volumes"]} == {
         mount["name"] for mount in container["volumeMounts"]
     }
-    config = cli.call(container["command"][3:], run=lambda config, *_, **__: config)
+    config = parse.call(container["command"][3:], run=lambda config, *_, **__: config)
     assert isinstance(config, ServeConfig)
     assert [name for name, _ in config.models] == ["labels"]
     (port,) = container["ports"]

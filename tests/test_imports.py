@@ -2,9 +2,10 @@
 room of the house imports a wing, and no wing another.
 
 wings: bench  convert  corpus  horovod  plan  serve (each may use every room)
+cli
 verbs
 library
-cli
+commands
 runs         inference     measure
 distributed  tasks         planning
 engine  data  model  optim
@@ -40,13 +41,12 @@ BELOW = {
     "measure": {"core", "native", *SIBLINGS, "planning"},
     "inference": {"core", "native", "text", *SIBLINGS, "distributed", "tasks", "planning"},
     "runs": {"core", "native", "ops", "text", *SIBLINGS, "distributed", "tasks", "planning"},
-    "cli_errors": {"core", "verb"},
-    "help_panels": set(),
-    "cli": {"core", "engine", "runs", "verb", "cli_errors", "help_panels"},
-    "library": {"core", "text", "engine", "runs", "verb", "cli"},
+    "commands": {"core", "engine", "runs", "verb"},
+    "cli": {"core", "engine", "verb", "commands"},
+    "library": {"core", "text", "engine", "runs", "verb", "commands"},
     "verbs": {
-        "core", "native", "verb", "text", *SIBLINGS, "distributed", "tasks", "planning", "inference", "runs", "cli",
-        "library",
+        "core", "native", "verb", "text", *SIBLINGS, "distributed", "tasks", "planning", "inference", "runs",
+        "commands", "library",
     },
 }  # fmt: skip
 """The packages and modules that each of the house may import beside itself."""

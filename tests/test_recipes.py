@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.optim.schedule import schedule
 from lambert.runs.expect import expectation
 from lambert.verb import all_verbs, settings_of
@@ -29,7 +29,7 @@ VERBS = {"input": "prepare", "corpus": "pretrain", "data": "finetune"}
 def parsed(path: Path) -> Any:
     """The settings that `lambert VERB path` would run with."""
     verb = next(verb for key, verb in VERBS.items() if key in tomllib.loads(path.read_text(encoding="utf-8")))
-    config = cli.settings([verb, str(path)])
+    config = parse.settings([verb, str(path)])
     assert type(config) is settings_of(all_verbs()[verb])
     return config
 

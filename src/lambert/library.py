@@ -18,7 +18,7 @@ from typing import Any
 
 from cyclopts.exceptions import CycloptsError
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.core import settings as tables
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError, LambertError, SavedAndStopped, UsageError, printable_line
@@ -116,7 +116,7 @@ def call_settings(verb: str, recipe: object, given: Mapping[str, Any]) -> Any:
     elif recipe is not None:
         tokens.append(tables.as_word(recipe))
     try:
-        return cli.settings(tokens, values)
+        return parse.settings(tokens, values)
     except CycloptsError as error:
         raise UsageError(" ".join(str(error).split())) from error
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lambert.cli import _say
+from lambert.commands.parse import _say
 from lambert.core.errors import printable_line
 
 

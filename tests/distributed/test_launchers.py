@@ -17,7 +17,7 @@ RAY = """
 import os, sys, threading
 import torch
 import lambert
-from lambert.cli import settings
+from lambert.commands.parse import settings
 
 def loop():  # what a worker of Ray Train does: a process group, then the user's function in a thread
     torch.distributed.init_process_group("gloo", init_method="env://")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import lambert as lambert_library
-from lambert import cli
+from lambert.commands import parse
 from lambert.verb import all_verbs, find
 from lambert.verbs import demo
 
@@ -119,9 +119,9 @@ def test_commands_have_flags_that_exist(page: Path, folder: Path) -> None:
         inner = next((at for at, word in enumerate(words) if at and word in all_verbs()), None)
         if words[0] == "launch":
             assert inner is not None, words
-            assert cli.call(words, run=lambda config, *_, **__: config) is not None, words
+            assert parse.call(words, run=lambda config, *_, **__: config) is not None, words
             words = words[inner:]  # noqa: PLW2901
-        assert cli.settings(words) is not None, words
+        assert parse.settings(words) is not None, words
 
 
 def run_blocks(text: str, page: str, names: dict[str, Any], lambert: Callable[..., Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from commands import one_line
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.core import settings
 from lambert.core.errors import UsageError
 from lambert.runs.expect import expectation
@@ -100,10 +100,10 @@ def test_runs_accept_it_and_are_the_same(
     plain.write_text(f'corpus = "{corpus}"\nout = "{tmp_path / "run"}"\n[train]\nsteps = 4\nsave_every = 2\n')
     described = tmp_path / "described.toml"
     described.write_text(plain.read_text() + TABLE)
-    expected = cli.settings(["pretrain", str(described), "--model.layers", "1"])
+    expected = parse.settings(["pretrain", str(described), "--model.layers", "1"])
     assert expected.expect.source == "a log"
     assert lambert("pretrain", described, **small).code == 0
-    assert cli.settings(["pretrain", str(tmp_path / "run/config.toml")]).expect == expected.expect
+    assert parse.settings(["pretrain", str(tmp_path / "run/config.toml")]).expect == expected.expect
     # Neither adding, changing nor removing it makes another run.
     for recipe in (plain, described):
         done = lambert("pretrain", recipe, **small)
@@ -115,5 +115,5 @@ def test_runs_accept_it_and_are_the_same(
 def test_fine_tuning_accepts_it(tmp_path: Path) -> None:
     recipe = tmp_path / "tune.toml"
     recipe.write_text(f'data = "d"\nout = "o"\ninit = "m"\n{TABLE}')
-    assert cli.settings(["finetune", str(recipe)]).expect.seeds == 2
-    assert cli.settings(["finetune", str(recipe)], {"expect": None}).expect is None
+    assert parse.settings(["finetune", str(recipe)]).expect.seeds == 2
+    assert parse.settings(["finetune", str(recipe)], {"expect": None}).expect is None

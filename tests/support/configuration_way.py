@@ -19,9 +19,8 @@ def layers() -> dict[str, int]:
     """The layer of each room in the diagram of tests/test_imports.py, the lowest being 0."""
     text = ast.get_docstring(ast.parse(DIAGRAM.read_text(encoding="utf-8"))) or ""
     lines = text.split("\n\n")[1].splitlines()
-    rooms = {"cli_errors": "cli", "help_panels": "cli"}
     found = {room: level for level, line in enumerate(reversed(lines)) for room in line.partition("(")[0].split()}
-    return found | {module: found[room] for module, room in rooms.items()} | {"wings": found["wings:"]}
+    return found | {"wings": found["wings:"]}
 
 
 @dataclasses.dataclass

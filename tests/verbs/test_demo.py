@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from commands import one_line
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.optim.schedule import schedule
 from lambert.verbs import demo
 from lambert.verbs.demo import results
@@ -41,7 +41,7 @@ def started(out: Path, *, short: bool = False, monkeypatch: pytest.MonkeyPatch) 
         return COMPARED if tokens[0] == "compare" else None
 
     with monkeypatch.context() as context:
-        context.setattr(cli, "call", call)
+        context.setattr(parse, "call", call)
         done = demo.run(demo.DemoConfig(out, short))
     assert done.folder == out / "names-pretrained" / "seed-1"
     assert done.scores == ({"mlm": 2.0} if short else {"mlm": 2.0, "f1": 0.5, "f1_scratch": 0.25})
@@ -53,7 +53,7 @@ def test_recipes_have_their_paths_in_the_folder(name: str, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     commands = started(Path(name), monkeypatch=monkeypatch)
     assert [words[0] for words in commands] == ["prepare", "pretrain", "finetune", "finetune", "compare", "report"]
-    prepare, pretrain, tuned, fresh, compare = (cli.settings(words) for words in commands[:-1])
+    prepare, pretrain, tuned, fresh, compare = (parse.settings(words) for words in commands[:-1])
     assert all(Path(path).is_file() for path in prepare.input)
     assert Path(prepare.out) == pretrain.corpus == Path(name, "corpus")
     assert pretrain.out == tuned.init == fresh.init == Path(name, "pretrain")
@@ -69,9 +69,9 @@ def test_short_is_a_check_without_a_comparison(
 ) -> None:
     commands = started(tmp_path, short=True, monkeypatch=monkeypatch)
     assert [words[0] for words in commands] == ["prepare", "pretrain", "finetune", "report", "verify"]
-    recipe, pretrain = (cli.settings(["pretrain", commands[1][1], *more]) for more in ([], commands[1][2:]))
+    recipe, pretrain = (parse.settings(["pretrain", commands[1][1], *more]) for more in ([], commands[1][2:]))
     assert pretrain.train.steps == 350
-    assert cli.settings(commands[2]).seeds == (1,)
+    assert parse.settings(commands[2]).seeds == (1,)
     said = capsys.readouterr().out
     assert "All commands ran" in said
     assert "on purpose" in said
@@ -102,7 +102,7 @@ def test_the_table_says_what_pretraining_adds(
 @pytest.mark.slow  # two minutes: the whole demo
 def test_the_whole_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    done = cli.call(["demo"])
+    done = parse.call(["demo"])
     assert done.scores["mlm"] < 4
     assert done.scores["f1"] > 1.5 * done.scores["f1_scratch"]
     said = capsys.readouterr().out

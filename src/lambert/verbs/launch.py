@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.files import scratch_folder
 from lambert.core.launcher import ENDS, Ended
@@ -160,7 +160,7 @@ def run(config: LaunchConfig, tokens: list[str], say: Say = silent) -> None:
         say("settings   " + " ".join(f"{name}={value}" for name, value in settings.items()))
         say("command    " + shlex.join([sys.executable, "-P", "-m", "lambert", *command]))
         return
-    chosen = cli.settings(command)  # before any process starts, so that a wrong setting is reported once
+    chosen = parse.settings(command)  # before any process starts, so that a wrong setting is reported once
     if chosen is None:
         return
     if config.machines[1] == 1 and hasattr(chosen, "train"):  # the processes of other machines are not known here

@@ -17,7 +17,7 @@ from commands import one_line
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.core.errors import UsageError
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.sweep import plan, search
@@ -100,7 +100,7 @@ def test_the_metrics_are_the_scores_on_dev(case: str, pretrained: Path, tmp_path
     (tmp_path / file).write_text(content)
     flags = {"data": tmp_path / file, "dev": tmp_path / file, "init": pretrained, "out": tmp_path / "out"}
     flags |= {"task.name": name, "task.max-length": 32}
-    given = cli.settings(["finetune", *(f"--{flag}={value}" for flag, value in flags.items())])
+    given = parse.settings(["finetune", *(f"--{flag}={value}" for flag, value in flags.items())])
     names = plan.score_names(given)
     assert plan.metric_of("", "", names) == (first, False)
     if other:
@@ -115,12 +115,12 @@ def test_the_metrics_of_question_answering_and_pre_training(
     pretrained: Path, corpus: Path, labelled: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
     flags = [f"--data={labelled('squad', 'dev')}", f"--dev={labelled('squad', 'dev')}", f"--init={pretrained}"]
-    given = cli.settings(["finetune", *flags, f"--out={tmp_path}", "--task.name=squad", "--task.squad.max-query=16"])
+    given = parse.settings(["finetune", *flags, f"--out={tmp_path}", "--task.name=squad", "--task.squad.max-query=16"])
     assert plan.score_names(given)[:2] == ["f1", "exact_match"]
     scores = json.loads((pretrained / "scores.json").read_text())
-    given = cli.settings(["pretrain", str(pretrained / "config.toml")])
+    given = parse.settings(["pretrain", str(pretrained / "config.toml")])
     assert plan.score_names(given) == [name for name in scores if name != "update"]
-    whole = cli.settings(["pretrain", str(pretrained / "config.toml"), "--packing.mode=full"])
+    whole = parse.settings(["pretrain", str(pretrained / "config.toml"), "--packing.mode=full"])
     assert plan.score_names(whole) == ["mlm", "mlm_accuracy"]
 
 
@@ -223,7 +223,7 @@ def test_the_metric_of_a_named_data_set_is_its_official_score(
     recipe = write("trials = 1")
     text = recipe.read_text().replace("[task]", '[task]\nname = "superglue/multirc"')
     recipe.write_text(re.sub('(data|dev) = ".*"', rf'\1 = "{tmp_path / "x.jsonl"}"', text))
-    given = cli.settings(["sweep", str(recipe)])
+    given = parse.settings(["sweep", str(recipe)])
     for asked, found in (("", "f1"), ("exact_match", "exact_match")):
         assert plan.make_plan(replace(given, metric=asked)).config.metric == found
     recipe.write_text(text.replace("superglue/multirc", "superglue/multircc"))

@@ -11,7 +11,7 @@ import optuna
 import pytest
 from sweeps import found, results
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.core import settings
 from lambert.verbs.sweep import search, trials
 
@@ -38,7 +38,7 @@ def test_a_sweep_end_to_end(write: Callable[..., Path], tmp_path: Path, lambert:
         assert row["updates"] == 6
     best = next(row for row in found(out)["trials"] if row["number"] == found(out)["best"])
     assert best["value"] == max(row["value"] for row in found(out)["trials"])
-    config = cli.settings(["finetune", str(out / "best.toml")])
+    config = parse.settings(["finetune", str(out / "best.toml")])
     assert config.optim.lr == best["values"]["optim.lr"]
     assert (config.seed, config.out) == (1, out / "best")
     before = results(out)
@@ -67,7 +67,7 @@ def test_a_stopped_sweep_continues_and_chooses_the_same(
 
     monkeypatch.setattr(trials.Study, "report", killing)
     with pytest.raises(Killed):
-        cli.call(["sweep", str(recipe)])
+        parse.call(["sweep", str(recipe)])
     monkeypatch.undo()
     out = tmp_path / "sweep"
     assert [state for state, *_ in results(out)] == ["complete"]

@@ -12,7 +12,7 @@ from commands import one_line
 from patience import HANGS
 from sweeps import RATES, found, results
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.core import settings
 from lambert.core.errors import DataError, MachineError
 from lambert.engine.signals import StopRequest
@@ -66,15 +66,15 @@ def test_a_storage_that_disappears_is_one_line(
 @pytest.mark.slow
 def test_a_journal_whose_last_line_was_cut_is_read(write: Callable[..., Path], tmp_path: Path, pretend: Any) -> None:
     pretend(lambda config: 0.5)
-    cli.call(["sweep", str(write("trials = 1"))])
+    parse.call(["sweep", str(write("trials = 1"))])
     journal = tmp_path / "sweep" / "study.journal"
     with journal.open("ab") as file:
         file.write(b'{"op_code": 4, "worker')
-    cli.call(["sweep", str(write("trials = 2"))])
+    parse.call(["sweep", str(write("trials = 2"))])
     assert [state for state, *_ in results(tmp_path / "sweep")] == ["complete"] * 2
     journal.write_bytes(b"another file\nof text\nand more\n")
     with pytest.raises(DataError, match=r"study\.journal of the sweep cannot be read"):
-        cli.call(["sweep", str(write("trials = 2"))])
+        parse.call(["sweep", str(write("trials = 2"))])
 
 
 def test_a_study_of_other_settings_is_refused(write: Callable[..., Path], lambert: Lambert, pretend: Any) -> None:
@@ -132,7 +132,7 @@ def test_two_processes_share_the_trials(
 def test_a_process_that_fails_is_reported_and_a_signal_is_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = cli.settings(["sweep", "--out", str(tmp_path), "--jobs", "2"])
+    config = parse.settings(["sweep", "--out", str(tmp_path), "--jobs", "2"])
     code = "import sys; from lambert.core import launcher; sys.exit(launcher.report_end(4, 'No space left.'))"
     monkeypatch.setattr(processes, "command", lambda recipe: [sys.executable, "-c", code])
     with pytest.raises(processes.Ended, match=r"No space left\.") as ended:
@@ -153,5 +153,5 @@ def test_a_process_that_fails_is_reported_and_a_signal_is_passed_on(
 
 
 def test_a_password_is_not_shown() -> None:
-    config = cli.settings(["sweep", "--out", "o", "--storage", "postgresql://me:secret@host/db"])
+    config = parse.settings(["sweep", "--out", "o", "--storage", "postgresql://me:secret@host/db"])
     assert storage.display_name(config) == "postgresql://host/db"

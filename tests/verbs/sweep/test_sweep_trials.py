@@ -9,7 +9,7 @@ import pytest
 from commands import one_line
 from sweeps import found
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.core.errors import DataError, DivergedError
 from lambert.runs.config import RunConfig
 from lambert.verbs.sweep import trials
@@ -90,8 +90,8 @@ def test_a_trial_that_kills_its_process_again_and_again_fails(
     recipe = str(write("trials = 2"))
     for _ in range(3):
         with pytest.raises(Killed):
-            cli.call(["sweep", recipe])
-    cli.call(["sweep", recipe])
+            parse.call(["sweep", recipe])
+    parse.call(["sweep", recipe])
     assert [config.out.name[:4] for config in begun] == ["0000"] * 3 + ["0001"]
     rows = found(tmp_path / "sweep")["trials"]
     assert [row["state"] for row in rows] == ["failed", "complete"]
@@ -104,10 +104,10 @@ def test_a_trial_that_runs_elsewhere_is_left_alone(write: Callable[..., Path], p
     def score(config: RunConfig) -> float:
         if not inner:
             inner.append(1)
-            cli.call(["sweep", str(recipe)])  # another process, while this trial runs
+            parse.call(["sweep", str(recipe)])  # another process, while this trial runs
         return 0.5
 
     begun = pretend(score)
     recipe = write("trials = 3")
-    cli.call(["sweep", str(recipe)])
+    parse.call(["sweep", str(recipe)])
     assert [config.out.name[:4] for config in begun] == ["0000", "0001", "0002"]

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.core.errors import UsageError
 from lambert.core.files import atomic_folder, delete_folder, is_temporary, json_text, remove_all_leftovers, write_atomic
 from lambert.core.lock import LOCK, lock_folder
@@ -78,7 +78,7 @@ def _lambert(words: list[str], say: Say) -> Any:
     """Prints and runs a command line. Returns its result."""
     say("")
     say(f"$ lambert {shlex.join(words)}")
-    return cli.call(words)
+    return parse.call(words)
 
 
 def _check(out: Path) -> None:

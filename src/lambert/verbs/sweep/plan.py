@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.registry import nearest
 from lambert.core.settings import as_dict, as_word, flatten, merge, read, text
@@ -59,7 +59,7 @@ class Plan:
     def settings(self, values: Mapping[str, Any]) -> Any:
         """Returns the settings of the recipe with `values` by dotted name."""
         recipe = [] if self.config.recipe is None else [as_word(self.config.recipe)]
-        return cli.settings([self.verb, *recipe], merge(self.config.base, nest(values)), "the sweep")
+        return parse.settings([self.verb, *recipe], merge(self.config.base, nest(values)), "the sweep")
 
     def folder(self, number: int, seed: int) -> Path:
         """Returns the run folder of a trial and a seed."""

@@ -3,7 +3,7 @@
 import dataclasses
 from contextlib import closing
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.core.errors import DivergedError, UsageError
 from lambert.core.files import scratch_folder
 from lambert.engine import archive
@@ -37,7 +37,7 @@ def run(config: VerifyConfig, say: Say = silent) -> Verified | None:
         write(config.recipe, expect := make_expectation(config.write_from))
         say(f"[expect] of {config.recipe}: {len(expect.losses)} bands of the loss from {expect.seeds} seeds")
         return None
-    whole = cli.settings([verb, str(config.recipe), "--out=run", *config.overrides])  # a run has a folder of its own
+    whole = parse.settings([verb, str(config.recipe), "--out=run", *config.overrides])  # a run has a folder of its own
     overrides = tuple(token for token in config.overrides if token.startswith("-"))
     found = verify_run(dataclasses.replace(config, overrides=overrides), whole, say)
     if config.json:

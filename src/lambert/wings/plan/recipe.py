@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import nearest
 from lambert.core.settings import find_missing, flatten, read
@@ -62,7 +62,7 @@ def read_run(plan: PlanConfig) -> Planned:
     verb = verb_of(plan.recipe)
     if not verb:
         raise UsageError(f"{plan.recipe} is not a recipe of pretrain or finetune, the verbs that plan predicts.")
-    config = cli.settings([verb, str(plan.recipe), *parse_overrides(plan.set), *_list_stand_ins(verb, plan)])
+    config = parse.settings([verb, str(plan.recipe), *parse_overrides(plan.set), *_list_stand_ins(verb, plan)])
     if isinstance(config, PretrainConfig):
         return _read_pretraining(config, plan)
     return _read_fine_tuning(config, plan)

@@ -14,7 +14,7 @@ from typing import Any
 
 from cyclopts.exceptions import CycloptsError
 
-from lambert import cli
+from lambert.commands import parse
 from lambert.core.errors import UsageError
 from lambert.wings.serve.config import ServeConfig
 
@@ -58,7 +58,7 @@ def settings(arguments: Mapping[str, str]) -> ServeConfig:
     given = {"hosts": "*", **arguments}
     values = {name: text.split(",") if name in _LISTS else [text] for name, text in given.items()}
     try:
-        config: ServeConfig = cli.settings(
+        config: ServeConfig = parse.settings(
             ["serve", *(f"--{name}={value}" for name, several in values.items() for value in several)]
         )
     except CycloptsError as error:

@@ -17,7 +17,7 @@ BEFORE_FLAGS = {"runs": "RUN folder", "recipe of a run": "RECIPE", "folder": "{}
 
 
 def place_of(token: Any, tokens: list[str], source: str) -> tuple[str, str]:
-    """Returns where a setting was given, "" for a flag, and its name there. `source` is as in `cli.call`."""
+    """Returns where a setting was given, "" for a flag, and its name there. `source` is as in `parse.call`."""
     place = {"cli": "", source: source}.get(token.source, (*tokens, "", "")[1])
     return place, (token.keyword or token.value).strip("[]").replace("][", ".")
 

@@ -1,0 +1,1 @@
+"""Parses command lines, and says what is wrong with them."""
