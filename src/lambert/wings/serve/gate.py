@@ -3,7 +3,6 @@ leaves."""
 
 import asyncio
 import hmac
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lambert.wings.serve.admission import CURRENT, Accepted, Admission
 from lambert.wings.serve.config import ServeConfig
 from lambert.wings.serve.metrics import Metrics
-from lambert.wings.serve.refusals import BUG, TOO_LATE, TRANSFER_ENCODING, Refusal
+from lambert.wings.serve.refusals import BUG, TOO_LATE, TRANSFER_ENCODING, Refusal, encode_error
 
 OPEN_PATHS = ("/", "/healthz", "/readyz", "/metrics", "/openapi.json")
 """Paths that need no key, because they reveal nothing about texts. Bodies sent to them are not read."""
@@ -198,7 +197,7 @@ class Gate:
         complete = not refusal.unread
         if receive is not None and refusal.unread:
             complete = await self._drain(receive)
-        content = json.dumps({"error": refusal.detail}).encode()
+        content = encode_error(refusal.detail)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
         if not complete or refusal.status_code != 429:  # a client that should retry keeps its connection
             headers.append((b"connection", b"close"))

@@ -9,7 +9,6 @@ request.
 """
 
 import asyncio
-import json
 import math
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
@@ -22,7 +21,7 @@ from lambert.wings.serve.admission import Admission
 from lambert.wings.serve.config import ServeConfig
 from lambert.wings.serve.gate import OPEN_PATHS
 from lambert.wings.serve.metrics import Metrics
-from lambert.wings.serve.refusals import Refusal
+from lambert.wings.serve.refusals import Refusal, encode_error
 
 _CLOSING_SECONDS = 5.0
 _HEADER_SECONDS = 10.0
@@ -263,7 +262,7 @@ def _close_stalled(reading: Iterable[Any], most: int, now: float) -> None:
 
 
 def _format_answer(status: int, message: str, header: str) -> bytes:
-    content = json.dumps({"error": message}).encode()
+    content = encode_error(message)
     head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n{header}\r\n"
     return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
 

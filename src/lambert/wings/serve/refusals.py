@@ -1,11 +1,12 @@
 """Refusals: answers with an error status, their messages, and their description for OpenAPI."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from lambert.core.errors import DataError, LambertError, UsageError
@@ -90,24 +91,30 @@ class Refusal(HTTPException):
         self.reason, self.field, self.retry, self.unread = reason, field, retry, unread
 
 
+def encode_error(message: str, field: str | None = None) -> bytes:
+    """Returns the body of a refusal. Characters that UTF-8 cannot encode are escaped."""
+    named = {"error": message} | ({"field": field} if field else {})
+    content = {name: text.encode("utf-8", "backslashreplace").decode() for name, text in named.items()}
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def build_answer(
     status: int, message: str, field: str | None = None, headers: Mapping[str, str] | None = None
-) -> JSONResponse:
-    """Returns the answer. Characters that UTF-8 cannot encode are escaped."""
-    content = {"error": _escape(message), "field": _escape(field)} if field else {"error": _escape(message)}
-    return JSONResponse(content, status, headers)
+) -> Response:
+    """Returns the answer of a refusal."""
+    return Response(encode_error(message, field), status, headers, "application/json")
 
 
 def add_handlers(app: FastAPI, metrics: Metrics) -> None:
     """Adds handlers that turn the errors of routes into answers."""
 
     @app.exception_handler(Refusal)
-    async def answer_refusal(request: Request, error: Refusal) -> JSONResponse:
+    async def answer_refusal(request: Request, error: Refusal) -> Response:
         metrics.count_refusal(error.reason)
         return build_answer(error.status_code, error.detail, error.field, error.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def answer_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def answer_invalid(request: Request, error: RequestValidationError) -> Response:
         metrics.count_refusal("fields")
         message, field = describe_field(
             error.errors(), [*request.scope["route"].body_field.field_info.annotation.model_fields]
@@ -115,7 +122,7 @@ def add_handlers(app: FastAPI, metrics: Metrics) -> None:
         return build_answer(422, message, field)
 
     @app.exception_handler(HTTPException)
-    async def answer_http_error(request: Request, error: HTTPException) -> JSONResponse:
+    async def answer_http_error(request: Request, error: HTTPException) -> Response:
         metrics.count_refusal({404: "path", 405: "method"}.get(error.status_code, "body"))
         headers = dict(error.headers or {})
         allowed = f"This path does not accept this method: use {headers.get('allow', headers.get('Allow', 'another'))}."
@@ -124,13 +131,13 @@ def add_handlers(app: FastAPI, metrics: Metrics) -> None:
         )
 
     @app.exception_handler(LambertError)
-    async def answer_error(request: Request, error: LambertError) -> JSONResponse:
+    async def answer_error(request: Request, error: LambertError) -> Response:
         mistaken = isinstance(error, DataError | UsageError)
         metrics.count_refusal("text" if mistaken else "machine")
         return build_answer(422 if mistaken else 503, str(error), headers=None if mistaken else {"Retry-After": "1"})
 
     @app.exception_handler(Exception)
-    async def answer_bug(request: Request, error: Exception) -> JSONResponse:
+    async def answer_bug(request: Request, error: Exception) -> Response:
         metrics.count_refusal("bug")
         return build_answer(500, BUG)  # Starlette raises the error again, and the gate reports it
 
@@ -167,7 +174,3 @@ def _locate(error: Any) -> list[str | int]:
     """Returns the field and the numbers in lists of an error of pydantic, without its names of the forms of a union."""
     place = list(error["loc"][1:])
     return place[:1] + [part for part in place[1:] if isinstance(part, int)]
-
-
-def _escape(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
