@@ -178,10 +178,10 @@ def labelled(tmp_path: Path) -> Path:
 
 
 def striking_outputs(
-    model: Any, source: Any, precision: Any, world: Any, micro_tokens: int, advance: Any = lambda sequences: None
+    model: Any, source: Any, precision: Any, world: Any, micro_tokens: int, *advance: Any, constant: bool = False
 ) -> Iterator[Any]:
     """`outputs`, one sequence a batch, with a signal before the second."""
-    for number, found in enumerate(outputs(model, source, precision, world, 1, advance)):
+    for number, found in enumerate(outputs(model, source, precision, world, 1, *advance)):
         if number == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         yield found

@@ -47,9 +47,9 @@ def command(tokens: list[str], stdin: str) -> Said:
     out, err, batches = io.StringIO(), io.StringIO(), count()
     original = inference.compute_outputs
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **settings: Any) -> Any:
         next(batches)
-        return original(*arguments)
+        return original(*arguments, **settings)
 
     before, sys.stdin = sys.stdin, io.StringIO(stdin)
     code: Any = -1
