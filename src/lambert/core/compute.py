@@ -54,7 +54,7 @@ class Place(NamedTuple):
     total: int = 0
     """First of these rows, and number of rows, of all the weights that are multiplied at once."""
     copy: int = 0
-    """Copy of a bias in float32; 0: none."""
+    """Copy in the order of the elements, in the dtype of the back-end's biases (on a GPU also its weights); 0: none."""
 
 
 class Copies:

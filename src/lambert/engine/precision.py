@@ -108,7 +108,9 @@ class Precision:
         """
         self._scaler.unscale_(optimizer)
         copies = self.compute.copies
-        optimizer.places = copies.offer() if copies is not None else {}  # type: ignore[attr-defined]
+        # A graph would write to the places of its recording, where there may be something else by now.
+        offered = {} if copies is None or graph is not None else copies.offer()
+        optimizer.places = offered  # type: ignore[attr-defined]
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             work = partial(_clip_in_step, optimizer, gradients, max_grad_norm)
             norms_P1 = work() if graph is None else graph.run(optimizer, work)

@@ -2,6 +2,7 @@
 
 import os
 from functools import cache
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -39,6 +40,16 @@ def of_device(device: torch.device) -> Ops | None:
     if device.type == "cuda" and os.environ.get("LAMBERT_TRITON") == "1":
         return _of_gpu(device)[0]
     return None
+
+
+def find_updates(device: torch.device) -> ModuleType | None:
+    """Returns the module whose kernels take the steps of optimizers on a GPU, `ops/updates.py`, or None as for
+    `of_device`. On CPUs, steps are taken by `ops/native.py`."""
+    if device.type != "cuda" or of_device(device) is None:
+        return None
+    from lambert.ops import updates
+
+    return updates
 
 
 def triton_problem(device: torch.device) -> str:

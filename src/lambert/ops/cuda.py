@@ -2,21 +2,41 @@
 attention. What is not here is torch's (`ops/reference.py`)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from lambert.core.compute import Place
 from lambert.ops import kernels
 from lambert.ops.drop import STEPS, Drop
 from lambert.ops.flash import flash, flash_backward
-from lambert.ops.reference import Into, Norm, Ops, Saved
+from lambert.ops.reference import Into, Norm, Ops, Saved, Weight
 
 _BLOCK = 1024
 _ROWS, _COLUMNS = 16, 128
 """Rows and columns of a tile of column sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded(Weight):
+    """Weights and biases in bfloat16, which an optimizer's step may write."""
+
+    counts: tuple[list[int], list[int]]
+    """Elements of each weight and of each bias."""
+
+    def places(self) -> list[Place]:
+        """Returns where an update writes the copies of each weight, then of each bias."""
+        found = []
+        for copy, counts in zip((self.weight_FD, self.bias_F), self.counts, strict=True):
+            if copy is not None:
+                starts = accumulate(counts[:-1], initial=0)
+                found += [Place(copy=copy.data_ptr() + 2 * start) for start in starts]
+        return found
 
 
 class CudaOps(Ops):
@@ -28,6 +48,13 @@ class CudaOps(Ops):
     def fits(self, weights: Sequence[Tensor]) -> bool:
         """Returns whether all weights are float32, and so are their gradients."""
         return all(weight.dtype == torch.float32 for weight in weights)
+
+    def pack(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Weight:
+        packed = super().pack(weights, biases)
+        counts = [one.numel() for one in weights], [len(one) for one in biases if one is not None]
+        if self.dtype != torch.bfloat16:
+            return packed
+        return Rounded(packed.weight_FD, packed.bias_F, counts)
 
     def attention(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0,

@@ -1,70 +1,117 @@
-"""LAMB and AdamW over flat buffers by Triton's kernels: one launch a pass for all tensors of a model.
+"""LAMB's and AdamW's updates by Triton's kernels: one or three launches for all tensors of a group.
 
-A program updates a part of one tensor, at most BLOCK elements; `Parts` says which. What changes between updates (rate,
-bias corrections, scale of the gradient, whether to skip) is in a tensor of `NUMBERS` float32 values, so that a graph
-can be replayed. Norms are summed in a fixed order, without atomics.
+A table has the addresses of the tensors, which may be anywhere. What changes between updates (rate, counters of steps,
+scale of the gradients, whether to skip) is on the device, so a graph can be replayed. Norms are summed in a fixed
+order, without atomics, and the rounded copies of weights are written in the same pass.
 
 Sources: You et al., "Large Batch Optimization for Deep Learning", 2020, Algorithm 2; Loshchilov and Hutter, "Decoupled
 weight decay regularization", 2019.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lambert.core.compute import Place
 from lambert.ops.update_kernels import adamw, lamb, lamb_steps, trust_ratios
 
-BLOCK = 4096
-NUMBERS = ("rate", "correction_1", "correction_2", "scale", "taken")
-"""Learning rate; 1 - beta1^t; 1 - beta2^t; what gradients are multiplied by; 1, or 0 to change nothing."""
+BLOCK = 1024
+"""Elements of a part: with 2,048, AdamW takes 194 registers on sm_90, with 4,096 it spills (make test-triton)."""
+_ALIGNED = 16
+"""Bytes of which all addresses are multiples, so that a thread loads four values at once."""
+_PARTS = 256
+"""Parts whose norms are added at a time (our choice)."""
 
 
-class Parts:
-    """How a flat buffer of several tensors is divided among programs."""
+class Numbers(NamedTuple):
+    """The numbers of an update of a group."""
 
-    def __init__(self, starts: Sequence[int], counts: Sequence[int], device: torch.device) -> None:
-        parts = [
-            (number, start + offset, min(BLOCK, count - offset))
-            for number, (start, count) in enumerate(zip(starts, counts, strict=True))
-            for offset in range(0, count, BLOCK)
-        ]
-        self.parts_P3 = torch.tensor(parts, dtype=torch.int64, device=device).view(-1, 3)
-        """Number of the tensor, first element, number of elements."""
-        numbers = torch.arange(len(starts) + 1)
-        self.firsts = torch.searchsorted(torch.tensor([part[0] for part in parts]), numbers).int().to(device)
+    rate: float | Tensor
+    betas: tuple[float, float]
+    eps: float
+    decay: float
+    corrected: bool
+    """Whether the running means are divided by 1 - beta^t."""
+    divisor: Tensor | None
+    """What gradients are divided by; None: 1."""
+    found_inf: Tensor | None
+    """1 to change nothing; None: 0."""
+
+
+def can_update(tensors: Sequence[Tensor]) -> bool:
+    """Returns whether the kernels can update these tensors: they are float32, dense and aligned."""
+    return all(one.dtype == torch.float32 and one.is_contiguous() and one.data_ptr() % _ALIGNED == 0 for one in tensors)
+
+
+class Group:
+    """Tensors that are updated together, N in number, and how they are divided among programs.
+
+    Args:
+        tensors: Weight, gradient, and running means of the gradient and of its square, for which `can_update` holds.
+        places: Where rounded copies of weights are, by the ids of the weights.
+    """
+
+    def __init__(self, tensors: Sequence[tuple[Tensor, ...]], places: Mapping[int, Place]) -> None:
+        self.key = address_key(tensors, places)
+        device = tensors[0][0].device
+        counts = [weight.numel() for weight, *_ in tensors]
+        parts, firsts, place = [], [0], 0
+        for number, count in enumerate(counts):
+            for offset in range(0, count, BLOCK):
+                parts.append((number, offset, min(BLOCK, count - offset), place))
+                place += BLOCK
+            firsts.append(len(parts))
+        self.size = place
+        """Elements of the buffer of steps."""
+        self.table_N5 = torch.tensor(self.key, device=device).view(-1, 5)
+        self.parts_P4 = torch.tensor(parts, device=device).view(-1, 4)
+        self.firsts = torch.tensor(firsts, device=device)
         """The first part of each tensor, and P."""
 
-    def __len__(self) -> int:
-        return len(self.parts_P3)
+
+def address_key(tensors: Sequence[tuple[Tensor, ...]], places: Mapping[int, Place]) -> list[int]:
+    """Returns the addresses of tensors and of the copies of weights, by which a Group is known."""
+    nowhere = Place()
+    return [
+        address
+        for four in tensors
+        for address in (*(one.data_ptr() for one in four), places.get(id(four[0]), nowhere).copy)
+    ]
 
 
-def update_adamw(
-    weight: Tensor, grad: Tensor, means: tuple[Tensor, Tensor], rounded: Tensor | None, parts: Parts, decay: Tensor,
-    numbers: Tensor, betas: tuple[float, float], eps: float,
-) -> None:  # fmt: skip
-    """Updates the flat float32 `weight` and both `means` in place. `decay` is that of each tensor."""
-    adamw[(len(parts),)](
-        weight, grad, *means, weight if rounded is None else rounded, parts.parts_P3, decay, numbers, *betas, eps,
-        BLOCK=BLOCK, ROUNDED=rounded is not None,
-    )  # fmt: skip
+def update(group: Group, steps: Sequence[Tensor], numbers: Numbers, trust: tuple[float, float] | None) -> Tensor:
+    """Updates weights and both running means in place, and writes the copies of the weights.
 
+    Args:
+        group: The tensors.
+        steps: The counter of each tensor, on the device, with this update.
+        numbers: The numbers of this update.
+        trust: Smallest and largest trust ratio of LAMB; None: AdamW.
 
-def update_lamb(
-    weight: Tensor, grad: Tensor, means: tuple[Tensor, Tensor], rounded: Tensor | None, parts: Parts, decay: Tensor,
-    adapted: Tensor, numbers: Tensor, betas: tuple[float, float], eps: float, trust: tuple[float, float],
-) -> Tensor:  # fmt: skip
-    """Updates the flat float32 `weight` and both `means` in place, and overwrites `grad`. Returns the trust ratio of
-    each tensor. `decay` and `adapted` are of each tensor."""
-    norms_P2 = torch.empty(len(parts), 2, device=weight.device)
-    ratios = torch.empty(len(decay), device=weight.device)
-    grid = (len(parts),)
-    lamb_steps[grid](
-        weight, grad, *means, parts.parts_P3, decay, numbers, *betas, eps, norms_P2, BLOCK=BLOCK
-    )  # fmt: skip
-    trust_ratios[(len(decay),)](norms_P2, parts.firsts, adapted, *trust, ratios, PARTS=256)
-    copy = weight if rounded is None else rounded
-    lamb[grid](
-        weight, grad, copy, parts.parts_P3, ratios, numbers, BLOCK=BLOCK, ROUNDED=rounded is not None
-    )  # fmt: skip
-    return ratios
+    Returns the ratio of each tensor [N], 0 where the update is skipped.
+    """
+    device, count = group.table_N5.device, len(group.parts_P4)
+    ones = torch.ones((), device=device)
+    taken = ones if numbers.found_inf is None else 1 - numbers.found_inf.view(())
+    scale = ones if numbers.divisor is None else 1 / numbers.divisor.view(()).float()
+    numbers_3 = torch.stack([ones * numbers.rate, scale, taken])
+    corrections_N2 = torch.ones(len(steps), 2, device=device)
+    if numbers.corrected:
+        steps_N = torch.stack([*steps]).double().clamp(min=1)  # 0 if all updates so far were skipped
+        for column, beta in enumerate(numbers.betas):
+            corrections_N2[:, column] = -torch.expm1(steps_N * (math.log(beta) if beta else -math.inf))
+    settings = numbers.decay, *numbers.betas, numbers.eps
+    shared = group.table_N5, group.parts_P4, corrections_N2, numbers_3, *settings
+    if trust is None:
+        adamw[(count,)](*shared, BLOCK=BLOCK)
+        return taken.expand(len(steps))
+    norms_P2 = torch.empty(count, 2, device=device)
+    ratios_N = torch.empty(len(steps), device=device)
+    steps_U = torch.empty(group.size, device=device)
+    lamb_steps[(count,)](*shared, steps_U, norms_P2, BLOCK=BLOCK)
+    trust_ratios[(len(steps),)](norms_P2, group.firsts, *trust, ratios_N, PARTS=_PARTS)
+    lamb[(count,)](group.table_N5, group.parts_P4, numbers_3, ratios_N, steps_U, BLOCK=BLOCK)
+    return ratios_N * taken

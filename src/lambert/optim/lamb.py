@@ -10,6 +10,7 @@ per tensor, in L2 norms; the ratio is 1 where |w| or |u| is 0. The decay is insi
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lambert.core.errors import UsageError
+from lambert.ops.choice import find_updates
 from lambert.ops.native import Numbers
 from lambert.optim.config import Adapt
 from lambert.optim.groups import GroupOptimizer, is_adapted
@@ -88,11 +90,13 @@ class Lamb(GroupOptimizer):
         super().__init__(params, defaults)
         self._trust: dict[int, Tensor | float] = {}  # by the id of the parameter
         self._scratch: dict[torch.dtype, Tensor] = {}
+        self._groups: dict[int, Any] = {}  # of Triton's kernels, by the id of the first parameter
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._trust = {}
         self._scratch = {}
+        self._groups = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -183,6 +187,8 @@ class Lamb(GroupOptimizer):
         taken = 1.0 if scaling.found_inf is None else 1 - scaling.found_inf
         # A list, because torch would fetch the value of a single tensor from the device.
         torch._foreach_add_(batch.steps, [taken] * len(params) if isinstance(taken, Tensor) else taken)
+        if group["fused"] and self._update_by_triton(group, batch, scaling):
+            return
         if group["fused"] and not is_adapted(group):
             _update_fused(params, batch, group, group["lr"], group["weight_decay"], scaling)
             self._trust.update(dict.fromkeys(map(id, params), taken))
@@ -191,6 +197,24 @@ class Lamb(GroupOptimizer):
         else:
             ratios = _update_many(batch, self._buffers(params), group, scaling)
             self._trust.update(zip(map(id, params), ratios.unbind(), strict=True))
+
+    def _update_by_triton(self, group: dict[str, Any], batch: "_Batch", scaling: "_Scaling") -> bool:
+        """Updates tensors on a GPU by Triton's kernels, if there are any. Returns whether it did."""
+        params = batch.params
+        kernels, tensors = find_updates(params[0].device), [*zip(*batch[:4], strict=True)]
+        if kernels is None or not kernels.can_update([*chain.from_iterable(tensors)]):
+            return False
+        together = self._groups.get(id(params[0]))
+        if together is None or together.key != kernels.address_key(tensors, self.places):
+            together = self._groups[id(params[0])] = kernels.Group(tensors, self.places)
+        numbers = kernels.Numbers(
+            group["lr"], group["betas"], group["eps"], group["weight_decay"], group["bias_correction"], *scaling
+        )
+        ratios = kernels.update(together, batch.steps, numbers, group["trust"] if is_adapted(group) else None)
+        self._trust.update(zip(map(id, params), ratios.unbind(), strict=True))
+        torch.autograd.graph.increment_version(params)
+        self.written = {*self.written, *map(id, params)}
+        return True
 
     def _buffers(self, params: list[Tensor]) -> list[Tensor]:
         """Returns uninitialised tensors like `params`. On a CPU they are views of one buffer that is kept, because
