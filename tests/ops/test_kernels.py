@@ -33,8 +33,8 @@ INDICES = ("table_at", "parts_at", "firsts_at", "key_at", "ids_at", "positions_a
 NUMBERS = ("eps", "scale", "decay", "beta1", "beta2", "low", "high")
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION:UserWarning")
 LAUNCHED = ["add_norm", "norm_backward", "embed_norm", "gelu", "gelu_backward_", "column_sums", "gated",
-            "gated_backward", "rotate_", "cross_entropy", "cross_entropy_backward_", "adamw", "lamb_steps", "trust_ratios",
-            "lamb"]  # fmt: skip
+            "gated_backward", "rotate_", "cross_entropy", "cross_entropy_backward_", "adamw", "lamb_steps",
+            "trust_ratios", "lamb"]  # fmt: skip
 
 
 def kind(name: str) -> str:

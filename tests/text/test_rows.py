@@ -220,6 +220,7 @@ def test_rows_without_text_are_left_out_up_to_a_number(count: int, tmp_path: Pat
         ("x.json", "[]", []),
         ("x.jsonl", '\ufeff{"a": "\u2028"}\r\n\n[1]', [("1", {"a": "\u2028"}), ("3", [1])]),
         ("x.jsonl", "\n", []),
+        ("x.jsonl", '\n[\n{"a": 1},\n["b"]\n]', [("row 1", {"a": 1}), ("row 2", ["b"])]),
     ],
 )
 def test_values_of_json_have_places(name: str, content: str, found: list[tuple[str, Any]], tmp_path: Path) -> None:

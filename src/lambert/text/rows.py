@@ -115,12 +115,12 @@ def parse_json_file(path: Path, content: bytes) -> Any:
 
 
 def read_json_values(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields (place, value) of every value of a JSON file: of every element of a .json file that is an array, unless it
-    begins with a text; of the one value of another .json file; else of every line that is not blank. Raises DataError
-    that names the line, and as `open_unpacked`."""
+    """Yields (place, value) of every value of a JSON file: of every element of an array that is the whole file, unless
+    it begins with a text; of the one value of another .json file; else of every line that is not blank. Raises
+    DataError that names the line, and as `open_unpacked`."""
     numbered: Iterable[tuple[int, str]] = read_lines(path)
     whole: Any = None
-    if kind(path) == ".json":
+    if kind(path) == ".json" or _begins_an_array(path):
         numbered = [*numbered]
         with contextlib.suppress(ValueError, RecursionError):
             whole = [json.loads("".join(line for _, line in numbered))]
@@ -136,6 +136,18 @@ def read_json_values(path: Path) -> Iterator[tuple[str, Any]]:
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}:{number} {explain_error(error)}.") from error
             yield f"{path}:{number}", value
+
+
+def _begins_an_array(path: Path) -> bool:
+    """Returns whether the first line that is not blank begins an array that ends in another line."""
+    line = next((text for _, text in read_lines(path) if text.strip()), "")
+    if not line.lstrip().startswith("["):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def _text(stream: BinaryIO) -> Any:

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from lambert.core.batch import Batch, Ints
 from lambert.core.errors import DataError
-from lambert.core.files import read_file
 from lambert.core.registry import choose
 from lambert.measure.batches import VOCABULARY
 from lambert.model.config import MODERN_SIZES, SIZES, EncoderConfig
+from lambert.text.rows import read_lines
 from lambert.wings.bench.settings import BenchConfig
 
 FITTED = {"wikipedia": (0.46, 0.38, 0.75), "squad": (0.448, 0.414, 0.37)}
@@ -56,7 +56,7 @@ def draw_lengths(config: BenchConfig) -> Ints:
 
 def _read_lengths(path: Path) -> Ints:
     lengths = []
-    for number, line in enumerate(read_file(path).decode(errors="replace").splitlines(), start=1):
+    for number, line in read_lines(path):
         if not line.strip().isdecimal() or int(line) < 1:
             raise DataError(f"{path}:{number} is not a length: give a whole number above 0 in each line.")
         lengths.append(int(line))

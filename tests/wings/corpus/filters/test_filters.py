@@ -345,12 +345,35 @@ def test_reading_evaluation_files_does_not_change_the_limit_of_csv(tmp_path: Pat
     assert csv.field_size_limit() == before
 
 
+def test_strings_of_every_kind_of_evaluation_file(tmp_path: Path) -> None:
+    from pyarrow import Table, ipc, parquet
+
+    rows = [{"id": 1, "question": "who ran", "answers": {"text": ["the king", "he"]}}, {"id": 2, "question": "where"}]
+    found = ["who ran", "the king", "he", "where"]
+    table = Table.from_pylist(rows)
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with ipc.new_stream(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "a.jsonl").write_text("\ufeff" + lines)
+    (tmp_path / "lines.json").write_text(lines)
+    (tmp_path / "array.jsonl").write_text(json.dumps(rows, indent=1))
+    (tmp_path / "squad.json.gz").write_bytes(gzip.compress(json.dumps({"data": rows}).encode()))
+    for name in ("a.parquet", "a.arrow", "a.jsonl", "lines.json", "array.jsonl", "squad.json.gz"):
+        assert [*strings(tmp_path / name)] == found, name
+    (tmp_path / "damaged.jsonl").write_text('{"a": "b"}\n{"a"')
+    with pytest.raises(DataError, match=r"damaged\.jsonl:2 is not JSON"):
+        [*strings(tmp_path / "damaged.jsonl")]
+
+
 def test_an_evaluation_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    said = "cannot be read as an evaluation file"
-    files = (("a.json", b"{", said), ("a.jsonl", b"\xff\n", said), ("a.gz", b"\x1f\x8b\x08 no gzip", "is truncated"))
+    files = (
+        ("a.json", b"{", ":1 is not JSON"), ("a.jsonl", b"\xff\n", ":1 is not UTF-8"),
+        ("a.gz", b"\x1f\x8b\x08 no gzip", " is truncated"),
+    )  # fmt: skip
     for name, content, problem in files:
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=f"{name} {problem}"):
+        with pytest.raises(DataError, match=f"{name}{problem}"):
             Decontamination(Decontaminate((tmp_path / name,)))(Batch(["text"]))
 
 

@@ -114,5 +114,5 @@ def test_lists_of_words(tmp_path: Path) -> None:
     path.write_bytes("\ufeffone\tx\r\n\n  two \n\tthree\n".encode())
     assert expansion.read_word_list(path) == ["one", "two"]
     path.write_bytes(b"\xff")
-    with pytest.raises(DataError, match="cannot be read as a list of words"):
+    with pytest.raises(DataError, match=r"words\.txt:1 is not UTF-8"):
         expansion.read_word_list(path)

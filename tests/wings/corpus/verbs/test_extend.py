@@ -261,7 +261,7 @@ def test_what_cannot_be_added(base: Path, domain: Path, tmp_path: Path, lambert:
     refused(3, "tokenizer.json splits no word of the text that occurs at least 5 times", input=plain)
     refused(2, "words = 90,000, but the text has only", "that occur at least 5 times", words=90_000)
     refused(3, "words.txt has no word to add", word_list=words)
-    refused(3, "cannot be read as a list of words", word_list=tmp_path / "none.txt")
+    refused(3, "No such file", word_list=tmp_path / "none.txt")
     refused(2, "extend requires --words, the number of words to add, or --word-list", words=None)
     refused(2, "extend requires --input", input=None)
     refused(2, "documents = 'page' is unknown", documents="page")

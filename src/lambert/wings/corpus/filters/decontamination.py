@@ -1,6 +1,5 @@
 """Finds documents that contain text of evaluation files."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,16 @@ import numpy as np
 
 from lambert.core.errors import DataError
 from lambert.core.settings import check
-from lambert.text.rows import kind, read_content
+from lambert.text.rows import (
+    JSON,
+    RowFile,
+    kind,
+    list_data_files,
+    open_unpacked,
+    read_content,
+    read_json_values,
+    read_lines,
+)
 from lambert.text.tables import read_cells
 from lambert.wings.corpus.batch import Batch, Booleans, Hashes, Outcome, PlainWords
 from lambert.wings.corpus.characters import Integers
@@ -23,8 +31,8 @@ class Decontaminate:
     """Settings of `decontaminate`. Source: Brown et al. 2020, Language Models are Few-Shot Learners, appendix C."""
 
     files: tuple[Path, ...] = ()
-    """Evaluation files: JSON lines and JSON (every string in them, as in SQuAD), CSV and TSV (every cell), or text.
-    They may be compressed."""
+    """Evaluation files: JSON lines, JSON, Parquet and Arrow (every string in them, as in SQuAD), CSV and TSV (every
+    cell), or text. They may be compressed."""
     words: int = 13
     """Documents that share this many consecutive words with an evaluation file, in lower case and without punctuation,
     are dropped. Shorter strings of these files are not searched for."""
@@ -80,24 +88,22 @@ def _hash_grams(texts: list[str], size: int) -> tuple[Hashes, Integers]:
 
 def strings(path: Path) -> Iterator[str]:
     """Yields the strings of an evaluation file. Raises DataError if it cannot be read."""
-    content, suffix = read_content(path), kind(path)
-    try:
-        if suffix in (".csv", ".tsv"):
-            for line, cells, problem in read_cells(content, suffix):
-                if problem:
-                    raise DataError(f"{path}:{line} {problem}.")
-                yield from cells
-            return
-        text = content.decode("utf-8-sig")
-        if suffix in (".jsonl", ".ndjson"):
-            for row in text.split("\n"):
-                yield from _inside(json.loads(row)) if row.strip() else ()
-        elif suffix == ".json":
-            yield from _inside(json.loads(text))
-        else:
-            yield text
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as an evaluation file: {error}.") from error
+    suffix = kind(path)
+    if suffix in JSON:
+        for _, value in read_json_values(path):
+            yield from _inside(value)
+    elif suffix in (".parquet", ".arrow"):
+        for file in list_data_files(path):
+            with open_unpacked(file) as (_, stream):
+                for read in RowFile(file, stream, suffix, ()).rows():
+                    yield from _inside(read.row)
+    elif suffix in (".csv", ".tsv"):
+        for line, cells, problem in read_cells(read_content(path), suffix):
+            if problem:
+                raise DataError(f"{path}:{line} {problem}.")
+            yield from cells
+    else:
+        yield "".join(text for _, text in read_lines(path))
 
 
 def _inside(value: Any) -> Iterator[str]:

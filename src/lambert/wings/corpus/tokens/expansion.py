@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lambert.core.errors import DataError
-from lambert.core.files import read_file
+from lambert.text.rows import read_lines
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.documents import Documents, list_file_sources
 from lambert.wings.corpus.reading import files
@@ -67,12 +67,5 @@ def read(config: PrepareConfig, heldout: float, tell: Callable[[int, int], None]
 
 
 def read_word_list(path: Path) -> list[str]:
-    """Returns the lines of a list of words without blank ones, each up to a tab.
-
-    Raises DataError if the file cannot be read.
-    """
-    try:
-        lines = read_file(path).decode("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as a list of words: {error}.") from error
-    return [word for line in lines if (word := line.partition("\t")[0].strip())]
+    """Returns the lines of a list of words without blank ones, each up to a tab. Raises DataError as `read_lines`."""
+    return [word for _, line in read_lines(path) if (word := line.partition("\t")[0].strip())]
