@@ -109,7 +109,8 @@ HEADER = "| setting | value | default | |\n|---|---|---|---|\n"
 
 def page_of(verb: str) -> str:
     """The page that explains a verb."""
-    pages = {"import": "convert", "export": "convert", "extend": "adapt", "launch": "cluster"}
+    pages = {"import": "convert", "export": "convert", "extend": "adapt", "launch": "cluster", "corpus peek": "prepare",
+             "corpus fetch": "prepare", "corpus verify": "prepare"}  # fmt: skip
     return f"{pages.get(verb, verb)}.md"
 
 

@@ -1,4 +1,4 @@
-"""The record of a verb, and the list of all verbs: those of the house (`lambert.verbs`) and those of each wing.
+"""The record of a verb, and the list of all verbs: those of `lambert.verbs` and of each package in `lambert.wings`.
 
 A verb is added by a record beside its code. The command line, the library, the launcher, signals and the help read the
 list. Reading it imports neither settings nor torch.
@@ -65,7 +65,7 @@ class Verb:
 
 @cache
 def packages() -> tuple[ModuleType, ...]:
-    """Returns the packages that may define verbs: the house's verbs and the wings."""
+    """Returns the packages that may define verbs: `lambert.verbs` and the packages in `lambert.wings`."""
     wings = importlib.import_module("lambert.wings")
     names = ("verbs", *(f"wings.{one.name}" for one in pkgutil.iter_modules(wings.__path__)))
     return tuple(importlib.import_module(f"lambert.{name}") for name in names)
@@ -86,7 +86,7 @@ def all_verbs() -> Mapping[str, Verb]:
 
 
 def load_provided(name: str) -> Any:
-    """Returns the object that a wing provides to the house under this name (`PROVIDES`)."""
+    """Returns the object that a package in `lambert.wings` provides to others under this name (`PROVIDES`)."""
     return load(next(places[name] for places in collect("PROVIDES") if name in places))
 
 

@@ -151,7 +151,7 @@ def test_a_run_says_why_its_blocks_are_torchs(
 ) -> None:
     model = Model(EncoderConfig(**{"layers": 1, "vocabulary": 8, "positions": 8, **settings}), {"mlm": 0}).train()
     notes = [note for note in model_notes(Compilation(), model, "bfloat16", World()) if "kernels" in note]
-    shown = f"torch's own kernels compute the blocks, which are slower: the compiled ones lack {lacking}"
+    shown = f"torch's own kernels compute the blocks, which are slower: the compiled ones do not support {lacking}"
     assert notes == ([shown] if lacking else [])
     called: list[str] = []
     kept = ops._call

@@ -65,7 +65,7 @@ def test_a_student_of_the_teachers_layers_is_an_ordinary_folder(
     flags = {"data": labelled("classify", "train"), "init": deep, "train__steps": 1, "optim__lr": 1e-30}
     done = lambert("finetune", out=tmp_path / "run", **flags, distil__student_layers=2)
     assert done.code == 0, done.err
-    assert "the student has the blocks 1, 4 of the 4 of init" in done.out
+    assert "the student has the blocks 1, 4 of the 4 blocks of init" in done.out
     before, after = (load_file(run / "model" / "model.safetensors") for run in (deep, tmp_path / "run"))
     for name, kept in ((0, 0), (1, 3)):
         part = "attention.self.query.weight"

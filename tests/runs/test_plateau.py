@@ -21,7 +21,7 @@ def test_it_speaks_once_and_names_the_settings() -> None:
     assert LONG_PLATEAU + 500 <= spoken <= LONG_PLATEAU + 2500
     look = create_plateau_monitor(6.0, lr=1e-3, eps=1e-6, init_range=0.02)
     (line,) = [line for n, loss in enumerate(losses) if (line := look({"step": 100 * n, "loss/mlm": loss}))]
-    assert "half the optim.lr (now 0.001), model.init_range = 0.02 (now 0.02) or, with two layers, 1/sqrt" in line
+    assert "half the optim.lr (now 0.001); model.init_range = 0.02 (now 0.02) or, with two layers, 1/sqrt" in line
     assert "optim.eps = 1e-9 (now 1e-06)" in line
 
 

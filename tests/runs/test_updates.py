@@ -132,7 +132,7 @@ def test_when_all_are_damaged_it_begins_anew_only_where_it_is_told_to(
         (folder / "state.json").write_text("{}")
     done = lambert("pretrain", "--restart-damaged", out=half, **same)
     assert done.code == 0, done.err
-    assert re.search(r"step-000008.corrupt(.|\n)*step-000006.corrupt(.|\n)*The run starts anew", caplog.text)
+    assert re.search(r"step-000008.corrupt(.|\n)*step-000006.corrupt(.|\n)*The run starts again", caplog.text)
     assert weights(half) == weights(pretrained)
     rows = [json.loads(line) for line in (half / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row] == [2, 4, 6, 8]

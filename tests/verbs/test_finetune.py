@@ -120,7 +120,7 @@ def test_the_default_length_adapts_to_the_encoder(
 ) -> None:
     done = lambert("finetune", data=labelled("classify", "train"), init=pretrained, out=tmp_path, train__steps=1)
     assert done.code == 0, done.err
-    chosen = "chosen by the model and the data: task.max_length = 64"
+    chosen = "determined from the model and the data: task.max_length = 64"
     assert chosen in done.out
     assert (tmp_path / "log.txt").read_text().count(chosen) == 1
     assert json.loads((tmp_path / "model" / "config.json").read_text())["lambert"]["task"]["max_length"] == 64

@@ -149,7 +149,7 @@ def test_what_is_wrong_with_a_run_is_said(tmp_path: Path) -> None:
 def test_runs_of_other_tasks_are_not_compared_silently(tmp_path: Path) -> None:
     one = folder(tmp_path / "one", config='[task]\nname = "squad"\n')
     two = folder(tmp_path / "two", config='[task]\nname = "classify"\n')
-    said = "The runs learn other tasks (one squad, two classify)"
+    said = "The runs learn different tasks (one squad, two classify)"
     assert said in page(one, two)
     assert said not in page(one, two, chain=True)
     assert "other tasks" not in page(one)
@@ -217,7 +217,7 @@ def test_advice() -> None:
 
     assert advised([row(step) for step in range(1, 9)]) == []
     (line,) = advised([row(step, wait_share=0.18) for step in range(1, 9)])
-    assert "18% of the time went into waiting for data" in line
+    assert "18% of the time was spent waiting for data" in line
     (line,) = advised([row(100, skipped=7)])
     assert "7 of 100 updates were skipped" in line
     held_out = [{"step": step, "heldout/mlm": loss} for step, loss in ((1, 5.0), (2, 4.0), (3, 4.5))]

@@ -1,4 +1,4 @@
-"""Command lines: verbs, recipes with dotted overrides, and the settings that they and the values of a call give.
+"""Parses command lines: verbs, recipes and dotted flags. Returns the settings from these and from the values of a call.
 
 A verb's code is imported when all its settings are known to be right, so neither `--help` nor a mistyped flag waits for
 torch.

@@ -44,7 +44,7 @@ def refuse_model(path: Path) -> None:
 
 
 CONLL = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2")
-"""Suffixes of files with one word and its tag a line."""
+"""Suffixes of files with one word and its tag on each line."""
 
 
 def explain_markup(beginning: bytes) -> str:

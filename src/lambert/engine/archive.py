@@ -97,7 +97,7 @@ def disk_remedy(error: OSError | SafetensorError) -> str:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes tensors to a new file with the permissions of any other new file. safetensors itself makes files that
-    nobody but their owner may read."""
+    only their owner can read."""
     path.touch()
     mode = path.stat().st_mode
     save_file(dict(tensors), path)

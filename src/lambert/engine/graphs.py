@@ -1,7 +1,7 @@
 """Passes of batches, and steps of an optimizer, as graphs: one call of the device instead of hundreds or thousands.
 
 A graph computes batches of fixed sizes at fixed addresses. A batch is filled (`Batch.fill`) to the smallest size that
-it fits and copied to the inputs of the graph of that size. What fits none, and the first batch of each size, is
+it fits and copied to the inputs of the graph of that size. A batch that fits none, and the first of each size, is
 computed without a graph. If recording fails, all that follows is computed without graphs.
 
 Source: NVIDIA, "CUDA graphs" in the CUDA C++ programming guide. Graphs of few sizes for flat batches are those of
@@ -178,7 +178,7 @@ class StepGraph:
     """Computes clipping and the step of an optimizer by one graph, from gradients that stay where they are.
 
     The learning rate of each group is in a tensor. If the optimizer loads a state, or another setting of a group
-    changes, the step is computed once without the graph and recorded anew.
+    changes, the step is computed once without the graph and recorded again.
 
     Args:
         recorder: Records the step.
@@ -297,7 +297,7 @@ class TrainingGraphs:
 
 
 def choose_graphs(world: World, tokens: int, say: Callable[[str], None]) -> TrainingGraphs | None:
-    """Returns what makes the graphs of a run with micro-batches of up to `tokens` tokens; None: there are none. `say`
+    """Returns the graphs of a run with micro-batches of up to `tokens` tokens; None: it computes without graphs. `say`
     gets a line if recording fails."""
     if not are_wanted(world) or graphs_problem(world):
         return None

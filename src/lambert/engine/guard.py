@@ -1,5 +1,5 @@
-"""The guard: detects divergence (a loss that is not finite or runs away), stops or rolls back the run, and writes what
-it found to incidents.jsonl."""
+"""The guard: detects divergence (a loss that is not finite or increases sharply), stops or rolls back the run, and
+writes what it found to incidents.jsonl."""
 
 import json
 import logging
@@ -68,7 +68,7 @@ class Guard:
     """A state machine that receives every Step in order. It judges each step when the next one arrives, so the host
     does not wait for the device.
 
-    The guard uses only values that are equal on all ranks, so all ranks decide alike.
+    The guard uses only values that are equal on all ranks, so all ranks make the same decision.
 
     Args:
         scale: Returns the loss scale; called only after a skipped update.

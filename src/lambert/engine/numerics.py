@@ -50,7 +50,7 @@ class Numerics:
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """A context in which the settings of the snapshot are in force. Changes made in it are added to the snapshot.
+        """A context in which the settings of the snapshot apply. Changes made in it are added to the snapshot.
         At the end, the settings are as they were before."""
         own = Numerics(self._device)
         self.set()

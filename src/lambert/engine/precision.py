@@ -95,7 +95,7 @@ class Precision:
 
         Returns the gradient norms [1 + P] before clipping: the global norm, then each parameter's. If the global norm
         is not finite, weights and moments do not change. The gradients were summed over the ranks before, so all ranks
-        decide alike.
+        make the same decision.
 
         Args:
             optimizer: Its learning rate is set.

@@ -87,7 +87,7 @@ class SubprocessTracker:
             self._unsent += json_text(dict(row)).encode() + b"\n"
         elif not self._drops:
             self._drops = True
-            _log.warning("The tracker %s does not read its rows: it gets only some of those that follow.", self._name)
+            _log.warning("The tracker %s does not read its rows: it gets only some of the following rows.", self._name)
         try:
             while self._unsent:
                 del self._unsent[: os.write(self._pipe.fileno(), self._unsent)]

@@ -1,4 +1,4 @@
-"""Outputs of a model on a GPU by graphs: a question waits for its kernels, not for their launches."""
+"""Outputs of a model on a GPU by graphs: a request waits for its kernels to run, but not for the launch of each."""
 
 import logging
 import threading

@@ -171,7 +171,7 @@ class Scheduler:
 
     def check(self, tokens: int, *, coming: int = 0, seconds: float = 0.0) -> None:
         """Raises OverloadedError if a request of this many tokens would exceed the limit, or would wait too long for
-        the waiting ones, which have as many turns as it needs.
+        the waiting ones, each of which has at most as many turns as this request needs.
 
         Args:
             coming: Tokens of accepted requests that are not submitted yet.

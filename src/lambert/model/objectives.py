@@ -327,7 +327,7 @@ class Vector(Head):
     """A vector for each text, pooled from the last states of its tokens, special ones included. It has no weights.
 
     The loss is that of the target, a `JointTarget`, since vectors are trained against each other. `modes` are the
-    poolings whose vectors stand side by side, keys of `pooling.POOLINGS`.
+    poolings whose vectors are concatenated, keys of `pooling.POOLINGS`.
 
     Source: Reimers and Gurevych, "Sentence-BERT", 2019, section 3.
     """

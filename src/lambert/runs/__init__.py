@@ -1,1 +1,1 @@
-"""A run: a recipe becomes a generator of updates, in a folder that it continues from."""
+"""Turns a recipe into a run: a generator of updates, with a run folder from which it can continue."""

@@ -66,7 +66,8 @@ class Best:
 
     def begin(self, done: int, saved: Mapping[str, Any]) -> None:
         """Finds the best weights of a run that continues after `done` updates from a checkpoint with the state `saved`.
-        A run that starts anew removes those of an earlier attempt. Raises DataError if they are damaged."""
+        A run that starts from the beginning removes those of an earlier attempt. Raises DataError if they are
+        damaged."""
         if not self.name:
             return
         if self._world.is_first and not done and self._folder.exists():

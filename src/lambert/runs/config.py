@@ -27,7 +27,7 @@ class TrainConfig:
     ramp_steps: int = 0
     """Updates over which the number of sequences grows from first_batch_size."""
     steps: int | None = None
-    """Updates of the run; with epochs too, whichever ends first."""
+    """Number of updates of the run. If epochs is set too, the run ends at whichever comes first."""
     epochs: float | None = None
     """Passes over the training data."""
     micro_tokens: int = 0
@@ -44,8 +44,8 @@ class TrainConfig:
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, cuda:N or mps."""
     threads: int = 0
-    """Threads of each process on a CPU. 0: OMP_NUM_THREADS if set, else one per core; the smallest number of all ranks;
-    1 in a deterministic run."""
+    """Threads of each process on a CPU. 0: OMP_NUM_THREADS if set, else one per core (all ranks use the smallest of
+    their numbers); 1 in a deterministic run."""
     deterministic: bool = False
     """Compute the same bits on any number of ranks that divides `deterministic_parts`: gradients are summed in a tree
     over fixed parts of each global batch. The cost: micro-batches are smaller, and gradients are sent only after the

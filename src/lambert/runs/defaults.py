@@ -67,7 +67,8 @@ class FreshEncoderConfig(EncoderConfig):
     """Epsilon that norms add to the variance. Unset: that of the model in init, or 1e-12; in a fresh ModernBERT and
     EuroBERT 1e-5."""
     init_range: float | None = None  # type: ignore[assignment]
-    """Standard deviation of fresh weights, truncated at two of them. Unset: that of the model in init, or 0.02."""
+    """Standard deviation of fresh weights, which are truncated at two standard deviations. Unset: that of the model in
+    init, or 0.02."""
     block: str | None = None  # type: ignore[assignment]
     """Family of the encoder (bert, modernbert, roberta, xlm-roberta, camembert, distilbert, electra, mpnet, nomic_bert,
     gte, eurobert), or package.module:name of a block that takes the place of BERT's. Unset: that of the model in init,
@@ -148,7 +149,8 @@ class FinetuneTrainConfig(TrainConfig):
     batch_size: int = 32
     """Sequences of one update, over all micro-batches and devices together."""
     steps: int | None = None
-    """Updates of the run; with epochs too, whichever ends first. Neither set: three epochs, at least 300 updates."""
+    """Number of updates of the run. If epochs is set too, the run ends at whichever comes first. Neither set: three
+    epochs, at least 300 updates."""
     freeze: Freeze = 0
     """Parts that are not trained: "embeddings"; a number n for the embeddings and the n lowest blocks; or "encoder",
     without the pooler. 0: all parts are trained."""

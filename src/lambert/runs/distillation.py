@@ -40,7 +40,8 @@ def keep_layers(model: Model, layers: int) -> str:
     kept = evenly_spaced(layers, len(blocks))
     model.encoder.blocks = nn.ModuleList(blocks[number] for number in kept)
     model.config = model.encoder.config = dataclasses.replace(model.config, layers=layers)
-    return f"the student has the blocks {', '.join(str(number + 1) for number in kept)} of the {len(blocks)} of init"
+    named = ", ".join(str(number + 1) for number in kept)
+    return f"the student has the blocks {named} of the {len(blocks)} blocks of init"
 
 
 def relation_teacher(

@@ -17,7 +17,8 @@ class LossBand:
     """The range of the training loss in one part of its curve."""
 
     update: int
-    """The range is that of the mean of the losses logged after the previous band's update, up to this update."""
+    """Last update of the band. The range is that of the mean of the losses logged after the previous band's update, up
+    to this update."""
     low: float
     """Lowest mean loss on the curve, in nats."""
     high: float

@@ -72,7 +72,7 @@ def model_notes(compilation: Compilation, model: Model, precision: str, world: W
     if compilation.active:
         yield f"blocks compiled in {compilation.seconds:,.0f} s"
     elif compilation.problem:
-        yield f"blocks are not compiled, the run is slower: {compilation.problem}"
+        yield f"blocks are not compiled, so the run is slower: {compilation.problem}"
     if world.device.type == "cpu" and precision == "bfloat16":
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             yield "this processor has no bfloat16 instructions, and emulation is slow: set train.precision = auto"
@@ -80,7 +80,9 @@ def model_notes(compilation: Compilation, model: Model, precision: str, world: W
         if native.library() is None and native.advice():
             yield f"torch's own kernels are used, which are slower: {native.reason()}. {native.advice()}"
         elif native.library() is not None and lacking:
-            yield f"torch's own kernels compute the blocks, which are slower: the compiled ones lack {lacking}"
+            yield (
+                f"torch's own kernels compute the blocks, which are slower: the compiled ones do not support {lacking}"
+            )
     if problem := choice.triton_problem(world.device):
         yield f"LAMBERT_TRITON=1 has no effect: {problem}"
     if problem := graphs_problem(world):
@@ -131,7 +133,7 @@ def explain_few_updates(options: TrainConfig, sequences: int) -> str:
     if steps < options.ramp_steps:
         return (
             f"warning: the run has {steps:,} updates, fewer than train.ramp_steps = {options.ramp_steps:,}: no update "
-            f"has the whole batch of {options.batch_size:,} sequences. Shorten the ramp"
+            f"has the whole batch of {options.batch_size:,} sequences. Lower train.ramp_steps"
         )
     if steps >= FEW_UPDATES:
         return ""
@@ -184,8 +186,8 @@ def create_plateau_monitor(entropy: float | None, *, lr: float, eps: float, init
         return (
             f"the masked-LM loss has been near the unigram entropy of {entropy:.2f} nats for {LONG_PLATEAU:,} updates: "
             "the model has learnt little more than the frequencies of words. Settings that ended this in other runs: "
-            f"half the optim.lr (now {lr:g}), model.init_range = 0.02 (now {init_range:.3g}) or, with two "
-            f"layers, 1/sqrt(width), optim.eps = 1e-9 (now {eps:g}); see docs/numerics.md."
+            f"half the optim.lr (now {lr:g}); model.init_range = 0.02 (now {init_range:.3g}) or, with two "
+            f"layers, 1/sqrt(width); optim.eps = 1e-9 (now {eps:g}). See docs/numerics.md."
         )
 
     return monitor

@@ -74,7 +74,10 @@ class Run:
                 raise
             found = None
             if self.world.is_first:
-                _log.warning("All checkpoints are damaged. The run starts anew, because --restart-damaged is set.")
+                _log.warning(
+                    "All checkpoints are damaged. The run starts again from the beginning, because --restart-damaged "
+                    "is set."
+                )
         if found is None:
             self.best.begin(0, {})
             return 0, {}

@@ -139,7 +139,10 @@ def run_updates(
         if done:
             log.note(f"continuing after update {done:,} of {course.ends:,}")
         if lost:
-            log.note(f"warning: {METRICS} has {lost:,} updates, but there is no checkpoint: the run starts anew")
+            log.note(
+                f"warning: {METRICS} has {lost:,} updates, but there is no checkpoint: the run starts from the "
+                "beginning"
+            )
         models = model_notes(compilation, model, run.precision.name, world)
         methods = autotune(run, partial(_batches, run, source), course.ends, stop)
         for text in chain([found], models, methods):

@@ -212,12 +212,12 @@ class EmbedConfig:
     score, else ranking."""
     pooling: str = ""
     """A vector is the mean of the last states of a text, or the state of its first token (cls) or of its last one
-    (lasttoken), the largest value of each component (max), the sum by the square root of the number of tokens
-    (mean_sqrt_len_tokens), or the mean weighted by position (weightedmean). Several, joined by +, stand side by side.
-    Empty: as the folder of a sentence-transformers model says, else mean."""
+    (lasttoken), the largest value of each component (max), the sum divided by the square root of the number of
+    tokens (mean_sqrt_len_tokens), or the mean weighted by position (weightedmean). The vectors of several, joined by +,
+    are concatenated. Empty: as the folder of a sentence-transformers model says, else mean."""
     normalize: bool | None = None
-    """Whether vectors have length 1. Unset: as the folder of a sentence-transformers model says, otherwise true, except
-    for the loss margin, which is that of inner products, false."""
+    """Whether vectors have length 1. Unset: as the folder of a sentence-transformers model says; otherwise true, or
+    false for the loss margin, which compares inner products."""
     similarity: Literal["", "cosine", "dot", "euclidean", "manhattan"] = ""
     """How the scores compare vectors, and which function the model folder names to programs that read it: cosine, dot
     (the inner product), or a negative distance. The losses do not depend on it. Empty: dot for the loss margin, else
@@ -236,12 +236,13 @@ class EmbedConfig:
     prompts: tuple[str, ...] = ()
     """Further prompts, each as NAME=TEXT, which `encode` takes by name."""
     default_prompt: str = ""
-    """Name of the prompt of texts to compute vectors of: query, document, or one of `prompts`. Empty: query."""
+    """Name of the prompt that precedes a text whose vector is computed: query, document, or one of `prompts`. Empty:
+    query."""
     include_prompt: bool = True
     """Whether the tokens of a prompt are pooled too. If not, neither is the first special token of a text that has a
     prompt."""
     truncate_dim: int = 0
-    """Number of first components to which vectors are cut, after their length was set. 0: all."""
+    """Number of first components that are kept of a vector, after normalization. 0: all."""
 
     def __post_init__(self) -> None:
         check(self, "task.embed.", scale="(0, inf)", truncate_dim="[0, inf)")

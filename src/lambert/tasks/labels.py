@@ -27,7 +27,7 @@ _FRACTIONS = 10
 def learn_labels(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Returns the distinct labels of (place, label), sorted as by `sort_labels`. If all are whole numbers, 1.0 is 1.
 
-    Raises DataError if some are whole numbers and others are not, which is mostly a mistake in the file: a second
+    Raises DataError if some are whole numbers and others are not, which is usually a mistake in the file: a second
     header, or a shifted column; or if they are many numbers that are not whole, which is regression.
     """
     places: dict[str, str] = {}
@@ -69,19 +69,19 @@ def note_absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[st
 
 
 def note_doubtful(labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Returns notes about labels that may not be classes of their own: names that differ in case only or look alike,
+    """Returns notes about labels that may not be separate classes: names that differ in case only or look alike,
     numbers that differ in leading zeros only, numbers with decimal commas, names of missing values."""
     commas = [label for label in labels if _COMMA.fullmatch(label)]
     every = all(_COMMA.fullmatch(label) or is_number(label) for label in labels)
     found = [
-        ("differ in case only and are classes of their own", _list_alike(labels, str.casefold)),
+        ("differ in case only and are separate classes", _list_alike(labels, str.casefold)),
         (
-            "differ only in characters that are not seen, in white space or in their width, and are classes of their "
-            "own",
+            "differ only in invisible characters, in white space or in the width of characters, and are separate "
+            "classes",
             _list_alike(labels, as_seen),
         ),
         (
-            "differ in leading zeros only and are classes of their own",
+            "differ in leading zeros only and are separate classes",
             _list_alike(filter(is_number, labels), lambda label: label.lstrip("0") or "0"),
         ),
         (
@@ -89,7 +89,7 @@ def note_doubtful(labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
             [quote(label) for label in commas] if every else [],
         ),
         (
-            "are usual for missing values and are a class here; if they are, leave these rows out",
+            "often mark missing values and are a class here; if the values are missing, leave these rows out",
             [quote(label) for label in labels if label in _MISSING],
         ),
     ]

@@ -273,8 +273,9 @@ class RowFile:
             )
         if whole:
             self._notes.append(
-                f"note: {self.path} has cells that are whole in quotation marks, in {whole:,} row{'s' * (whole > 1)}. "
-                "The marks are read as part of the text, since not all cells of a column have them."
+                f"note: {self.path} has cells that are entirely in quotation marks, in {whole:,} "
+                f"row{'s' * (whole > 1)}. The marks are read as part of the text, since not all cells of a column have "
+                "them."
             )
 
     def _parquet(self, offset: int, line: int, only: Sequence[str] | None = None) -> Iterator[ReadRow]:

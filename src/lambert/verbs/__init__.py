@@ -1,4 +1,5 @@
-"""The verbs of the house: the record of each, with its settings in `settings/` and its work in a file of its name."""
+"""The records of the verbs outside `lambert.wings`. The settings of a verb are in `settings/`, its code is in a file of
+its name."""
 
 from lambert.verb import Verb
 
@@ -7,7 +8,7 @@ _SMALLER = "or take a smaller model, if its weights alone do not fit"
 VERBS = (
     Verb(
         "demo",
-        "Raw text to a scored model, in minutes.",
+        "Turns raw text into a scored model, in minutes.",
         "verbs.demo:run",
         "verbs.demo:DemoConfig",
         place=10,
@@ -19,7 +20,7 @@ VERBS = (
     ),
     Verb(
         "pretrain",
-        "Shards to an encoder; the same command again continues.",
+        "Trains an encoder on a corpus; the same command continues a stopped run.",
         "verbs.pretrain:run",
         "verbs.settings.pretrain:PretrainConfig",
         place=30,
@@ -33,7 +34,7 @@ VERBS = (
     ),
     Verb(
         "finetune",
-        "Encoder and labelled data to a task model and its scores.",
+        "Trains an encoder on labelled data for a task, and scores it.",
         "verbs.finetune:run",
         "verbs.settings.finetune:FinetuneConfig",
         place=40,
@@ -47,7 +48,7 @@ VERBS = (
     ),
     Verb(
         "sweep",
-        "Search for the best settings of a training run.",
+        "Searches for the best settings of a training run.",
         "verbs.sweep:run",
         "verbs.settings.sweep:SweepConfig",
         place=50,
@@ -61,7 +62,7 @@ VERBS = (
     ),
     Verb(
         "evaluate",
-        "Model and labelled data to official scores and predictions.",
+        "Scores a model on labelled data, and writes its predictions.",
         "verbs.evaluate:run",
         "verbs.settings.evaluate:EvaluateConfig",
         place=60,
@@ -72,7 +73,7 @@ VERBS = (
     ),
     Verb(
         "predict",
-        "Rows of JSON lines, CSV or Parquet to predictions or vectors (also .npy), streaming.",
+        "Predicts labels, answers or vectors for rows of JSON lines, CSV or Parquet.",
         "verbs.predict:run",
         "verbs.settings.predict:PredictConfig",
         place=70,
@@ -85,7 +86,7 @@ VERBS = (
     ),
     Verb(
         "verify",
-        "Whether the beginning of a run is on the curve that its recipe expects.",
+        "Checks whether the beginning of a run is on the curve that its recipe expects.",
         "verbs.verify:run",
         "verbs.settings.verify:VerifyConfig",
         place=140,
@@ -98,7 +99,7 @@ VERBS = (
     ),
     Verb(
         "launch",
-        "A verb in several processes and machines at once.",
+        "Runs a verb in several processes, on one or several machines.",
         "verbs.launch:run",
         "verbs.launch:LaunchConfig",
         place=150,
@@ -109,7 +110,7 @@ VERBS = (
     ),
     Verb(
         "report",
-        "Runs, sweeps and corpora to one self-contained HTML page.",
+        "Writes an HTML page about runs, sweeps and corpora.",
         "verbs.report:run",
         "verbs.report:ReportConfig",
         place=170,
@@ -118,7 +119,7 @@ VERBS = (
     ),
     Verb(
         "compare",
-        "Fine-tuned models: differences of scores with their errors.",
+        "Compares the scores of fine-tuned models, with their errors.",
         "verbs.compare:run",
         "verbs.compare:CompareConfig",
         place=180,
@@ -127,7 +128,7 @@ VERBS = (
     ),
     Verb(
         "doctor",
-        "What this machine has, what is missing, what will be used.",
+        "Reports what this machine has, what is missing, and what Lambert will use.",
         "verbs.doctor:run",
         "verbs.doctor:DoctorConfig",
         place=190,

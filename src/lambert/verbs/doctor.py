@@ -163,7 +163,7 @@ def _bfloat16() -> Finding:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not has_bfloat16(device):
-        return Finding("bfloat16", "no instructions for it: precision auto means float32")
+        return Finding("bfloat16", "the device has no instructions for it: precision auto means float32")
     rates = {}
     for dtype in (torch.float32, torch.bfloat16):
         matrix = torch.ones(SIDE, SIDE, dtype=dtype, device=device)
@@ -186,7 +186,7 @@ def _triton() -> Finding:
     """Looks for Triton, which torch.compile needs on a GPU."""
     version = _version("triton")
     if version is None:
-        return Finding("torch.compile", "no triton", "note", "pip install triton; without it nothing is compiled")
+        return Finding("torch.compile", "no triton", "note", "pip install triton; torch.compile needs it")
     return Finding("torch.compile", f"triton {version}")
 
 
@@ -195,9 +195,7 @@ def _compiler() -> Finding:
     names = (os.environ.get("CXX", ""), "g++", "clang++")
     compiler = next((path for name in names if (path := shutil.which(name)) is not None), None)
     if compiler is None:
-        return Finding(
-            "torch.compile", "no C++ compiler", "note", "apt-get install g++; without it nothing is compiled"
-        )
+        return Finding("torch.compile", "no C++ compiler", "note", "apt-get install g++; torch.compile needs it")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "probe.cpp"
         source.write_text("#include <Python.h>\n#include <cmath>\nint probe() { return int(std::sqrt(4.0)); }\n")
@@ -206,9 +204,9 @@ def _compiler() -> Finding:
             [*command, str(source), "-o", str(source.with_suffix(".so"))], capture_output=True, text=True, check=False
         )
     if done.returncode:
-        advice = "apt-get install g++ python3-dev; without them nothing is compiled"
+        advice = "apt-get install g++ python3-dev; torch.compile needs them"
         return Finding("torch.compile", _first_line(done.stderr), "note", advice)
-    return Finding("torch.compile", f"{compiler} compiles")
+    return Finding("torch.compile", f"{compiler} works")
 
 
 def _gloo() -> Finding:
@@ -230,7 +228,7 @@ def _gloo() -> Finding:
     except (RuntimeError, OSError) as error:
         advice = "set GLOO_SOCKET_IFNAME to a network interface, such as lo"
         return Finding("torch.distributed", _first_line(str(error)), "missing", advice)
-    return Finding("torch.distributed", f"{backends}; gloo sums")
+    return Finding("torch.distributed", f"{backends}; a sum by gloo works")
 
 
 def _extras() -> Iterator[Finding]:

@@ -300,7 +300,7 @@ def _list_chosen(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]
     before, now = flatten(as_dict(given)), flatten(as_dict(config))
     found = ", ".join(f"{name} = {_format(value)}" for name, value in now.items() if before.get(name) != value)
     if found:
-        yield f"chosen by the model and the data: {found}"
+        yield f"determined from the model and the data: {found}"
 
 
 def _fill_from_folder(task: TaskConfig, folder: Path) -> TaskConfig:

@@ -39,10 +39,11 @@ class LaunchConfig:
     nnodes: str = "1"
     """Machines, each of which runs this same command; MIN:MAX: the group continues as machines join and leave."""
     endpoint: str = ""
-    """HOST:PORT of the rendezvous, HOST being one of the machines; not set: known on one machine and under Slurm, else
+    """HOST:PORT of the rendezvous, HOST being one of the machines. Not set: chosen on one machine and under Slurm, else
     MASTER_ADDR and MASTER_PORT."""
     run_id: str = ""
-    """A name that the machines of this group share, if other groups use the same endpoint; not set: the Slurm job's."""
+    """A name that the machines of this group share, if other groups use the same endpoint. Not set: that of the Slurm
+    job."""
     max_restarts: int = 3
     """Restarts of the group after crashes; a failure that another attempt would not change ends it at once."""
     timeout: int = 50

@@ -1,4 +1,4 @@
-"""The verbs of the house as Python functions, with the conventions of `lambert.library`."""
+"""The verbs outside `lambert.wings` as Python functions, with the conventions of `lambert.library`."""
 
 from collections.abc import Generator
 from contextlib import ExitStack

@@ -1,2 +1,2 @@
-"""What stands beside the house: each folder is a wing, which may use every room of the house. No room of the house
-imports a wing, and no wing imports another."""
+"""Packages on which no other package depends, called wings. A wing may import every package outside this folder. No
+package outside this folder imports a wing, and no wing imports another."""

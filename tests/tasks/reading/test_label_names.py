@@ -92,8 +92,8 @@ def test_the_names_of_a_file_are_read_by_number_if_the_model_has_none(tmp_path: 
     matched = found(["contradiction", "entailment"], DEFAULT, path=path)
     assert matched.numbers == {"contradiction": 2, "entailment": 0}
     assert matched.notes == (
-        f"note: {path}: the labels have no names, so the file's are read by their numbers: contradiction = LABEL_2, "
-        "entailment = LABEL_0.",
+        f"note: {path}: the labels have no names, so those of the file are read by their numbers: contradiction = "
+        "LABEL_2, entailment = LABEL_0.",
     )
     assert found(["contradiction"], NLI, path=path).numbers == {"contradiction": 0}
     assert unknown(["contradiction"], DEFAULT) == ("contradiction",)
@@ -130,7 +130,7 @@ def test_whole_numbers() -> None:
 
 def test_labels_that_differ_in_case_only_are_told() -> None:
     assert note_doubtful(("Yes", "no", "yes"), Path("a.csv")) == (
-        "note: labels of a.csv differ in case only and are classes of their own: 'Yes' and 'yes'.",
+        "note: labels of a.csv differ in case only and are separate classes: 'Yes' and 'yes'.",
     )
     assert note_doubtful(("O", "o", "B-PER", "b-per", "x"), Path("a.csv"))[0].endswith(
         "'O' and 'o', 'B-PER' and 'b-per'."
@@ -141,7 +141,7 @@ def test_labels_that_differ_in_case_only_are_told() -> None:
 def test_labels_that_look_alike_are_told() -> None:
     labels = ("fr\u00f6h\u00adlich", "fr\u00f6hlich", "\uff11", "1", "New  York", "New York", "x")
     (note,) = note_doubtful(labels, Path("a.csv"))
-    assert "not seen, in white space or in their width" in note
+    assert "invisible characters, in white space or in the width" in note
     assert "'1'" in note
     assert note.endswith("'New  York' and 'New York'.")
 
@@ -149,9 +149,9 @@ def test_labels_that_look_alike_are_told() -> None:
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        (("01", "1", "2"), "differ in leading zeros only and are classes of their own: '01' and '1'."),
+        (("01", "1", "2"), "differ in leading zeros only and are separate classes: '01' and '1'."),
         (("1,0", "2,5", "3"), "look like numbers with a decimal comma"),
-        (("NaN", "no", "yes"), "are usual for missing values and are a class here"),
+        (("NaN", "no", "yes"), "often mark missing values and are a class here"),
     ],
 )
 def test_labels_that_may_mean_something_else_are_said(labels: tuple[str, ...], said: str) -> None:

@@ -56,6 +56,10 @@ def straggling() -> str:
     return next(line for _ in range(99) if (line := slow.watch(step)))  # type: ignore[arg-type]
 
 
+def idle() -> str:
+    return Stragglers().watch(SimpleNamespace(rank_seconds=[1.0, 0.0], loads=(9, 0), tokens=9))  # type: ignore[arg-type]
+
+
 def test_the_log_writes_the_times_that_are_read() -> None:
     assert datetime.strptime(_now(), folders.TIME).tzinfo is not None
 
@@ -63,20 +67,21 @@ def test_the_log_writes_the_times_that_are_read() -> None:
 def test_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [on_ranks(step) for step in range(10, 101, 10)] + [on_ranks(110, imbalance=1.1)]
     run = folder(tmp_path / "run", rows, config='[exchange]\nmethod = "auto"\n', environment={"processes": 4})
-    logged(run, *said_by_training(monkeypatch), straggling(), "continuing after update 50 of 110")
+    logged(run, *said_by_training(monkeypatch), idle(), straggling(), "continuing after update 50 of 110")
     text = " ".join(Outline(page(run)).text.split())
     for expected in (
         "Ranks 4 ",
         "Machines 2 ",
         "Gradients by int8 (auto)",
         "Exchange, share of an update, median 25.0%",
-        "Of it hidden behind the backward pass, median 80.0%",
+        "Of it overlapped with the backward pass, median 80.0%",
         "Waiting for gradients, share of an update, median 5.0%",
-        "1.020 median, 1.100 most",
+        "1.020 median, 1.100 maximum",
         "Slow ranks rank 1",
         "Times continued 1",
         "float32 0.400 1.00 x bfloat16 0.200 2.00 x int8 0.100 4.00 x chosen",
         "Share of an update spent waiting for gradients",
+        "1 of 2 ranks have no work",
         "rank 1 is slow",
     ):
         assert expected in text
@@ -157,4 +162,4 @@ def test_advice_of_ranks() -> None:
     (line,) = advised(exchange_wait_seconds=1.0)
     assert "50% of an update is waiting for gradients" in line
     (line,) = advised(imbalance=1.3)
-    assert "1.30 times the mean's tokens" in line
+    assert "1.30 times the mean number of tokens" in line

@@ -293,7 +293,7 @@ def test_the_length_of_a_task_is_limited_by_the_positions_of_the_encoder(
         assert not out.exists()
         done = lambert("finetune", init=init, out=out, **flags)
         assert done.code == 0, done.err
-        assert "chosen by the model and the data: task.max_length = 10, " in done.out
+        assert "determined from the model and the data: task.max_length = 10, " in done.out
         assert "48 examples, 48 longer than 10 tokens were cut" in done.out
         answered = lambert("predict", model=out, stdin='{"text": "the king found a river near the old road"}\n')
         assert answered.code == 0, answered.err

@@ -4,8 +4,9 @@
     {"value": ..., "arrays": [[dtype, shape, offset], ...]}     JSON; offsets are from the end of the header
     arrays                                                      each from a multiple of 64 bytes
 
-The value is JSON in which {"array": N}, {"tuple": [...]} and the like stand for what JSON has not. Arrays are mapped
-when the file is read, so processes share them. Only dataclasses and sources of `lambert.tasks` are made from a file.
+The value is JSON in which {"array": N}, {"tuple": [...]} and the like stand for values that JSON does not have. Arrays
+are mapped when the file is read, so processes share them. Only dataclasses and sources of `lambert.tasks` are made from
+a file.
 """
 
 import hashlib

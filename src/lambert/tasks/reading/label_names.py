@@ -94,7 +94,7 @@ _ORDERED = (
 _CASED = "labels are matched without regard to case: {}"
 _FRACTIONS = "labels with a fraction of 0 are whole numbers: {}"
 _TRUTHS = "truth values are read as numbers: {}"
-_BY_FILE = "the labels have no names, so the file's are read by their numbers: {}"
+_BY_FILE = "the labels have no names, so those of the file are read by their numbers: {}"
 
 
 class _Reader:

@@ -48,7 +48,7 @@ def at_temperature(chances_NL: Floats, temperature: float) -> Floats:
 
 def temperature(chances_NL: npt.NDArray[Any], truth_N: npt.NDArray[Any]) -> float:
     """Returns the temperature T, from 0.05 to 20, by which dividing the logits minimises the mean cross-entropy
-    (section 4.2 of Guo et al.). Above 1 the model is too sure of its predictions.
+    (section 4.2 of Guo et al.). Above 1 the model is overconfident.
 
     Args:
         chances_NL: Probabilities at the temperature 1; their logarithms are logits.

@@ -144,7 +144,7 @@ def settle_offsets(documents: Sequence[Document], name: str) -> tuple[list[Docum
             hint = f" They would fit as {shift}." if shift else ""
             raise DataError(f"{line}. No row of {name} has spans that fit its text: correct the offsets.{hint}")
         of = _format_count(len(found), "row")
-        notes.append(f"note: {len(bad):,} of {of} left out, because offsets fit by no convention: {line}.")
+        notes.append(f"note: {len(bad):,} of {of} left out, because their offsets fit no convention: {line}.")
     return kept, notes
 
 
@@ -235,14 +235,14 @@ def _other_conventions(doubtful: Sequence[tuple[Document, Offsets]]) -> list[str
     if not count:
         return []
     return [
-        f"note: offsets may count {name}: by them {count:,} of the {_format_count(len(doubtful), 'row')} with spans "
+        f"note: offsets may count {name}: then {count:,} of the {_format_count(len(doubtful), 'row')} with spans "
         "that are not whole words would have spans of whole words. They were read as characters: check the export."
     ]
 
 
 _OVERLAP = "left out, because a longer one has a word in common"
 _NO_WORD = "left out, because no word is in them"
-_INSIDE = "begin or end within a word, which gets their label whole"
+_INSIDE = "begin or end within a word, and the whole word gets their label"
 _AT_SPACE = "begin or end at a space"
 _LOSSES = (_OVERLAP, _NO_WORD, _INSIDE, _AT_SPACE)
 

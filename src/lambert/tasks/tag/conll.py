@@ -1,4 +1,5 @@
-"""Tagged sentences: from CoNLL files, one word and its tag a line, and from rows of JSON, Parquet and Arrow.
+"""Reads tagged sentences: from CoNLL files, with one word and its tag on each line, and from rows of JSON, Parquet and
+Arrow.
 
 CoNLL files (Tjong Kim Sang and De Meulder 2003) have a blank line between sentences, and columns that are separated by
 tabs or spaces. The columns of the words and the tags are recognised, or set (`task.columns`). CoNLL-U files

@@ -46,7 +46,7 @@ def run(config: DemoConfig, say: Say = silent) -> Result:
 
     Raises:
         UsageError: The folder contains files that no demo wrote, or another demo is writing to it.
-        SavedAndStopped: A signal stopped one of the commands. Another demo starts anew.
+        SavedAndStopped: A signal stopped one of the commands. Another demo starts from the beginning.
         DivergedError: The pre-training of a short demo is not on the curve of its recipe.
     """
     began = time.monotonic()

@@ -84,7 +84,7 @@ class Results:
         title = "Lambert demo: raw text to a scored model" if self.gain else "Lambert demo, short: all commands ran"
         found: dict[str, Any] = {
             "title": title,
-            "tables": [{"caption": "What it learned", "columns": COLUMNS, "rows": self.rows()}],
+            "tables": [{"caption": "What the model learned", "columns": COLUMNS, "rows": self.rows()}],
         }
         if self.examples:
             columns = ["text", "names found"]
@@ -109,8 +109,8 @@ class Results:
         command = started if started.name == "lambert" and not shutil.which("lambert") else "lambert"
         if self.gain is None:
             console.print(
-                "All commands ran, and pre-training began on the expected curve; a short demo has fewer updates than "
-                "its recipe on purpose. They are too few for a score to mean anything. "
+                "All commands ran, and pre-training began on the expected curve. A short demo has fewer updates than "
+                "its recipe on purpose, too few for a meaningful score. "
                 f"For a result, in 90 seconds on two cores: {command} demo",
                 markup=False,
             )

@@ -26,7 +26,7 @@ _CONTINUED = "continuing after update"
 _STOPPED = "SavedAndStopped: "
 _SLOW = re.compile(r"rank \d+ is slow")
 _WRONG = re.compile(
-    rf"{_CONTINUED}|{_SLOW.pattern}|\d+ of \d+ ranks have nothing|out of memory|"
+    rf"{_CONTINUED}|{_SLOW.pattern}|\d+ of \d+ ranks have no(?:thing| work)|out of memory|"
     rf"warning: (?!the held-out|the run has|\S+ differs)|(?!{_STOPPED})[A-Z]\w+: "
 )
 """Matches the lines of log.txt that report incidents. Skipped updates are in incidents.jsonl. A stop that was
@@ -93,7 +93,7 @@ def advice(run: Run) -> list[str]:
     imbalance = [value for _, value in run.series("imbalance")]
     if imbalance and median(imbalance) > IMBALANCE_IS_HIGH:
         sentences.append(
-            f"{run.name}: the fullest rank has {median(imbalance):.2f} times the mean's tokens, and the others wait "
+            f"{run.name}: one rank has {median(imbalance):.2f} times the mean number of tokens, and the others wait "
             "for it. Use a smaller train.micro_tokens."
         )
     return sentences
@@ -135,10 +135,12 @@ def _facts(run: Run) -> dict[str, str]:
         hidden = [1 - wait / way for way, wait in zip(ways, waits, strict=True) if way]
         found["Exchange, share of an update, median"] = f"{median(ways):.1%}"
         if hidden:
-            found["Of it hidden behind the backward pass, median"] = f"{max(0.0, median(hidden)):.1%}"
+            found["Of it overlapped with the backward pass, median"] = f"{max(0.0, median(hidden)):.1%}"
         found["Waiting for gradients, share of an update, median"] = f"{median(waits):.1%}"
     if imbalance:
-        found["Tokens of the fullest rank over the mean"] = f"{median(imbalance):.3f} median, {max(imbalance):.3f} most"
+        found["Largest number of tokens of a rank over the mean"] = (
+            f"{median(imbalance):.3f} median, {max(imbalance):.3f} maximum"
+        )
     if run.log:
         found["Slow ranks"] = f"rank {', '.join(map(str, named))}" if named else "none"
         continued = sum(text.startswith(_CONTINUED) for _, text in run.log)

@@ -27,8 +27,8 @@ def advice(run: Run) -> list[str]:
     waits = [share for _, share in run.series("wait_share")][1:]  # the first interval starts with an empty queue
     if waits and fmean(waits) >= WAIT_IS_HIGH:
         sentences.append(
-            f"{run.name}: {fmean(waits):.0%} of the time went into waiting for data. Leave the loader a free core, or "
-            "put the corpus on a faster disk."
+            f"{run.name}: {fmean(waits):.0%} of the time was spent waiting for data. Keep a core free for the loader, "
+            "or put the corpus on a faster disk."
         )
     skipped, updates = run.last("skipped") or 0.0, run.updates
     if skipped > 0.01 * updates:
@@ -39,7 +39,8 @@ def advice(run: Run) -> list[str]:
     if missing:
         sentences.append(
             f"{run.name}: {len(missing)} of {sum('loss' in row for row in run.rows)} logged losses are not finite, the "
-            f"first after {missing[0]:,} updates. The curves leave them out, and the final numbers are older."
+            f"first after {missing[0]:,} updates. The curves leave them out, and the final numbers are those of "
+            "earlier updates."
         )
     for key in _keys([run], "heldout/"):
         losses = run.series(key)
@@ -56,12 +57,12 @@ def advice(run: Run) -> list[str]:
 
 
 def mismatches(runs: Sequence[Run]) -> list[str]:
-    """Returns a sentence if the runs learn other tasks, so that losses and scores of one name are not comparable."""
+    """Returns a sentence if the runs learn different tasks: losses and scores of one name are then not comparable."""
     tasks = {run.name: str(run.config.get("task.name", "pre-training")) for run in runs if run.config}
     if len(set(tasks.values())) < 2:
         return []
     listed = ", ".join(f"{name} {task}" for name, task in tasks.items())
-    return [f"The runs learn other tasks ({listed}): losses and scores of the same name are not comparable."]
+    return [f"The runs learn different tasks ({listed}): losses and scores of the same name are not comparable."]
 
 
 def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:

@@ -97,7 +97,7 @@ def _charts(
         charts.append(
             (
                 "Settings and values",
-                "a line is a trial; the best fifth in colour",
+                "each line is a trial; the best fifth is in colour",
                 _parallel(complete, space, metric, lower),
             )
         )

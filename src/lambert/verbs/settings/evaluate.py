@@ -27,7 +27,7 @@ class EvaluateConfig:
     null_threshold: float | None = None
     """squad: the threshold of "no answer", if it is not that of the model (task.squad.null_threshold)."""
     code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
+    """Names, package.module:name, of code from outside Lambert that the model folder may import (docs/security.md)."""
     predictions: Path | None = None
     """Predictions file to write: for SQuAD the official JSON, with a file of n-best answers beside it; else JSON lines
     or .tsv."""

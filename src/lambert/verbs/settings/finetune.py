@@ -40,7 +40,7 @@ class FinetuneConfig:
     init: Path
     """Model folder or run folder of the encoder to start from."""
     code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
+    """Names, package.module:name, of code from outside Lambert that `init` may import (docs/security.md)."""
     dev: float | Path | None = None
     """Labelled file for evaluation during training and at the end; or a share of the rows of `data`, such as 0.1, which
     is then not trained on (docs/finetune.md). Unset: the split `validation` of the folder `data`, if it has one."""

@@ -24,7 +24,7 @@ class PredictConfig:
     """classify, multilabel, regress, choice, squad, tag, embed or mask. Empty: the task that the model folder
     describes."""
     code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
+    """Names, package.module:name, of code from outside Lambert that the model folder may import (docs/security.md)."""
     input: tuple[Path, ...] = ()
     """Files to read instead of standard input, one after the other: .jsonl, .csv, .tsv or .parquet, also .gz, .bz2, .xz
     or .zst."""
@@ -43,7 +43,7 @@ class PredictConfig:
     """Reaction to a row that cannot be predicted. write: its error is written in place of its prediction, the work
     continues, and the command ends with exit code 3; in .npy the row is NaN. stop: the command ends there."""
     chunk: int = 512
-    """Lines that are read and predicted together. More lines are packed better, fewer are answered sooner."""
+    """Lines that are read and predicted together. More lines make fuller batches; fewer are answered sooner."""
     columns: Annotated[OtherColumns, Parameter(name=("--columns", "--task.columns"))] = field(
         default_factory=OtherColumns
     )

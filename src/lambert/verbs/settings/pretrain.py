@@ -42,7 +42,7 @@ class PretrainConfig:
     documents: Literal["file", "blank-line", "line"] = "file"
     """The documents of `text`, as in `lambert prepare`."""
     code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
+    """Names, package.module:name, of code from outside Lambert that `init` may import (docs/security.md)."""
     keep_moments: bool = False
     """Also take the optimizer moments from the run in `init`. By default a new stage starts with fresh moments."""
     restart_damaged: bool = False

@@ -109,7 +109,7 @@ class Table:
         gap = _gap(best, others[0])
         if not gap:
             same = ", ".join(str(row.number) for row in others if row.value == best.value)
-            return [f"trials with the value of trial {best.number}: {same}. {chance}"]
+            return [f"trials with the same value as trial {best.number}: {same}. {chance}"]
         source = f"over {len(self.seeds)} seeds" if len(self.seeds) > 1 else "over the held-out examples"
         if best.error is None or others[0].error is None:
             return [f"trial {best.number} is ahead of trial {others[0].number} by {gap:.4g}. {chance}"]

@@ -5,7 +5,7 @@ from lambert.verb import Verb
 VERBS = (
     Verb(
         "bench",
-        "Speed of each kind of work, share of this device's ceiling, memory, peers.",
+        "Measures the speed and the memory of each kind of work, also of other libraries.",
         "wings.bench.verb:run",
         "wings.bench.settings:BenchConfig",
         place=120,

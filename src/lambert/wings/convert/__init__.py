@@ -5,7 +5,7 @@ from lambert.verb import Verb
 VERBS = (
     Verb(
         "import",
-        "A Hugging Face folder, or Google's, to a model folder, verified.",
+        "Converts a folder of Hugging Face or Google to a model folder, and verifies it.",
         "wings.convert.verb:run_import",
         "wings.convert.settings:ImportConfig",
         place=90,
@@ -13,7 +13,7 @@ VERBS = (
     ),
     Verb(
         "export",
-        "A model folder to another format, verified.",
+        "Converts a model folder to another format, and verifies it.",
         "wings.convert.verb:run_export",
         "wings.convert.settings:ExportConfig",
         place=100,

@@ -123,9 +123,9 @@ def load_model(folder: Path, hint: str = _FLOAT32) -> Runtime:
 
 
 def _notes(config: ExportConfig) -> tuple[str, ...]:
-    texts = "" if config.calibration else ", of built-in sentences: give texts of your domain (--calibration FILE)"
+    texts = "" if config.calibration else ", from built-in sentences: give texts of your domain (--calibration FILE)"
     if config.precision == "int8":
-        ranges = f"note: int8 has fixed ranges of activations{texts}; compare your scores."
+        ranges = f"note: int8 uses fixed ranges of activations{texts}; compare your scores."
         narrow = "note: weights have 7 bits: this processor has no 8-bit dot products (VNNI)."
         return (ranges,) if _exact_products() else (ranges, narrow)
     return ('note: OpenVINO computes in bfloat16 where it can: set INFERENCE_PRECISION_HINT to "f32" to compare.',)

@@ -31,7 +31,7 @@ class ImportConfig:
     """Whether the vocabulary is uncased. Unset: as the tokenizer settings of the folder say; for a vocab.txt without
     settings, whether its pieces have no capitals."""
     code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
+    """Names, package.module:name, of code from outside Lambert that the model folder may import (docs/security.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ExportConfig:
     Runtime and others. openvino: openvino_model.xml and .bin. torch: model.pt2, a program of torch.export. aoti:
     model.pt2 with machine code for this kind of processor, by AOTInductor."""
     code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
+    """Names, package.module:name, of code from outside Lambert that the model folder may import (docs/security.md)."""
     precision: Precisions = "float32"
     """bfloat16: weights of half the size (hf, sentence-transformers). int8: products of 8-bit numbers (onnx,
     openvino)."""

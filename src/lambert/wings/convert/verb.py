@@ -94,7 +94,10 @@ def _convert(config: ImportConfig, out: Path, checks: list[Comparison]) -> Itera
     path = tokenizers.file_in(folder)
     if roles.find_id(tokenizer, "mask") is None:
         roles.template(tokenizer, str(path))
-        yield "note: the tokenizer has no mask token: the model can be fine-tuned, but its pre-training not continued."
+        yield (
+            "note: the tokenizer has no mask token: the model can be fine-tuned, but its pre-training cannot be "
+            "continued."
+        )
     else:
         roles.specials(tokenizer, str(path))  # raises if a special piece is missing
     pieces = roles.size(tokenizer)

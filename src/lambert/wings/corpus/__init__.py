@@ -5,7 +5,7 @@ from lambert.verb import Verb
 VERBS = (
     Verb(
         "prepare",
-        "Raw text to a tokenizer and token shards.",
+        "Converts raw text to a tokenizer and token shards.",
         "wings.corpus.verbs.prepare:run",
         "wings.corpus.config:PrepareConfig",
         place=20,
@@ -14,14 +14,14 @@ VERBS = (
     ),
     Verb(
         "corpus peek",
-        "A few documents after each step of prepare; nothing is written.",
+        "Shows a few documents after each step of prepare; writes nothing.",
         "wings.corpus.verbs.peek:run",
         "wings.corpus.config:PeekConfig",
         place=21,
     ),
     Verb(
         "corpus fetch",
-        "A prepared corpus from object storage to a folder, verified.",
+        "Copies a prepared corpus from object storage to a folder, and verifies it.",
         "wings.corpus.verbs.fetch:run",
         "wings.corpus.config:FetchCorpusConfig",
         place=22,
@@ -30,7 +30,7 @@ VERBS = (
     ),
     Verb(
         "corpus verify",
-        "Whether every hash and count of a corpus is as its manifest says.",
+        "Compares every hash and count of a corpus with its manifest.",
         "wings.corpus.verbs.verify:run",
         "wings.corpus.config:VerifyCorpusConfig",
         place=23,
@@ -40,7 +40,7 @@ VERBS = (
     ),
     Verb(
         "extend",
-        "Words of a domain into the vocabulary of an encoder.",
+        "Adds words of a domain to the vocabulary of an encoder.",
         "wings.corpus.verbs.extend:run",
         "wings.corpus.verbs.extend_settings:ExtendConfig",
         place=110,
@@ -63,4 +63,4 @@ PROVIDES = {
     "page of a corpus": "wings.corpus.report.corpus:read",
     "documents": "wings.corpus.documents:read_texts",
 }
-"""What this wing provides to the house, by name."""
+"""What this package provides to those outside `lambert.wings`, by name."""

@@ -91,8 +91,8 @@ class PrepareConfig:
     folder that holds one."""
     tokenizer_kind: Kind = "wordpiece"
     """Kind of tokenizer to learn (tokenizer = "train"): BERT's WordPiece; byte-level BPE as in RoBERTa and ModernBERT,
-    which can express every text; or Unigram as in XLM-R, for languages that do not put spaces between words (not
-    repeatable to the bit)."""
+    which can express every text; or Unigram as in XLM-R, for languages that do not put spaces between words (its
+    training is not deterministic)."""
     vocabulary: int = 30_522
     """Maximum number of pieces to learn (tokenizer = "train"). The published uncased English vocabulary has 30,522."""
     lowercase: bool | None = None

@@ -5,7 +5,7 @@ from lambert.verb import Verb
 VERBS = (
     Verb(
         "horovodrun",
-        "A Horovod script in several processes, with Horovod's own options.",
+        "Runs a Horovod script in several processes, with Horovod's own options.",
         "wings.horovod.run:main",
         place=160,
         takes="arguments",

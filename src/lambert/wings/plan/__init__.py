@@ -5,7 +5,7 @@ from lambert.verb import Verb
 VERBS = (
     Verb(
         "plan",
-        "Time, memory and cost of a run, before it is started.",
+        "Predicts time, memory and cost of a run before it starts.",
         "wings.plan.verb:run",
         "wings.plan.settings:PlanConfig",
         place=130,

@@ -35,8 +35,8 @@ class PlanConfig:
     set: tuple[str, ...] = ()
     """Settings that override those of the recipe, as in train.batch_size=512."""
     device: str = AUTO
-    """auto (this machine's device, which is measured first), or names from the table of docs/plan.md in any case,
-    separated by commas, such as A100-80GB,H100. A name that ends with .toml is a file with the table [device]."""
+    """auto (this machine's device, which is measured first), or names from the table of docs/plan.md in upper or lower
+    case, separated by commas, such as A100-80GB,H100. A name that ends with .toml is a file with the table [device]."""
     devices: int | None = None
     """Number of devices. Unset: 1, and the table of choices lists other numbers too."""
     nodes: int | None = None

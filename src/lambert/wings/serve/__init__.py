@@ -5,7 +5,7 @@ from lambert.verb import Verb
 VERBS = (
     Verb(
         "serve",
-        "An HTTP service of models, with a page to try them on.",
+        "Serves models over HTTP, with a page to try them.",
         "wings.serve.server:serve",
         "wings.serve.config:ServeConfig",
         place=80,

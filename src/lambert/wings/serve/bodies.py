@@ -209,7 +209,7 @@ class Card(BaseModel):
     labels: list[str] | None = None
     inputs: Annotated[list[str] | None, Field(description="Keys of the objects that /predict reads.")] = None
     optional_inputs: Annotated[
-        list[str] | None, Field(description="Keys that these objects may have besides, such as a pair's second text.")
+        list[str] | None, Field(description="Further keys that these objects may have, such as a pair's second text.")
     ] = None
     example: Annotated[Any, Field(description="An input of /predict; a text if the model also reads texts.")] = None
 

@@ -55,7 +55,7 @@ class ServeConfig:
     workers: int = 0
     """Number of threads that compute batches and share the cores. 0: one per core on a CPU, one on a GPU."""
     code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that the model folders may import (docs/security.md)."""
+    """Names, package.module:name, of code from outside Lambert that the model folders may import (docs/security.md)."""
 
     def __post_init__(self) -> None:
         check(

@@ -67,7 +67,7 @@ def test_inputs_that_changed_or_are_gone_are_named(corpus: Path, whole: Path) ->
         text.rename(whole / "moved")
         lines: list[str] = []
         run(VerifyCorpusConfig(corpus), lines.append)
-        assert f"inputs   1 of 1 gone: {text}" in lines
+        assert f"inputs   1 of 1 missing: {text}" in lines
     finally:
         (whole / "moved").unlink(missing_ok=True)
         text.write_bytes(before)

@@ -105,7 +105,7 @@ def _describe_sample(sample: SampledSplit) -> str:
     if sample.share == 1:
         return ""
     return (
-        f"Computed from a sample of {sample.documents[-1] + 1:,} documents with {sample.share:.1%} of the tokens, from "
+        f"Computed from a sample of {sample.documents[-1] + 1:,} documents with {sample.share:.1%} of the tokens, at "
         "equal distances in the corpus."
     )
 
@@ -166,7 +166,7 @@ def _list_dropped(manifest: Mapping[str, Any]) -> Iterator[list[str]]:
         return [step, reason, f"{count:,}", f"{count / read:.2%}"]
 
     for reason, count in documents.get("passed_over", {}).items():
-        yield ["extract" if steps else "read", f"passed over: {reason}", f"{count:,}", ""]
+        yield ["extract" if steps else "read", f"skipped: {reason}", f"{count:,}", ""]
     if first["unreadable"]:
         yield row("extract" if steps else "read", "unreadable", first["unreadable"])
     for step, counts in steps.items():

@@ -47,7 +47,7 @@ class ExtendConfig:
     seed: int = 42
     """Seed that selects the held-out documents and the sample."""
     code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
+    """Names, package.module:name, of code from outside Lambert that the model folder may import (docs/security.md)."""
     model: Annotated[Path, Parameter(parse=False)] = Path()
     """Run folder or model folder of the encoder."""
 

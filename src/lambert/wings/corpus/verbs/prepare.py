@@ -110,7 +110,7 @@ def summarize_steps(steps: dict[str, Any]) -> list[str]:
             + (f"; dropped: {dropped}" if dropped else "")
             + (f"; changed: {changed}" if changed else "")
             + (f"; found: {found}" if found else "")
-            + (f"; passed over: {over}" if over else "")
+            + (f"; skipped: {over}" if over else "")
             + (f"; {counts['lines_removed']:,} repeated paragraphs removed" if counts.get("lines_removed") else "")
         )
     return lines
@@ -137,7 +137,7 @@ def summarize(manifest: dict[str, Any]) -> list[str]:
     if over := ", ".join(f"{count:,} {reason}" for reason, count in documents.get("passed_over", {}).items()):
         lines.append(f"  skipped, because they are not documents: {over}")
     own = [name for name in manifest["files_passed_over"].get("first", ()) if name.endswith(" of Lambert)")]
-    lines += [f"  passed over: {name}" for name in own[:3]]
+    lines += [f"  skipped: {name}" for name in own[:3]]
     lines += [f"  unreadable: {named}" for named in documents["unreadable"] if not ends_early(named)][:3]
     lines += describe_holes(documents.get("found", {}))
     if manifest["characters_removed"]:
@@ -188,7 +188,7 @@ def list_notes(manifest: dict[str, Any]) -> list[str]:
     return [
         *found,
         "note: accents are kept, because stripping them changes more than 0.5% of the letters of this text: it would "
-        "decompose Hangul and remove marks of kana, vowels and tones. --strip-accents does it nevertheless",
+        "decompose Hangul and remove marks of kana, vowels and tones. --strip-accents strips them nevertheless",
     ]
 
 

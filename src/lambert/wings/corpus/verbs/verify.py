@@ -29,7 +29,7 @@ def run(config: VerifyCorpusConfig, say: Say = silent) -> Result:
             f"tokens in {len(split['shards']):,} file{'s' * (len(split['shards']) != 1)}, as in the manifest"
         )
     count = same = len(manifest["inputs"])
-    for group, what in (("changed", "changed since"), ("gone", "gone"), ("remote", "remote, and were not compared")):
+    for group, what in (("changed", "changed since"), ("gone", "missing"), ("remote", "remote, and were not compared")):
         if names := manifest[f"inputs_{group}"]:
             same -= len(names)
             say(f"{'inputs':<{_LABEL}} {len(names):,} of {count:,} {what}: {names[0]}{' ...' if names[1:] else ''}")

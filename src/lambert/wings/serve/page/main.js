@@ -253,7 +253,7 @@ byId("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   key = byId("key").value.trim();
   if (!key || /[^\x21-\x7e]/.test(key)) {
-    byId("key-wrong").textContent = "A key has letters, digits and signs, without spaces.";
+    byId("key-wrong").textContent = "A key has letters, digits and symbols, without spaces.";
     return;
   }
   byId("key-form").hidden = true;

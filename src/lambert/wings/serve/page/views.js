@@ -118,7 +118,7 @@ function viewsOf(card) {
   const task = taskView(card);
   const keys = card.task === "regress" ? [...(card.inputs || []), ...(card.optional_inputs || [])] : card.inputs || [];
   const pairs = keys.length === 2 && (card.task === "regress" || (card.task === "classify" && (card.labels || []).length === 2));
-  const untrained = card.task === "embed" ? "" : " This model was not trained for that: expect little.";
+  const untrained = card.task === "embed" ? "" : " This model was not trained for this, so the results may be poor.";
   const vectors = {
     id: "similarity", path: "similarity", title: "Similarity", run: "Compare", examples: EXAMPLES.similarity,
     about: `How near texts are in meaning: the cosine of their vectors.${untrained}`,
