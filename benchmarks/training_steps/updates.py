@@ -6,7 +6,8 @@ Prints a line of JSON for each measurement. All updates of a run have the same b
 padding: 8 sequences of 64 tokens for tiny, of 128 for the others; LAMB, dropout 0.1, bfloat16, labels of masked tokens
 and of next sentences; GOMP_SPINCOUNT is that of runs. Several `--source` are compared, in turn in each round: source
 folders of this and of other commits, each with its compiled kernels. `--busy` starts a process beside each run that
-computes without end.
+computes without end. `--kernels` adds the milliseconds of an update in each compiled kernel, the products also by their
+sizes [rows, inputs, outputs] and with their rate in GFLOP/s.
 """
 
 import argparse
@@ -33,8 +34,40 @@ WARM = 5
 BUSY = [sys.executable, "-c", "while True: pass"]
 
 
-def measure(size: str, updates: int) -> dict[str, float]:
-    """Milliseconds of an update in this process: the fastest, the median, and the slowest of nine tenths."""
+def time_kernels(spent: dict[str, list[float]]) -> None:
+    """From now on, the seconds of each call of a compiled kernel are added to `spent`, by name and sizes."""
+    from lambert.ops import native
+
+    call = native._call
+
+    def timed(name: str, *arguments: Any) -> None:
+        began = time.perf_counter()
+        call(name, *arguments)
+        seconds = time.perf_counter() - began
+        if name in ("linear", "linear_input"):
+            name += f" {[*arguments[-4:-1]]}"
+        elif name == "linear_weights":
+            (rows, outputs), inputs = arguments[0].shape, arguments[1].shape[1]
+            name += f" {[rows, inputs, outputs]}"
+        spent.setdefault(name, []).append(seconds)
+
+    native._call = timed
+
+
+def kernels_of(spent: dict[str, list[float]], updates: int) -> dict[str, Any]:
+    """Milliseconds of an update in each kernel, and the rate of products, the largest first."""
+    found: dict[str, Any] = {}
+    for name, seconds in sorted(spent.items(), key=lambda item: -sum(item[1])):
+        found[name] = [round(1000 * sum(seconds) / updates, 3)]
+        if "[" in name:
+            rows, inputs, outputs = json.loads(name[name.index("[") :])
+            found[name].append(round(2e-9 * rows * inputs * outputs / statistics.median(seconds)))
+    return found
+
+
+def measure(size: str, updates: int, *, kernels: bool = False) -> dict[str, Any]:
+    """Milliseconds of an update in this process: the fastest, the median, and the slowest of nine tenths; and those of
+    the kernels."""
     import numpy as np
 
     from lambert.core.world import World
@@ -67,6 +100,9 @@ def measure(size: str, updates: int) -> dict[str, float]:
         start=0,
         steps=WARM + updates,
     )
+    spent: dict[str, list[float]] = {}
+    if kernels:
+        time_kernels(spent)
     seconds, last = [], time.perf_counter()
     for _ in steps:
         now = time.perf_counter()
@@ -78,12 +114,14 @@ def measure(size: str, updates: int) -> dict[str, float]:
         "median": statistics.median(ordered),
         "ninety": ordered[len(ordered) * 9 // 10],
     }
-    return {name: round(1000 * value, 2) for name, value in found.items()}
+    rounded = {name: round(1000 * value, 2) for name, value in found.items()}
+    return rounded | ({"kernels": kernels_of(spent, WARM + updates)} if kernels else {})
 
 
-def measure_apart(size: str, source: Path, updates: int, *, busy: bool) -> dict[str, float]:
+def measure_apart(size: str, source: Path, updates: int, *, busy: bool, kernels: bool) -> dict[str, Any]:
     """The same in a process of its own, of the package in `source`."""
     command = [sys.executable, "-P", __file__, "--measure", size, "--updates", str(updates)]
+    command += ["--kernels"] * kernels
     environment = {"GOMP_SPINCOUNT": "1000"} | os.environ | {"PYTHONPATH": str(source.absolute())}
     other = subprocess.Popen(BUSY) if busy else None
     try:
@@ -92,7 +130,7 @@ def measure_apart(size: str, source: Path, updates: int, *, busy: bool) -> dict[
         if other:
             other.kill()
             other.wait()
-    found: dict[str, float] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
@@ -103,16 +141,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--measure", choices=SIZES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure, options.updates)))
+        print(json.dumps(measure(options.measure, options.updates, kernels=options.kernels)))
         return
     for number in range(options.rounds):
         for size, source in itertools.product(options.sizes, options.source):
             row: dict[str, Any] = {"round": number, "size": size, "source": source.absolute().parent.name}
             row["busy"] = options.busy
-            row |= measure_apart(size, source, options.updates, busy=options.busy)
+            row |= measure_apart(size, source, options.updates, busy=options.busy, kernels=options.kernels)
             print(json.dumps(row), flush=True)
 
 

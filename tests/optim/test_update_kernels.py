@@ -74,8 +74,30 @@ def test_threads_change_nothing(kind: str) -> None:
 def test_norms() -> None:
     tensors = [*drawn(1), torch.full((5000,), 1e15)]
     wanted = [float(tensor.double().norm()) for tensor in tensors]
-    assert native.norms(tensors).tolist() == pytest.approx(wanted, rel=2e-6)
-    assert native.norms([torch.tensor([1.0, torch.nan]), torch.tensor([torch.inf])]).isfinite().tolist() == [False] * 2
+    assert native.Buffers(tensors).norms().tolist() == pytest.approx(wanted, rel=2e-6)
+    bad = [torch.tensor([1.0, torch.nan]), torch.tensor([torch.inf])]
+    assert native.Buffers(bad).norms().isfinite().tolist() == [False] * 2
+
+
+def test_tensors_that_move_between_steps_are_found() -> None:
+    """A gradient, a loaded state, and a parameter in other memory."""
+    results = []
+    for moves in (False, True):
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 60).view(6, 10))
+        optimizer = Lamb([weight], lr=0.1)
+        for step in range(6):
+            grad = torch.full((6, 10), 0.1 * (step + 1))
+            if step == 0 or moves:
+                weight.grad = grad
+            else:
+                weight.grad.copy_(grad)
+            if moves and step == 2:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            if moves and step == 4:
+                weight.data = weight.data.clone()
+            optimizer.step()
+        results.append(weight.detach().clone())
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("kind", [*KINDS])

@@ -64,6 +64,7 @@ class Gradients(GradientSink):
         """All gradients, concatenated, with zeros in the alignment gaps."""
         self.views = self.views_of(self.flat)
         """The P gradients in the shapes of their parameters."""
+        self._buffers = native.Buffers(self.views) if native.can_update(self.views) else None
         # Views of the parameters whose gradients a backward pass may write, and observers, by the ids of parameters.
         self._places: dict[int, Tensor] = {}
         self._views_by_id = dict(zip(map(id, self.parameters), self.views, strict=True))
@@ -165,8 +166,8 @@ class Gradients(GradientSink):
 
     def norms(self) -> Tensor:
         """Returns the L2 norm of every gradient [P]."""
-        if native.can_update(self.views):
-            return native.norms(self.views)
+        if self._buffers is not None:
+            return self._buffers.norms()
         return torch.stack(torch._foreach_norm(self.views))
 
     def buckets(self, megabytes: float) -> list[Bucket]:

@@ -120,8 +120,10 @@ inline const __m512i kHighPairs = _mm512_set_epi16(
 struct Pairs {
     __m512i low, high;
     Pairs(const bf16* from, long stride, long row, long k, __mmask32 mask) {
-        const __m512i even = _mm512_maskz_loadu_epi16(row < k ? mask : 0, from + row * stride);
-        const __m512i odd = _mm512_maskz_loadu_epi16(row + 1 < k ? mask : 0, from + (row + 1) * stride);
+        // Not a load without lanes: beyond the matrix there may be no memory, which takes such a load hundreds of cycles.
+        const __m512i zero = _mm512_setzero_si512();
+        const __m512i even = row < k ? _mm512_maskz_loadu_epi16(mask, from + row * stride) : zero;
+        const __m512i odd = row + 1 < k ? _mm512_maskz_loadu_epi16(mask, from + (row + 1) * stride) : zero;
         low = _mm512_permutex2var_epi16(even, kLowPairs, odd);
         high = _mm512_permutex2var_epi16(even, kHighPairs, odd);
     }

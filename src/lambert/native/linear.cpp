@@ -235,7 +235,8 @@ void lambert_linear_input(const bf16* dy, const uint32_t* backward, const bf16* 
 // multiple of 64.
 void lambert_linear_weights(const bf16* dy, const bf16* x, long T, long F, long D, const WeightRows* weights, long count,
                             float* db, long threads) {
-    const long words = padded(pairs(T)), high = panels(F), wide = panels(D), workers = std::max<long>(1, std::min(threads, high));
+    const long used = pairs(T), words = padded(used), high = panels(F), wide = panels(D);
+    const long workers = std::max<long>(1, std::min(threads, high));
     std::vector<std::pair<long, long>> owners(high, {-1, 0});  // of each panel of dy: a weight, and one of its panels
     for (long w = 0; w < count; ++w)
         for (long p = 0; p < panels(weights[w].rows); ++p) owners[weights[w].offset / kPanel + p] = {w, p};
@@ -263,11 +264,11 @@ void lambert_linear_weights(const bf16* dy, const bf16* x, long T, long F, long 
             if (w < 0) continue;
             const WeightRows& weight = weights[w];
             const long rows = std::min<long>(kPanel, weight.rows - p * kPanel);
-            for (long k = 0; k == 0 || k < words; k += kInner / 2) {  // writes zeros if there are no rows
+            for (long k = 0; k == 0 || k < used; k += kInner / 2) {  // writes zeros if there are no rows
                 Into into{weight.grad, D, weight.add != 0 || k > 0};
                 for (long q = 0; q < wide; ++q)
                     times_panel(packed_rows(panel + k * kPanel), {right + (q * words + k) * kPanel, kPanel},
-                                std::min(kInner / 2, words - k), rows, p * kPanel, q * kPanel,
+                                std::min(kInner / 2, used - k), rows, p * kPanel, q * kPanel,
                                 std::min<long>(kPanel, D - q * kPanel), into);
             }
         }

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lambert.core.compute import Place
+from lambert.core.compute import NOWHERE, Place, find_addresses
 from lambert.native import library
 from lambert.ops.drop import Drop
 from lambert.ops.reference import Into, Norm, Ops, Saved
@@ -250,7 +250,6 @@ def _multiply(x_TD: Tensor, weight: PackedWeight, outputs: tuple[Tensor | None, 
     _call("linear", x_TD, weight.forward, weight.bias_F, *outputs, FORMS[gelu], *sizes, _threads())
 
 
-_NOWHERE = Place()
 KINDS = {"adamw": 0, "lamb": 1, "stable_adamw": 2}
 """Kinds of updates."""
 
@@ -287,37 +286,51 @@ def can_update(tensors: Iterable[Tensor]) -> bool:
     )
 
 
-def update(
-    kind: str, tensors: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], numbers: Numbers,
-    places: Mapping[int, Place],
-) -> list[float]:  # fmt: skip
-    """Updates weights and both running means in place, and writes the copies of the weights to their `places`.
+class Group:
+    """A table of tensors that are updated together.
+
+    Args:
+        tensors: Weight, gradient, and running means of the gradient and of its square, for which `can_update` holds.
+        places: Where the copies of weights are, by the ids of the weights.
+    """
+
+    def __init__(self, tensors: Sequence[tuple[Tensor, ...]], places: Mapping[int, Place]) -> None:
+        self.addresses = find_addresses(tensors, places)
+        rows = []
+        for four in tensors:
+            weight, place, count = four[0], places.get(id(four[0]), NOWHERE), four[0].numel()
+            shape = (count // weight.shape[1], weight.shape[1]) if place.forward else (count, 1)
+            rows.append((*(one.data_ptr() for one in four), *shape, *place))
+        self.table = torch.tensor(rows, dtype=torch.int64)
+
+
+def update(kind: str, group: Group, numbers: Numbers) -> list[float]:
+    """Updates weights and both running means in place, and writes the copies of the weights to their places.
 
     Args:
         kind: A key of KINDS.
-        tensors: Weight, gradient, and running means of the gradient and of its square, for which `can_update` holds.
+        group: The tensors.
         numbers: Those of all these tensors.
-        places: Where the copies of weights are, by the ids of the weights.
 
     Returns the ratio of each tensor.
     """
-    rows = []
-    for weight, grad, mean, square in tensors:
-        place, count = places.get(id(weight), _NOWHERE), weight.numel()
-        shape = (count // weight.shape[1], weight.shape[1]) if place.forward else (count, 1)
-        rows.append((weight.data_ptr(), grad.data_ptr(), mean.data_ptr(), square.data_ptr(), *shape, *place))
-    ratios = torch.empty(len(rows), dtype=torch.float64)
-    table, given = torch.tensor(rows, dtype=torch.int64), torch.tensor(numbers, dtype=torch.float32)
-    _call("update", table, len(rows), given, KINDS[kind], ratios, _threads())
+    ratios, given = torch.empty(len(group.table), dtype=torch.float64), torch.tensor(numbers, dtype=torch.float32)
+    _call("update", group.table, len(group.table), given, KINDS[kind], ratios, _threads())
     return ratios.tolist()
 
 
-def norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns the L2 norm of each tensor, float32 [P]. `can_update` holds for them."""
-    addresses = torch.tensor([[tensor.data_ptr() for tensor in tensors], [tensor.numel() for tensor in tensors]])
-    found = torch.empty(len(tensors))
-    _call("norms", addresses[0], addresses[1], len(tensors), found, _threads())
-    return found
+class Buffers:
+    """A table of tensors whose norms are computed again and again, for which `can_update` holds."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors  # they must not be freed
+        self._table = torch.tensor([[one.data_ptr() for one in tensors], [one.numel() for one in tensors]])
+
+    def norms(self) -> Tensor:
+        """Returns the L2 norm of each tensor, float32 [P]."""
+        found = torch.empty(len(self._tensors))
+        _call("norms", self._table[0], self._table[1], len(found), found, _threads())
+        return found
 
 
 def _multiply_bytes(x_TD: Tensor, weight: PackedBytes, gelu: str) -> Tensor:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lambert.core.compute import Place
+from lambert.core.compute import NOWHERE, Place, find_addresses
 from lambert.ops.update_kernels import adamw, lamb, lamb_steps, trust_ratios
 
 BLOCK = 1024
@@ -55,7 +55,7 @@ class Group:
     """
 
     def __init__(self, tensors: Sequence[tuple[Tensor, ...]], places: Mapping[int, Place]) -> None:
-        self.key = address_key(tensors, places)
+        self.addresses = find_addresses(tensors, places)
         device = tensors[0][0].device
         counts = [weight.numel() for weight, *_ in tensors]
         parts, firsts, place = [], [0], 0
@@ -66,20 +66,12 @@ class Group:
             firsts.append(len(parts))
         self.size = place
         """Elements of the buffer of steps."""
-        self.table_N5 = torch.tensor(self.key, device=device).view(-1, 5)
+        copies = [places.get(id(four[0]), NOWHERE).copy for four in tensors]
+        rows = [[one.data_ptr() for one in four] + [copy] for four, copy in zip(tensors, copies, strict=True)]
+        self.table_N5 = torch.tensor(rows, device=device)
         self.parts_P4 = torch.tensor(parts, device=device).view(-1, 4)
         self.firsts = torch.tensor(firsts, device=device)
         """The first part of each tensor, and P."""
-
-
-def address_key(tensors: Sequence[tuple[Tensor, ...]], places: Mapping[int, Place]) -> list[int]:
-    """Returns the addresses of tensors and of the copies of weights, by which a Group is known."""
-    nowhere = Place()
-    return [
-        address
-        for four in tensors
-        for address in (*(one.data_ptr() for one in four), places.get(id(four[0]), nowhere).copy)
-    ]
 
 
 def update(group: Group, steps: Sequence[Tensor], numbers: Numbers, trust: tuple[float, float] | None) -> Tensor:

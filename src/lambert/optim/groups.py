@@ -8,7 +8,9 @@ from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
+from lambert.core.compute import find_addresses
 from lambert.core.errors import UsageError
 from lambert.core.optimizer import EagerOptimizer
 from lambert.ops import native
@@ -82,6 +84,14 @@ class GroupOptimizer(EagerOptimizer):
 
     options: ClassVar[Mapping[str, Callable[[Any], bool]]] = OPTIONS
 
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        super().__init__(params, defaults)
+        self._tables: dict[int, Any] = {}  # of the kernels, by the id of the first parameter
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._tables = {}
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group. Raises ValueError for the first option out of its range, in the words of torch's optimizers."""
         group = {**self.defaults, **param_group}
@@ -136,19 +146,34 @@ class GroupOptimizer(EagerOptimizer):
         states = [self.state[param] for param in params]
         means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
         tensors: list[Any] = [*zip(params, (param.grad for param in params), means, squares, strict=True)]
-        if not native.can_update(chain.from_iterable(tensors)):
+        group = self._find_table(native, tensors)
+        if group is None:
             return None
         torch._foreach_add_([state["step"] for state in states], 1.0)
         steps = [state["step"].item() for state in states]
-        ratios = [1.0] * len(params)
-        for step in set(steps):
-            numbered = [number for number, one in enumerate(steps) if one == step]
-            found = native.update(kind, [tensors[number] for number in numbered], numbers(step), self.places)
-            for number, ratio in zip(numbered, found, strict=True):
-                ratios[number] = ratio
+        if len({*steps}) == 1:
+            ratios = native.update(kind, group, numbers(steps[0]))
+        else:
+            ratios = [1.0] * len(params)
+            for step in {*steps}:
+                numbered = [number for number, one in enumerate(steps) if one == step]
+                some = native.Group([tensors[number] for number in numbered], self.places)
+                for number, ratio in zip(numbered, native.update(kind, some, numbers(step)), strict=True):
+                    ratios[number] = ratio
         torch.autograd.graph.increment_version(params)
         self.written = {*self.written, *map(id, params)}
         return ratios
+
+    def _find_table(self, kernels: Any, tensors: list[Any]) -> Any:
+        """Returns the table of these tensors for the kernels of a module, `ops.native` or `ops.updates`, the last one
+        if nothing has moved since; None if the kernels cannot update them."""
+        known = self._tables.get(id(tensors[0][0]))
+        if known is not None and known.addresses == find_addresses(tensors, self.places):
+            return known
+        if not kernels.can_update([*chain.from_iterable(tensors)]):
+            return None
+        table = self._tables[id(tensors[0][0])] = kernels.Group(tensors, self.places)
+        return table
 
 
 def _depths(names: Sequence[str]) -> list[tuple[str, int]]:

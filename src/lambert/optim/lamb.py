@@ -10,7 +10,6 @@ per tensor, in L2 norms; the ratio is 1 where |w| or |u| is 0. The decay is insi
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -90,13 +89,11 @@ class Lamb(GroupOptimizer):
         super().__init__(params, defaults)
         self._trust: dict[int, Tensor | float] = {}  # by the id of the parameter
         self._scratch: dict[torch.dtype, Tensor] = {}
-        self._groups: dict[int, Any] = {}  # of Triton's kernels, by the id of the first parameter
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._trust = {}
         self._scratch = {}
-        self._groups = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -201,12 +198,10 @@ class Lamb(GroupOptimizer):
     def _update_by_triton(self, group: dict[str, Any], batch: "_Batch", scaling: "_Scaling") -> bool:
         """Updates tensors on a GPU by Triton's kernels, if there are any. Returns whether it did."""
         params = batch.params
-        kernels, tensors = find_updates(params[0].device), [*zip(*batch[:4], strict=True)]
-        if kernels is None or not kernels.can_update([*chain.from_iterable(tensors)]):
+        kernels = find_updates(params[0].device)
+        together = None if kernels is None else self._find_table(kernels, [*zip(*batch[:4], strict=True)])
+        if kernels is None or together is None:
             return False
-        together = self._groups.get(id(params[0]))
-        if together is None or together.key != kernels.address_key(tensors, self.places):
-            together = self._groups[id(params[0])] = kernels.Group(tensors, self.places)
         numbers = kernels.Numbers(
             group["lr"], group["betas"], group["eps"], group["weight_decay"], group["bias_correction"], *scaling
         )
