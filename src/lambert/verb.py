@@ -33,7 +33,7 @@ class Verb:
     """A function of the settings that does the work."""
     settings: str = ""
     """A dataclass; "": `run` takes the arguments themselves and returns an exit code."""
-    place: int = 0
+    order: int = 0
     """Verbs are listed in this order."""
     takes: Takes = "recipe"
     first: str = ""
@@ -82,7 +82,7 @@ def collect(name: str) -> Iterator[Any]:
 def all_verbs() -> Mapping[str, Verb]:
     """Returns all verbs by name, in the order of the help."""
     found: list[Verb] = [one for verbs in collect("VERBS") for one in verbs]
-    return {one.name: one for one in sorted(found, key=lambda one: one.place)}
+    return {one.name: one for one in sorted(found, key=lambda one: one.order)}
 
 
 def load_provided(name: str) -> Any:

@@ -5,7 +5,6 @@ E is the width of a head, G the number of sequences of equal length that are com
 """
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from lambert.native import library
 from lambert.ops.drop import Drop
 from lambert.ops.flash import flash
 from lambert.ops.native import OPS
-from lambert.ops.reference import by_distance
+from lambert.ops.reference import Groups, by_distance, equal_lengths
 
 _VECTOR = 32
 """Elements that torch's bfloat16 softmax computes at once. A row with a remainder takes up to three times as long."""
@@ -154,7 +153,8 @@ def attend_with_biases(qkv_T3HE: Tensor, batch: Batch, biases_HL: Tensor, dropou
     if qkv_T3HE.device.type != "cpu":
         return attend_padded(qkv_T3HE, batch.bounds_S1, batch.longest, dropout, biases_HL=biases_HL)
     mixed_THE = qkv_T3HE.new_empty(T, H, E)
-    for rows, G, M in equal_lengths(batch.bounds_S1.tolist()):
+    for numbers_G, rows, M in equal_lengths(batch.bounds_S1):
+        G = len(numbers_G)
         q_GHME, k_GHME, v_GHME = qkv_T3HE[rows].view(G, M, 3, H, E).permute(2, 0, 3, 1, 4)
         scores_GHMM = q_GHME @ k_GHME.mT * E**-0.5 + by_distance(biases_HL, M)
         weights_GHMM = drop_out(scores_GHMM.softmax(-1).to(v_GHME.dtype), dropout, True)
@@ -228,7 +228,8 @@ def _attend_banded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: f
     """
     T, _, H, E = qkv_T3HE.shape
     mixed_THE = qkv_T3HE.new_empty(T, H, E)
-    for rows, G, M in equal_lengths(bounds_S1.tolist()):
+    for numbers_G, rows, M in equal_lengths(bounds_S1):
+        G = len(numbers_G)
         q_BME, k_BME, v_BME = qkv_T3HE[rows].view(G, M, 3, H, E).permute(2, 0, 3, 1, 4).reshape(3, G * H, M, E)
         if window + 1 >= M:
             mixed_BME = nn.functional.scaled_dot_product_attention(q_BME, k_BME, v_BME, dropout_p=dropout)
@@ -257,7 +258,7 @@ def _in_blocks(q_BME: Tensor, k_BME: Tensor, v_BME: Tensor, dropout: float, wind
 
 
 def _products(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
-    groups = equal_lengths(bounds_S1.tolist())
+    groups = equal_lengths(bounds_S1)
     if not dropout and not (torch.is_grad_enabled() and qkv_T3HE.requires_grad):
         return _mix(qkv_T3HE, groups)
     mixed_THE: Tensor = _Products.apply(qkv_T3HE, groups, dropout)  # type: ignore[no-untyped-call]
@@ -287,32 +288,12 @@ def _outside_graphs(
     return KERNELS[name](qkv_T3HE, bounds_S1, longest, dropout, window)
 
 
-Rows = slice | Tensor
-
-
-def equal_lengths(bounds: list[int]) -> list[tuple[Rows, int, int]]:
-    """Groups sequences of equal length. Returns for each group the rows of its tokens, the number of its sequences, and
-    their length.
-
-    One batched product over many short sequences takes a fraction of the time of many products.
-    """
-    starts: dict[int, list[int]] = {}
-    for start, end in pairwise(bounds):
-        starts.setdefault(end - start, []).append(start)
-    groups: list[tuple[Rows, int, int]] = []
-    for length, firsts in starts.items():
-        if firsts[-1] - firsts[0] == length * (len(firsts) - 1):
-            groups.append((slice(firsts[0], firsts[-1] + length), len(firsts), length))
-        else:
-            groups.append(((torch.tensor(firsts)[:, None] + torch.arange(length)).flatten(), len(firsts), length))
-    return groups
-
-
-def _mix(qkv_T3HE: Tensor, groups: list[tuple[Rows, int, int]]) -> Tensor:
+def _mix(qkv_T3HE: Tensor, groups: Groups) -> Tensor:
     """Computes `attention` on a CPU without gradients. `groups` are those of `equal_lengths`."""
     T, _, H, E = qkv_T3HE.shape
     mixed_THE = qkv_T3HE.new_empty(T, H, E)
-    for rows, G, M in groups:
+    for numbers_G, rows, M in groups:
+        G = len(numbers_G)
         q_BME, k_BME, v_BME = qkv_T3HE[rows].view(G, M, 3, H, E).permute(2, 3, 0, 1, 4).reshape(3, H * G, M, E)
         padded_BMP = qkv_T3HE.new_empty(H * G, M, -(-M // _VECTOR) * _VECTOR)
         padded_BMP[:, :, M:] = -torch.inf
@@ -332,11 +313,12 @@ class _Products(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv_T3HE: Tensor, groups: list[tuple[Rows, int, int]], dropout: float) -> Tensor:
+    def forward(ctx: Any, qkv_T3HE: Tensor, groups: Groups, dropout: float) -> Tensor:
         T, _, H, E = qkv_T3HE.shape
         mixed_THE = qkv_T3HE.new_empty(T, H, E)
         saved = []
-        for rows, G, M in groups:
+        for numbers_G, rows, M in groups:
+            G = len(numbers_G)
             heads_3BME = qkv_T3HE[rows].view(G, M, 3, H, E).permute(2, 0, 3, 1, 4).reshape(3, G * H, M, E)
             q_BME, k_BME, v_BME = heads_3BME
             weights_BMM = qkv_T3HE.new_empty(G * H, M, M)
@@ -359,7 +341,8 @@ class _Products(torch.autograd.Function):
         T, H, E = grad_THE.shape
         grad_T3HE = grad_THE.new_empty(T, 3, H, E)
         saved = iter(ctx.saved_tensors)
-        for rows, G, M in ctx.groups:
+        for numbers_G, rows, M in ctx.groups:
+            G = len(numbers_G)
             q_BME, k_BME, v_BME = next(saved)
             weights_BMM = next(saved)
             grad_BME = grad_THE[rows].view(G, M, H, E).transpose(1, 2).reshape(G * H, M, E)

@@ -23,9 +23,9 @@ from torch.autograd.function import once_differentiable
 from lambert.core.batch import Batch
 from lambert.core.compute import Copies
 from lambert.core.errors import UsageError
-from lambert.model.attention import equal_lengths
 from lambert.model.encoder import Encoder
 from lambert.model.heads import Model
+from lambert.ops.reference import equal_lengths
 
 RELATIONS = "relations"
 """The objective. Its targets are sequences."""
@@ -80,8 +80,8 @@ class _Relations(torch.autograd.Function):
 def _parts(bounds_S1: Tensor, heads: int) -> Iterator[Tensor]:
     """Yields the tokens [G, M] of groups of sequences of equal length, on the device of the bounds."""
     tokens_T = torch.arange(int(bounds_S1[-1]))
-    for rows, count, length in equal_lengths(bounds_S1.tolist()):
-        rows_GM = tokens_T[rows].view(count, length).to(bounds_S1.device)
+    for numbers_G, rows, length in equal_lengths(bounds_S1):
+        rows_GM = tokens_T[rows].view(len(numbers_G), length).to(bounds_S1.device)
         yield from torch.split(rows_GM, max(1, _CACHED // (heads * length**2)))
 
 

@@ -288,18 +288,19 @@ class Ops:
 
 
 Rows = slice | Tensor
+Groups = list[tuple[Tensor, Rows, int]]
+"""Of each group of sequences of equal length, their numbers, the rows of their tokens, and the length."""
 
 
-def equal_lengths(bounds_S1: Tensor) -> list[tuple[Tensor, Rows, int]]:
-    """Groups sequences of equal length. Returns for each group the numbers of its sequences, the rows of its tokens,
-    and the length.
+def equal_lengths(bounds_S1: Tensor) -> Groups:
+    """Groups sequences of equal length.
 
     One batched product over many short sequences takes a fraction of the time of many products.
     """
     bounds, found = bounds_S1.tolist(), dict[int, list[int]]()
     for number, (start, end) in enumerate(pairwise(bounds)):
         found.setdefault(end - start, []).append(number)
-    groups: list[tuple[Tensor, Rows, int]] = []
+    groups: Groups = []
     for length, numbers in found.items():
         starts = [bounds[number] for number in numbers]
         rows: Rows = slice(starts[0], starts[-1] + length)

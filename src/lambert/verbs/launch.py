@@ -22,7 +22,7 @@ from lambert.core.signals import LAUNCHED
 from lambert.distributed.launch_environment import address_toward, slurm_rendezvous
 from lambert.engine import process
 from lambert.runs.result import Say, silent
-from lambert.verb import all_verbs
+from lambert.verb import all_verbs, name_of
 
 T = TypeVar("T")
 _PORT = 29500
@@ -164,7 +164,9 @@ def run(config: LaunchConfig, tokens: list[str], say: Say = silent) -> None:
     chosen = parse.settings(command)  # before any process starts, so that a wrong setting is reported once
     if chosen is None:
         return
-    if config.machines[1] == 1 and hasattr(chosen, "train"):  # the processes of other machines are not known here
+    if (
+        config.machines[1] == 1 and all_verbs()[name_of(type(chosen))].updates
+    ):  # the processes of other machines are not known here
         from lambert.engine import archive
 
         chosen.train.check_ranks(processes, archive.last(chosen.out))

@@ -8,7 +8,7 @@ VERBS = (
         "Measures the speed and the memory of each kind of work, also of other libraries.",
         "wings.bench.verb:run",
         "wings.bench.settings:BenchConfig",
-        place=120,
+        order=120,
         less_memory="Lower sequences, length or size.",
         computes=True,  # in processes of its own (environments.py)
     ),

@@ -8,7 +8,7 @@ VERBS = (
         "Converts a folder of Hugging Face or Google to a model folder, and verifies it.",
         "wings.convert.verb:run_import",
         "wings.convert.settings:ImportConfig",
-        place=90,
+        order=90,
         takes="flags",
     ),
     Verb(
@@ -16,7 +16,7 @@ VERBS = (
         "Converts a model folder to another format, and verifies it.",
         "wings.convert.verb:run_export",
         "wings.convert.settings:ExportConfig",
-        place=100,
+        order=100,
         takes="flags",
     ),
 )

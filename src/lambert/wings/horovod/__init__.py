@@ -7,7 +7,7 @@ VERBS = (
         "horovodrun",
         "Runs a Horovod script in several processes, with Horovod's own options.",
         "wings.horovod.run:main",
-        place=160,
+        order=160,
         takes="arguments",
     ),
 )

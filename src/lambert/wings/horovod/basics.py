@@ -39,6 +39,8 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
     if session.is_open():
         return
     now = session.open_session(comm or ())
+    atexit.unregister(shutdown)
+    atexit.register(shutdown)
     global_process_set.ranks = now.executor.sets[0]
     start_from_environment(now.process.rank)
     if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
@@ -58,9 +60,6 @@ def shutdown() -> None:
     if session.is_open():
         session.close_session(f"rank {session.current().process.rank} has called shutdown() or has ended")
         timeline.stop()
-
-
-atexit.register(shutdown)
 
 
 def is_initialized() -> bool:

@@ -8,7 +8,7 @@ VERBS = (
         "Predicts time, memory and cost of a run before it starts.",
         "wings.plan.verb:run",
         "wings.plan.settings:PlanConfig",
-        place=130,
+        order=130,
         takes="recipe of a run",
         example="recipes/bert-base-128.toml --device A100-80GB --devices 8",
     ),

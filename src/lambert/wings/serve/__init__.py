@@ -8,7 +8,7 @@ VERBS = (
         "Serves models over HTTP, with a page to try them.",
         "wings.serve.server:serve",
         "wings.serve.config:ServeConfig",
-        place=80,
+        order=80,
         takes="flags",
         less_memory="Lower max_waiting_tokens or workers, or serve fewer models.",
         computes=True,
