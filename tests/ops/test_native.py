@@ -3,6 +3,8 @@
 The kernels' own tests, with threads and instructions, are in tests/native.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -36,22 +38,35 @@ def near(found: Tensor, expected: Tensor, share: float = 2**-6) -> None:
 
 @drops
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("window", [0, 20])
-def test_attention(window: int, biased: bool, drop: Drop) -> None:
+@pytest.mark.parametrize(
+    ("window", "causal", "limited"),
+    [(0, False, False), (20, False, False), (0, True, False), (20, True, False), (0, False, True), (0, True, True)],
+)
+def test_attention(window: int, causal: bool, limited: bool, biased: bool, drop: Drop) -> None:
     lengths, H, E = [1, 70, 33], 2, 32
     bounds_S1 = torch.tensor([0, *lengths]).cumsum(0).int()
     qkv_T3HE, grad_THE = drawn(sum(lengths), 3, H, E), drawn(sum(lengths), H, E)
     biases_HL = drawn(H, 2 * 75 - 1).float() if biased else None  # for more distances than there are
+    keys_S = torch.tensor([1, 41, 7], dtype=torch.int32) if limited else None
+    reach: dict[str, Any] = {"causal": causal, "keys_S": keys_S}
     results = []
     for ops, values in ((OPS, (qkv_T3HE, grad_THE, biases_HL)), (ORACLE, wide((qkv_T3HE, grad_THE, biases_HL)))):
         qkv, grad, biases = values  # type: ignore[misc]
-        out_THE, saved = ops.attention(qkv, bounds_S1, 70, drop, window, biases)
+        out_THE, saved = ops.attention(qkv, bounds_S1, 70, drop, window, biases, **reach)
         arguments = qkv, bounds_S1, 70, out_THE, saved, grad, drop, window, biases
-        results.append((out_THE, *ops.attention_backward(*arguments)))
+        results.append((out_THE, *ops.attention_backward(*arguments, **reach)))
     for one, other in zip(*results, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
             near(one, other)
+
+
+@pytest.mark.parametrize("keys", [[0, 5], [71, 5], [70], [70.0, 5.0]])
+def test_wrong_numbers_of_keys(keys: list[float]) -> None:
+    keys_S = torch.tensor(keys)
+    keys_S = keys_S if keys_S.is_floating_point() else keys_S.int()
+    with pytest.raises(IndexError, match="numbers of keys are int32, from 1 to the length of each sequence"):
+        OPS.attention(drawn(80, 3, 2, 32), torch.tensor([0, 70, 80]).int(), 70, NOTHING, keys_S=keys_S)
 
 
 def test_too_few_biases() -> None:

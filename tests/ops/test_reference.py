@@ -1,6 +1,7 @@
 """The backward pass of each operation is the gradient of its forward pass, and masks are those of `core/randomness`."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,16 +83,27 @@ def test_gelu_of_a_product(approximate: str) -> None:
     same(OPS.linear_gelu_input(grad_TF, down, y_TF, approximate), *gradients(compute, grad_TF, y_TF))
 
 
+REACHES = [(0, False, False), (3, False, False), (0, True, False), (3, True, False), (0, False, True), (0, True, True)]
+"""Whether attention has a window, is causal, and has fewer keys than queries."""
+
+
+def test_a_window_and_numbers_of_keys_are_refused() -> None:
+    with pytest.raises(ValueError, match="a window or numbers of keys"):
+        OPS.attention(drawn(4, 3, 1, 2), torch.tensor([0, 4]).int(), 4, NOTHING, 2, keys_S=torch.tensor([1]).int())
+
+
 @pytest.mark.parametrize("drop", [NOTHING, DROP])
-@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize(("window", "causal", "limited"), REACHES)
 @pytest.mark.parametrize("biased", [False, True])
-def test_attention(window: int, drop: Drop, biased: bool) -> None:
+def test_attention(window: int, causal: bool, limited: bool, drop: Drop, biased: bool) -> None:
     bounds_S1 = torch.tensor([0, *LENGTHS]).cumsum(0).int()
     T, H, E = sum(LENGTHS), 2, 6
     qkv_T3HE, grad_THE = drawn(T, 3, H, E), drawn(T, H, E, seed=1)
 
     longest = max(LENGTHS) + 2
     biases_HL = drawn(H, 2 * longest - 1, seed=2)
+    keys_S = torch.tensor([1 + length // 2 for length in LENGTHS], dtype=torch.int32)
+    reach: dict[str, Any] = {"causal": causal, "keys_S": keys_S if limited else None}
 
     def compute(qkv_T3HE: Tensor, biases_HL: Tensor) -> Tensor:
         mixed, start = [], 0
@@ -99,6 +111,10 @@ def test_attention(window: int, drop: Drop, biased: bool) -> None:
             q_HME, k_HME, v_HME = qkv_T3HE[start : start + length].permute(1, 2, 0, 3)
             places_M = torch.arange(length)
             near_MM = (places_M[:, None] - places_M).abs() <= (window or length)
+            if causal:
+                near_MM &= places_M <= places_M[:, None]
+            if limited:
+                near_MM &= places_M < keys_S[number]
             scores_HMM = q_HME @ k_HME.mT / E**0.5
             if biased:
                 scores_HMM = scores_HMM + biases_HL[:, places_M - places_M[:, None] + longest - 1]
@@ -111,10 +127,10 @@ def test_attention(window: int, drop: Drop, biased: bool) -> None:
         return torch.cat(mixed)
 
     biases = biases_HL if biased else None
-    out_THE, saved = OPS.attention(qkv_T3HE, bounds_S1, longest, drop, window, biases)
+    out_THE, saved = OPS.attention(qkv_T3HE, bounds_S1, longest, drop, window, biases, **reach)
     same(out_THE, compute(qkv_T3HE, biases_HL))
     arguments = qkv_T3HE, bounds_S1, longest, out_THE, saved, grad_THE, drop, window, biases
-    found_T3HE, found_HL = OPS.attention_backward(*arguments)
+    found_T3HE, found_HL = OPS.attention_backward(*arguments, **reach)
     if biased:
         expected_T3HE, expected_HL = gradients(compute, grad_THE, qkv_T3HE, biases_HL)
         same(found_HL, expected_HL)

@@ -3,8 +3,8 @@
 // qkv is [T, 3, H, E], the output [T, H, E], both bfloat16. The forward pass keeps the logarithm of each row's sum, from
 // which the backward pass computes the probabilities again, as in Dao et al., "FlashAttention", 2022. M: tokens of a
 // sequence. Sums are float32; probabilities are rounded to bfloat16 for the products. With a window, a token attends to
-// so many tokens on each side: rows of scores have the columns of the panels that a block of queries sees. Biases, float32,
-// are added to the scores of a head by the distance of two tokens, key - query: biases[distance] for those of a sequence.
+// so many tokens on each side, causal, to none behind it, and to the first `most` tokens of its sequence alone: rows of scores
+// have the columns of the panels that a block of queries sees. Biases, float32, are added to the scores of a head by the distance of two tokens, key - query: biases[distance] for those of a sequence.
 #include <cmath>
 #include <cstring>
 
@@ -15,14 +15,21 @@ namespace lambert {
 
 constexpr long kQueries = 64;  // rows of scores, at most, that are in the cache at once
 
+// Which tokens of a sequence a token attends to.
+struct Reach {
+    long window, most;  // window of 0: all on both sides
+    bool causal;
+};
+
 // One head of one sequence: rows of E elements that are `stride` elements apart.
 struct Head {
     const bf16 *query, *key, *value;
     long stride, M, E;
+    Reach reach;
 
-    Head(const bf16* qkv, long start, long end, long head, long heads, long E)
+    Head(const bf16* qkv, long start, long end, long head, long heads, long E, Reach reach)
         : query(qkv + (start * 3 * heads + head) * E), key(query + heads * E), value(key + heads * E),
-          stride(3 * heads * E), M(end - start), E(E) {}
+          stride(3 * heads * E), M(end - start), E(E), reach(reach) {}
 
     long width() const { return panels(M) * kPanel; }  // of a row of scores
     Left rows(const bf16* from, long first) const { return rows_of(from + first * stride, stride / 2); }
@@ -33,14 +40,21 @@ inline long queries() { return has_amx() ? 2 * kTileRows : 10 * kRows; }
 
 // The tokens that a block of queries attends to, from the beginning of a panel, and which of them a query sees.
 struct Keys {
-    long from, count, window;
+    Reach reach;
+    long from, count;
 
-    Keys(long first, long rows, long M, long window)
-        : from(window ? std::max(0L, first - window) / kPanel * kPanel : 0),
-          count((window ? std::min(M, first + rows + window) : M) - from), window(window) {}
+    Keys(long first, long rows, Reach reach)
+        : reach(reach), from(reach.window ? std::max(0L, first - reach.window) / kPanel * kPanel : 0),
+          count(end(first + rows - 1) - from) {}
 
-    long low(long query) const { return window ? std::max(0L, query - window - from) : 0; }
-    long high(long query) const { return window ? std::min(count, query + window + 1 - from) : count; }
+    long low(long query) const { return reach.window ? std::max(0L, query - reach.window - from) : 0; }
+    long high(long query) const { return end(query) - from; }
+
+  private:
+    long end(long query) const {
+        const long last = reach.causal ? query + 1 : reach.window ? query + reach.window + 1 : reach.most;
+        return std::min(last, reach.most);
+    }
 };
 
 // Whether each of 16 columns is in [low, high).
@@ -136,7 +150,7 @@ inline float softmax(float* scores, bf16* weights, long low, long high, long wid
     return drop.scale / sum;
 }
 
-void forward(const Head& head, bf16* out, long out_stride, float* log_sums, long log_stride, const Drop& drop, long window,
+void forward(const Head& head, bf16* out, long out_stride, float* log_sums, long log_stride, const Drop& drop,
              const float* biases) {
     const long M = head.M, E = head.E, width = head.width(), words = padded(pairs(M)) * kPanel;
     const float scale = 1 / std::sqrt((float)E);
@@ -149,7 +163,7 @@ void forward(const Head& head, bf16* out, long out_stride, float* log_sums, long
     pack_elements(head.value, head.stride, M, E, values);
     for (long first = 0; first < M; first += queries()) {
         const long rows = std::min(queries(), M - first);
-        const Keys seen(first, rows, M, window);
+        const Keys seen(first, rows, head.reach);
         const long columns = panels(seen.count) * kPanel;
         Scores into{scores, width};
         multiply_packed(head.rows(head.query, first), keys + seen.from * padded(E / 2), E / 2, rows, seen.count, into);
@@ -231,7 +245,7 @@ inline void store_transposed(const float* from, long width, long M, long E, bf16
 }
 
 void backward(const Head& head, const bf16* out, const bf16* grad, long out_stride, const float* log_sums, long log_stride,
-              const Drop& drop, bf16* dqkv, long window, const float* biases, float* dbiases) {
+              const Drop& drop, bf16* dqkv, const float* biases, float* dbiases) {
     const long M = head.M, E = head.E, width = head.width(), heads_width = head.stride / 3;
     const long words = padded(pairs(M)) * kPanel;
     const long stride = width + kLanes;  // of the words of two rows: no power of two, as the caches prefer
@@ -255,7 +269,7 @@ void backward(const Head& head, const bf16* out, const bf16* grad, long out_stri
     pack_elements(head.key, head.stride, M, E, key_rows);
     for (long first = 0; first < M; first += queries()) {
         const long rows = std::min(queries(), M - first), count = pairs(rows);
-        const Keys seen(first, rows, M, window);
+        const Keys seen(first, rows, head.reach);
         const long columns = panels(seen.count) * kPanel;
         Scores into{scores, width}, into_incoming{incoming, width};
         const bf16* grads = grad + first * out_stride;
@@ -307,17 +321,18 @@ using namespace lambert;
 extern "C" {
 
 // out [T, H, E], log_sums [T, H] float32; bounds [S + 1]; E a multiple of 16. Dropout of the probabilities by `key`.
-// A window of 0: a token attends to all tokens of its sequence. biases [H, 2 longest - 1] by key - query + longest - 1, or
-// none.
+// A window of 0: a token attends to all tokens of its sequence. keys [S]: it attends to so many of its first tokens alone,
+// at least 1, or none: all. biases [H, 2 longest - 1] by key - query + longest - 1, or none.
 void lambert_attention(const bf16* qkv, const int32_t* bounds, const float* biases, long longest, bf16* out,
-                       float* log_sums, uint64_t key, long threshold, long window, long sequences, long H, long E,
-                       long threads) {
+                       float* log_sums, uint64_t key, long threshold, long window, long causal, const int32_t* keys,
+                       long sequences, long H, long E, long threads) {
     const Drop drop(key, (int)threshold);
     each(sequences * H, threads, [&](long task) {
         const long start = bounds[task / H], end = bounds[task / H + 1], h = task % H;
         const Tiles tiles;
-        forward(Head(qkv, start, end, h, H, E), out + (start * H + h) * E, H * E, log_sums + start * H + h, H,
-                drop.part(task), window, biases ? biases + (2 * h + 1) * longest - 1 - h : nullptr);
+        const Reach reach{window, keys ? keys[task / H] : end - start, causal != 0};
+        forward(Head(qkv, start, end, h, H, E, reach), out + (start * H + h) * E, H * E, log_sums + start * H + h, H,
+                drop.part(task), biases ? biases + (2 * h + 1) * longest - 1 - h : nullptr);
     });
 }
 
@@ -325,7 +340,8 @@ void lambert_attention(const bf16* qkv, const int32_t* bounds, const float* bias
 // biases of each sequence and head, which are added in the order of the sequences.
 void lambert_attention_backward(const bf16* qkv, const int32_t* bounds, const float* biases, long longest, const bf16* out,
                                 const float* log_sums, const bf16* grad, bf16* dqkv, float* dbiases, float* sums,
-                                uint64_t key, long threshold, long window, long sequences, long H, long E, long threads) {
+                                uint64_t key, long threshold, long window, long causal, const int32_t* keys,
+                                long sequences, long H, long E, long threads) {
     const Drop drop(key, (int)threshold);
     const auto sums_of = [&](long start, long end, long h) { return sums + 2 * (start * H + h * (end - start)); };
     each(sequences * H, threads, [&](long task) {
@@ -333,8 +349,9 @@ void lambert_attention_backward(const bf16* qkv, const int32_t* bounds, const fl
         const Tiles tiles;
         float* own = biases ? sums_of(start, end, h) : nullptr;
         if (biases) std::memset(own, 0, 2 * (end - start) * sizeof(float));
-        backward(Head(qkv, start, end, h, H, E), out + at, grad + at, H * E, log_sums + start * H + h, H, drop.part(task),
-                 dqkv + (start * 3 * H + h) * E, window, biases ? biases + (2 * h + 1) * longest - 1 - h : nullptr,
+        const Reach reach{window, keys ? keys[task / H] : end - start, causal != 0};
+        backward(Head(qkv, start, end, h, H, E, reach), out + at, grad + at, H * E, log_sums + start * H + h, H,
+                 drop.part(task), dqkv + (start * 3 * H + h) * E, biases ? biases + (2 * h + 1) * longest - 1 - h : nullptr,
                  biases ? own + (end - start) - 1 : nullptr);
     });
     if (biases)

@@ -58,23 +58,29 @@ class CudaOps(Ops):
 
     def attention(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0,
-        biases_HL: Tensor | None = None,
+        biases_HL: Tensor | None = None, *, causal: bool = False, keys_S: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-        """Computes attention by flash attention, or, with biases, by torch's functions."""
-        if biases_HL is not None or not qkv_T3HE.is_cuda:
-            return super().attention(qkv_T3HE, bounds_S1, longest, drop, window, biases_HL)
-        return flash(qkv_T3HE, bounds_S1, longest, _probability(drop), window)
+        """Computes attention by flash attention, or, with biases or numbers of keys, by torch's functions."""
+        if biases_HL is not None or keys_S is not None or not qkv_T3HE.is_cuda:
+            return super().attention(
+                qkv_T3HE, bounds_S1, longest, drop, window, biases_HL, causal=causal, keys_S=keys_S
+            )
+        return flash(qkv_T3HE, bounds_S1, longest, _probability(drop), window, causal=causal)
 
     def attention_backward(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, out_THE: Tensor, saved: Sequence[Tensor],
-        grad_THE: Tensor, drop: Drop, window: int = 0, biases_HL: Tensor | None = None,
+        grad_THE: Tensor, drop: Drop, window: int = 0, biases_HL: Tensor | None = None, *, causal: bool = False,
+        keys_S: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        if biases_HL is not None or not qkv_T3HE.is_cuda:
+        if biases_HL is not None or keys_S is not None or not qkv_T3HE.is_cuda:
             return super().attention_backward(
-                qkv_T3HE, bounds_S1, longest, out_THE, saved, grad_THE, drop, window, biases_HL
-            )
+                qkv_T3HE, bounds_S1, longest, out_THE, saved, grad_THE, drop, window, biases_HL, causal=causal,
+                keys_S=keys_S,
+            )  # fmt: skip
         probability = _probability(drop)
-        grad_T3HE = flash_backward(qkv_T3HE, bounds_S1, longest, out_THE, saved, grad_THE, probability, window)
+        grad_T3HE = flash_backward(
+            qkv_T3HE, bounds_S1, longest, out_THE, saved, grad_THE, probability, window, causal=causal
+        )
         return grad_T3HE, None
 
     def linear_gelu(self, x_TD: Tensor, weight: Any, approximate: str) -> tuple[Tensor, Tensor]:

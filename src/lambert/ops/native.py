@@ -17,7 +17,7 @@ from torch import Tensor
 from lambert.core.compute import NOWHERE, Place, find_addresses
 from lambert.native import library
 from lambert.ops.drop import Drop
-from lambert.ops.reference import Into, Norm, Ops, Saved
+from lambert.ops.reference import Into, Norm, Ops, Saved, hides
 
 PANEL = 64
 """Columns of a panel of a packed operand."""
@@ -141,28 +141,29 @@ class NativeOps(Ops):
 
     def attention(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0,
-        biases_HL: Tensor | None = None,
+        biases_HL: Tensor | None = None, *, causal: bool = False, keys_S: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
         T, _, H, E = qkv_T3HE.shape
         found = _check_bounds(bounds_S1, T)
         if biases_HL is not None and 2 * found - 1 > biases_HL.shape[1]:
             raise IndexError(f"there are biases for {biases_HL.shape[1]} distances, too few for the longest sequence")
         out_THE, sums_TH = qkv_T3HE.new_empty(T, H, E), qkv_T3HE.new_empty(T, H, dtype=torch.float32)
-        sizes = window, len(bounds_S1) - 1, H, E
+        sizes = window, causal, _check_keys(keys_S, bounds_S1, window), len(bounds_S1) - 1, H, E
         given = qkv_T3HE, bounds_S1, biases_HL, _longest(biases_HL)
         _call("attention", *given, out_THE, sums_TH, *_drop(drop), *sizes, _threads())
         return out_THE, (sums_TH,)
 
     def attention_backward(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, out_THE: Tensor, saved: Sequence[Tensor],
-        grad_THE: Tensor, drop: Drop, window: int = 0, biases_HL: Tensor | None = None,
+        grad_THE: Tensor, drop: Drop, window: int = 0, biases_HL: Tensor | None = None, *, causal: bool = False,
+        keys_S: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         T, _, H, E = qkv_T3HE.shape
         grad_T3HE, grad_HL, sums = torch.empty_like(qkv_T3HE), None, None
         if biases_HL is not None:
             grad_HL, sums = torch.empty_like(biases_HL), torch.empty(2 * T * H)
         given = qkv_T3HE, bounds_S1, biases_HL, _longest(biases_HL), out_THE, *saved, grad_THE
-        sizes = window, len(bounds_S1) - 1, H, E
+        sizes = window, causal, keys_S, len(bounds_S1) - 1, H, E
         _call("attention_backward", *given, grad_T3HE, grad_HL, sums, *_drop(drop), *sizes, _threads())
         return grad_T3HE, grad_HL
 
@@ -342,6 +343,18 @@ def _multiply_bytes(x_TD: Tensor, weight: PackedBytes, gelu: str) -> Tensor:
     form = FORMS[gelu] if gelu else -1
     _call("linear_bytes", bytes_TD, steps_T, *packed, y_TF, form, len(x_TD), weight.D, weight.F, _threads())
     return y_TF
+
+
+def _check_keys(keys_S: Tensor | None, bounds_S1: Tensor, window: int) -> Tensor | None:
+    """Returns the numbers of keys. Raises ValueError, or IndexError if one is not in its sequence."""
+    hides(0, window, causal=False, keys_S=keys_S)
+    if keys_S is not None and (
+        keys_S.dtype != torch.int32
+        or len(keys_S) != len(bounds_S1) - 1
+        or not ((keys_S >= 1) & (keys_S <= bounds_S1.diff())).all()
+    ):
+        raise IndexError("numbers of keys are int32, from 1 to the length of each sequence")
+    return keys_S
 
 
 def _longest(biases_HL: Tensor | None) -> int:

@@ -109,7 +109,7 @@ class Ops:
 
     def attention(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0,
-        biases_HL: Tensor | None = None,
+        biases_HL: Tensor | None = None, *, causal: bool = False, keys_S: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
         """Returns the mixtures [T, H, E], and what the backward pass needs.
 
@@ -121,6 +121,9 @@ class Ops:
             window: A token attends to this many tokens on each side; 0: to all of its sequence.
             biases_HL: What is added to the scores by the distance of two tokens, key - query: float32 for the distances
                 from 1 - longest to longest - 1, or None.
+            causal: A token attends to none behind it.
+            keys_S: The tokens of a sequence attend to so many of its first ones alone, at least 1, int32 [S]; not with
+                a window. None: to all.
 
         Source: Vaswani et al., 2017, equation 1; windows: Beltagy et al., "Longformer", 2020, section 3.1.
         """
@@ -131,8 +134,9 @@ class Ops:
             weights_BMM = torch.baddbmm(qkv_T3HE.new_empty(()), heads_3BME[0], heads_3BME[1].mT, beta=0, alpha=E**-0.5)
             if biases_HL is not None:
                 weights_BMM.view(-1, H, M, M).add_(by_distance(biases_HL, M))
-            if window and window + 1 < M:
-                weights_BMM.masked_fill_(_far(M, window, weights_BMM.device), -torch.inf)
+            if hides(M, window, causal=causal, keys_S=keys_S):
+                hidden_G1MM = _hidden(M, window, causal, None if keys_S is None else keys_S.cpu()[numbers_G])
+                weights_BMM.view(-1, H, M, M).masked_fill_(hidden_G1MM.to(weights_BMM.device), -torch.inf)
             torch.softmax(weights_BMM, -1, out=weights_BMM)
             saved += [heads_3BME, weights_BMM]
             if drop.threshold:
@@ -146,7 +150,8 @@ class Ops:
 
     def attention_backward(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, out_THE: Tensor, saved: Sequence[Tensor],
-        grad_THE: Tensor, drop: Drop, window: int = 0, biases_HL: Tensor | None = None,
+        grad_THE: Tensor, drop: Drop, window: int = 0, biases_HL: Tensor | None = None, *, causal: bool = False,
+        keys_S: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Returns the gradients of `qkv_T3HE` and of the biases."""
         _, H, E = grad_THE.shape
@@ -327,10 +332,22 @@ def _heads(qkv_T3HE: Tensor, M: int) -> Tensor:
     return qkv_T3HE.view(-1, M, 3, H, E).permute(2, 0, 3, 1, 4).reshape(3, -1, M, E)
 
 
-def _far(M: int, window: int, device: torch.device) -> Tensor:
-    """Returns whether two tokens of a sequence are more than `window` apart, bool [M, M]."""
-    places_M = torch.arange(M, device=device)
-    return (places_M[:, None] - places_M).abs() > window
+def hides(M: int, window: int, *, causal: bool, keys_S: Tensor | None) -> bool:
+    """Returns whether some token of a sequence of M tokens may not attend to another. Raises ValueError for a window
+    with `keys_S`, where a token may be left without any."""
+    if window and keys_S is not None:
+        raise ValueError("attention takes a window or numbers of keys, not both")
+    return bool(window and window + 1 < M) or (causal and M > 1) or keys_S is not None
+
+
+def _hidden(M: int, window: int, causal: bool, keys_G: Tensor | None) -> Tensor:
+    """Returns which keys (columns) a query (row) does not attend to, bool [M, M], or [G, 1, M, M] for `keys_G`."""
+    places_M = torch.arange(M)
+    ahead_MM = places_M - places_M[:, None]
+    hidden_MM = ahead_MM.abs() > (window or M)
+    if causal:
+        hidden_MM |= ahead_MM > 0
+    return hidden_MM if keys_G is None else hidden_MM | (places_M >= keys_G[:, None, None, None])
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
