@@ -81,7 +81,17 @@ def measure(dump: Path, rounds: int, copies: int, wikiextractor: list[str]) -> d
         ratios = [theirs / ours for ours, theirs in zip(taken["lambert"], taken["wikiextractor"], strict=True)]
         result["ratio"] = round(statistics.median(ratios), 2)
         result["ratio_range"] = [round(min(ratios), 2), round(max(ratios), 2)]
-    return result | {"python": platform.python_version(), "lambert": importlib.metadata.version("lambert-bert")}
+    used = {"python": platform.python_version(), "lambert": importlib.metadata.version("lambert-bert")}
+    return result | used | {"processor": processor()}
+
+
+def processor() -> str:
+    """The processor as Linux names it, with its family and model, which virtual machines do not hide."""
+    values = {}
+    for line in reversed(Path("/proc/cpuinfo").read_text().splitlines()):
+        name, _, value = line.partition(":")
+        values[name.strip()] = value.strip()
+    return f"{values['model name']}, family {values['cpu family']}, model {values['model']}"
 
 
 def main() -> None:

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lambert.model.attention import KERNELS, attend_padded, attention, equal_lengths, kernel, reference
+from lambert.model.attention import KERNELS, attend_padded, attention, kernel, reference
 from lambert.native import library
+from lambert.ops.reference import equal_lengths
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
@@ -72,12 +73,13 @@ def test_a_sequence_sees_itself_alone(sizes: list[int], which: int) -> None:
 @given(lengths)
 def test_groups_hold_every_token_once(sizes: list[int]) -> None:
     tokens = torch.arange(sum(sizes))
-    groups = equal_lengths(bounds(sizes).tolist())
-    assert sorted(torch.cat([tokens[rows] for rows, _, _ in groups]).tolist()) == tokens.tolist()
+    groups = equal_lengths(bounds(sizes))
+    assert sorted(torch.cat([tokens[rows] for _, rows, _ in groups]).tolist()) == tokens.tolist()
     assert len({length for _, _, length in groups}) == len(groups)
-    for rows, count, length in groups:
-        starts = tokens[rows].view(count, length)
+    for numbers, rows, length in groups:
+        starts = tokens[rows].view(len(numbers), length)
         assert torch.equal(starts, starts[:, :1] + torch.arange(length))
+        assert torch.equal(starts[:, 0], bounds(sizes)[numbers].long())
 
 
 def test_gradients_under_dropout_are_those_of_the_function_drawn() -> None:
