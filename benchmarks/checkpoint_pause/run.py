@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    model = weights.fresh(EncoderConfig(vocabulary=VOCABULARY, **SIZES[args.size]), {"mlm": 0})
+    model = weights.draw(EncoderConfig(vocabulary=VOCABULARY, **SIZES[args.size]), {"mlm": 0})
     optimizer, precision = build(model, OptimConfig()), Precision("float32")
     ids_T = np.random.default_rng(0).integers(1000, VOCABULARY, args.tokens)
     at_N = torch.arange(0, args.tokens, 7)

@@ -105,7 +105,7 @@ def measure(work: str, device_name: str, tokens: int, rounds: int, updates: int)
     size, length, lengths = work.rsplit("-", 2)
     encoder, world = encoder_of(size, int(length)), World(device=device_named(device_name, 0))
     batches = draw_batches(encoder, int(length), lengths, tokens)
-    net = weights.fresh(encoder, dict.fromkeys(batches[0].targets, 0))
+    net = weights.draw(encoder, dict.fromkeys(batches[0].targets, 0))
     net.to(world.device)
     if os.environ.get("LAMBERT_BENCH_COMPILE") == "1":
         compile_blocks(net.encoder.blocks)

@@ -88,7 +88,7 @@ def updates(args: argparse.Namespace, world: World, aggregate: int) -> Iterator[
 def fresh(args: argparse.Namespace) -> tuple[Model, torch.optim.Optimizer]:
     """A net, the same on every rank, and its optimizer."""
     encoder = batches.encoder_of(BenchConfig(size=args.size, length=args.length))
-    net = weights.fresh(encoder, {"mlm": 0, "nsp": 0}).train()
+    net = weights.draw(encoder, {"mlm": 0, "nsp": 0}).train()
     return net, optimizers.build(net, OptimConfig(name=args.optimizer, lr=1e-4))
 
 

@@ -82,7 +82,7 @@ def measure(size: str, updates: int, *, kernels: bool = False) -> dict[str, Any]
     shape, sequences, length = SIZES[size]
     config = EncoderConfig(**shape, vocabulary=30_522, positions=512, dropout=0.1, attention_dropout=0.1)
     batch = draw_batch(config, np.array([length] * sequences), 0, ("mlm", "nsp"))
-    net = weights.fresh(config, {"mlm": 0, "nsp": 0})
+    net = weights.draw(config, {"mlm": 0, "nsp": 0})
 
     counts = {name: target.count for name, target in batch.targets.items()}
     update: Any = SimpleNamespace(  # what the loop reads of an update

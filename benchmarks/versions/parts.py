@@ -44,7 +44,7 @@ def time_parts() -> dict[str, float]:
         tokens = sequences * length
         ids_T = np.random.default_rng(0).integers(5, 30000, tokens)
         lengths_S = np.full(sequences, length)
-        return weights.fresh(config, {"span": 0}), flat_batch(ids_T, np.zeros_like(ids_T), lengths_S, {})
+        return weights.draw(config, {"span": 0}), flat_batch(ids_T, np.zeros_like(ids_T), lengths_S, {})
 
     def train(size: str, sequences: int, length: int) -> Callable[[], None]:
         model, batch = build(size, sequences, length)

@@ -25,7 +25,7 @@ def agreed(world: World) -> Any:
     """What is said where ranks differ, fail or break."""
 
     def failing() -> None:
-        with world.together("reading its data"):
+        with world.fail_together("reading its data"):
             if world.rank == 1:
                 raise DataError("no shard 7.")
 

@@ -185,7 +185,7 @@ def slow_and_full(folder: Path, timeout: float, seconds: float) -> None:
             time.sleep(seconds)
             raise DataError("all are damaged.") if arguments[1] is None else MachineError("the disk is full.")
 
-        archive.write = archive.newest = slow  # type: ignore[assignment]
+        archive.write = archive.find_newest = slow  # type: ignore[assignment]
     checkpoint._POLL_SECONDS = 0.2
     net = Tiny()
     saver = Saver(folder, world=world)

@@ -50,7 +50,7 @@ OTHERS = {"mlm": 0, "tag": 5, "span": 0, "label": 3, "choice": 0, "vector": 0, "
 def lively(config: EncoderConfig, seed: int = 2) -> "frozen.Model":
     """A model whose attention is not flat and whose biases and norms are not at their initial values."""
     torch.manual_seed(seed)
-    model = weights.fresh(config, HEADS if config.block == "bert" else OTHERS).eval()
+    model = weights.draw(config, HEADS if config.block == "bert" else OTHERS).eval()
     for name, parameter in model.named_parameters():
         wide = any(part in name for part in ("query", "key", "attention_in", "relative"))
         parameter.data += (0.1 if wide else 0.05) * torch.randn_like(parameter)
@@ -194,7 +194,7 @@ class OtherEncoder(BertEncoder):
 
 def test_what_cannot_be_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAMILIES, "other", replace(FAMILIES["bert"], encoder=OtherEncoder))
-    other = weights.fresh(EncoderConfig(vocabulary=90, block="other"), {"span": 0})
+    other = weights.draw(EncoderConfig(vocabulary=90, block="other"), {"span": 0})
     with monkeypatch.context() as able:
         able.setattr(frozen, "check", lambda kind: None)
         with pytest.raises(UsageError, match=r"int8 needs blocks derived from .*Block, not OtherBlock"):

@@ -161,14 +161,14 @@ def test_batches_are_even(lengths: list[int], micro_tokens: int, streams: int) -
 
 
 def test_int8_needs_a_processor() -> None:
-    model = weights.fresh(EncoderConfig(vocabulary=9), {"span": 0})
+    model = weights.draw(EncoderConfig(vocabulary=9), {"span": 0})
     with pytest.raises(UsageError, match="'int8' runs on CPUs only, not on meta: use bfloat16"):
         ready(model, "int8", torch.device("meta"))
 
 
 def test_pairs_need_two_kinds_of_segments() -> None:
-    one = weights.fresh(EncoderConfig(vocabulary=9, segment_types=1), {"span": 0})
-    two = weights.fresh(EncoderConfig(vocabulary=9, segment_types=2), {"span": 0})
+    one = weights.draw(EncoderConfig(vocabulary=9, segment_types=1), {"span": 0})
+    two = weights.draw(EncoderConfig(vocabulary=9, segment_types=2), {"span": 0})
     pairs = TaskConfig(name="classify", columns=Columns(text_b="b"))
     check_segments(TaskConfig(name="classify"), one)
     for task in (pairs, TaskConfig(name="squad")):

@@ -177,7 +177,7 @@ def test_from_pretraining_to_predictions(
 
 @pytest.mark.parametrize("kind", [{"mlm": 0}, {"label": 3}, {}])
 def test_a_folder_reads_back_equal(kind: dict[str, int], tmp_path: Path) -> None:
-    model = weights.fresh(CONFIG, kind, seed=1)
+    model = weights.draw(CONFIG, kind, seed=1)
     weights.save(model, tmp_path)
     back, report = weights.load(tmp_path)
     assert report == weights.Report((), ())
@@ -190,10 +190,10 @@ def test_a_folder_reads_back_equal(kind: dict[str, int], tmp_path: Path) -> None
 
 
 def test_older_names_and_copies_are_those_of_the_family() -> None:
-    model = weights.fresh(CONFIG, {"mlm": 0}, seed=1)
+    model = weights.draw(CONFIG, {"mlm": 0}, seed=1)
     stored = weights.state(model)
     old = {f"toy.{name}": tensor for name, tensor in stored.items()} | {"decode.weight": stored["embed.weight"]}
-    assert weights.assign(weights.fresh(CONFIG, {"mlm": 0}, seed=2), old) == weights.Report((), ())
+    assert weights.assign(weights.draw(CONFIG, {"mlm": 0}, seed=2), old) == weights.Report((), ())
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_older_names_and_copies_are_those_of_the_family() -> None:
     ],
 )
 def test_other_models_are_refused(tmp_path: Path, key: str, value: object, message: str) -> None:
-    weights.save(weights.fresh(CONFIG, {"mlm": 0}), tmp_path)
+    weights.save(weights.draw(CONFIG, {"mlm": 0}), tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(settings | {key: value}))
     with pytest.raises(DataError, match=message):

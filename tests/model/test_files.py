@@ -24,7 +24,7 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    weights.save(weights.fresh(CONFIG, {"mlm": 0, "nsp": 0}), tmp_path / "model")
+    weights.save(weights.draw(CONFIG, {"mlm": 0, "nsp": 0}), tmp_path / "model")
     return tmp_path / "model"
 
 

@@ -134,7 +134,7 @@ def test_blocks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(float8, "linear", counted)
     config = EncoderConfig(vocabulary=1120, layers=2, hidden=32, heads=2, intermediate=64, positions=64, dropout=0.0)
-    model = weights.fresh(config, {"mlm": 0, "nsp": 0}).eval()
+    model = weights.draw(config, {"mlm": 0, "nsp": 0}).eval()
     batch = draw_batch(config, np.array([20, 9]), seed=1)
     grads, losses = [], []
     for name in ("float32", "float8"):

@@ -68,7 +68,7 @@ def test_rounding_the_vocabulary_up_changes_no_logit_and_no_gradient() -> None:
 def test_losses_are_those_of_the_outputs(family: str) -> None:
     """Training computes some rows only; inference computes all."""
     config = replace(CONFIG, block=family, init_range=0.1)
-    model = weights.fresh(config, {name: labels for name, labels in ALL.items() if name != "nsp"}).eval()
+    model = weights.draw(config, {name: labels for name, labels in ALL.items() if name != "nsp"}).eval()
     batch = full_batch(slice(1, None))
     found = model(batch)
     for name, logits in model.outputs(batch).items():
@@ -118,7 +118,7 @@ def test_choice_is_that_of_hugging_face() -> None:
 
 
 def test_choices_of_different_numbers_do_not_mix() -> None:
-    model, batch = weights.fresh(CONFIG, {"choice": 0}).eval(), full_batch()
+    model, batch = weights.draw(CONFIG, {"choice": 0}).eval(), full_batch()
     logits_S = model.outputs(batch)["choice"][:, 0]
     expected = -logits_S[:3].log_softmax(0)[2] - logits_S[3:].log_softmax(0)[0]
     several = Target(torch.tensor([0, 3]), torch.tensor([[3, 2], [1, 0]]))
@@ -127,7 +127,7 @@ def test_choices_of_different_numbers_do_not_mix() -> None:
 
 @pytest.mark.parametrize("name", ["label", "multilabel", "value", "choice", "tag"])
 def test_a_weighted_loss_is_that_of_repeated_targets(name: str) -> None:
-    model, batch = weights.fresh(CONFIG, {name: ALL[name]}).eval(), full_batch()
+    model, batch = weights.draw(CONFIG, {name: ALL[name]}).eval(), full_batch()
     target = batch.targets[name]
     repeats = torch.arange(len(target.at_N)) % 3 + 1
     repeated = Target(*(tensor.repeat_interleave(repeats, 0) for tensor in (target.at_N, target.labels_N)))
@@ -173,7 +173,7 @@ def test_span_is_that_of_hugging_face_without_padding() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_loss_adds_up_over_its_targets(name: str) -> None:
-    model = weights.fresh(CONFIG, {name: ALL[name]}).eval()
+    model = weights.draw(CONFIG, {name: ALL[name]}).eval()
     parts = [model.score(full_batch(rows)) for rows in (slice(0, 1), slice(1, 3), slice(3, None))]
     whole = model.score(full_batch())
     torch.testing.assert_close(sum(sums for sums, _ in parts), whole[0])
@@ -183,7 +183,7 @@ def test_a_loss_adds_up_over_its_targets(name: str) -> None:
 
 @pytest.mark.parametrize("narrow", [False, True])
 def test_no_targets_give_zero_and_zero_gradients(narrow: bool) -> None:
-    model = weights.fresh(CONFIG, ALL).train()
+    model = weights.draw(CONFIG, ALL).train()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=narrow):
         sums_K, hits_K = model.score(full_batch(slice(0, 0)))
     sums_K.sum().backward()
@@ -196,13 +196,13 @@ def test_no_targets_give_zero_and_zero_gradients(narrow: bool) -> None:
 
 def test_sums_come_in_the_order_of_the_heads() -> None:
     batch = full_batch()
-    one, two = weights.fresh(CONFIG, {"mlm": 0, "tag": 5}), weights.fresh(CONFIG, {"tag": 5, "mlm": 0})
+    one, two = weights.draw(CONFIG, {"mlm": 0, "tag": 5}), weights.draw(CONFIG, {"tag": 5, "mlm": 0})
     assert two.objectives == ("tag", "mlm")
     torch.testing.assert_close(one.eval()(batch), two.eval()(batch).flip(0))
 
 
 def test_hits_count_right_predictions() -> None:
-    model = weights.fresh(CONFIG, ALL).eval()
+    model = weights.draw(CONFIG, ALL).eval()
     batch = full_batch()
     outputs = model.outputs(batch)
     assert {name: tuple(logits.shape) for name, logits in outputs.items()} == {
@@ -228,14 +228,14 @@ def test_hits_count_right_predictions() -> None:
 
 
 def test_outputs_need_no_targets() -> None:
-    model = weights.fresh(CONFIG, ALL).eval()
+    model = weights.draw(CONFIG, ALL).eval()
     batch = full_batch()
     bare = Batch(batch.ids_T, batch.types_T, batch.positions_T, batch.bounds_S1, batch.longest, {})
     assert set(model.outputs(bare)) == set(ALL) - {"mlm"}
 
 
 def test_the_decoder_is_the_table_of_words() -> None:
-    model = weights.fresh(CONFIG, {"mlm": 0})
+    model = weights.draw(CONFIG, {"mlm": 0})
     batch = full_batch()
     before = model.outputs(batch)["mlm"]
     untouched = torch.ones(200, dtype=torch.bool)
@@ -253,7 +253,7 @@ def test_an_unknown_head_is_refused() -> None:
 
 
 def test_vectors_are_means_and_first_states() -> None:
-    model = weights.fresh(CONFIG, {"vector": 0, "first_vector": 0}).eval()
+    model = weights.draw(CONFIG, {"vector": 0, "first_vector": 0}).eval()
     batch = full_batch()
     states_TD, found = model.encoder(batch), model.outputs(batch)
     bounds = batch.bounds_S1.tolist()

@@ -23,7 +23,7 @@ def folder_of(path: Path, heads: Mapping[str, int], names: Sequence[str], block:
         segment_types=2 if block in ("bert", "electra") else 1,
     )  # fmt: skip
     extra = label_keys(names) if names else {}
-    weights.save(weights.fresh(config, heads, seed=1), path, extra)
+    weights.save(weights.draw(config, heads, seed=1), path, extra)
     return path
 
 

@@ -57,7 +57,7 @@ def folder_of(path: Path, head: str, labels: int, given: dict[str, Any], block: 
         block=block, vocabulary=30, hidden=32, intermediate=64, layers=1, positions=16,
         segment_types=2 if block == "bert" else 1,
     )  # fmt: skip
-    weights.save(weights.fresh(config, {head: labels}, seed=1), path)
+    weights.save(weights.draw(config, {head: labels}, seed=1), path)
     settings = json.loads((path / "config.json").read_text())
     for key in ("id2label", "label2id"):
         settings.pop(key)

@@ -60,7 +60,7 @@ def test_it_replaces_what_was_there(model: Model, write: Callable[[Path], None],
 def test_transformers_computes_the_same_from_each_head(
     heads: dict[str, int], problem: str | None, model: Model, write: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    said = publish(weights.fresh(model.config, heads, seed=1), tmp_path / "model", write, {}, compare=True)
+    said = publish(weights.draw(model.config, heads, seed=1), tmp_path / "model", write, {}, compare=True)
     assert "largest difference from transformers" in said
     assert weights.load(tmp_path / "model")[0].labels == heads
     assert read_config(tmp_path / "model").get("problem_type") == problem
@@ -244,7 +244,7 @@ def test_large_outputs_may_differ_by_their_rounding(
     """Right logits of several thousands are written; an error of a ten-thousandth of them is not."""
     from transformers import BertForSequenceClassification, BertForTokenClassification
 
-    net = weights.fresh(model.config, {head: 3}, seed=1)
+    net = weights.draw(model.config, {head: 3}, seed=1)
     with torch.no_grad():
         next(value for name, value in net.heads.named_parameters() if name.endswith("weight")).mul_(1e5)
     said = publish(net, tmp_path / "right", write, {}, compare=True)
@@ -261,7 +261,7 @@ def test_a_model_that_amplifies_rounding_may_differ_as_transformers_from_float64
     """All rows of a matrix have the same large part: the norm after the product subtracts what it adds."""
     from transformers import BertModel
 
-    net = weights.fresh(model.config, {}, seed=1)
+    net = weights.draw(model.config, {}, seed=1)
     with torch.no_grad():
         net.get_parameter("encoder.blocks.0.attention_out.weight").add_(10_000)
     said = publish(net, tmp_path / "right", write, {}, compare=True)

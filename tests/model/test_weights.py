@@ -33,7 +33,7 @@ KINDS = {
 
 def scattered(heads: dict[str, int], config: EncoderConfig = CONFIG) -> Model:
     """A model whose biases and norms are not at their initial values."""
-    model = weights.fresh(config, heads, seed=1)
+    model = weights.draw(config, heads, seed=1)
     draw = torch.Generator().manual_seed(2)
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=draw)
@@ -121,7 +121,7 @@ def test_settings_survive(activation: str, tmp_path: Path) -> None:
         layers=1, hidden=24, heads=3, intermediate=20, vocabulary=50, positions=9, segment_types=3,
         activation=activation, dropout=0.2, attention_dropout=0.3, norm_eps=1e-7, init_range=0.05,
     )  # fmt: skip
-    weights.save(weights.fresh(config, {"mlm": 0}), tmp_path)
+    weights.save(weights.draw(config, {"mlm": 0}), tmp_path)
     assert weights.load(tmp_path)[0].config == config
 
 
@@ -152,7 +152,7 @@ def test_backbone_only_files_load_with_fresh_heads(folder: Path) -> None:
     assert torch.equal(back.encoder.blocks[1].up.weight, model.encoder.blocks[1].up.weight)
     assert torch.equal(
         back.heads["label"].classifier.weight,
-        weights.fresh(CONFIG, {"label": 3}, seed=4).heads["label"].classifier.weight,
+        weights.draw(CONFIG, {"label": 3}, seed=4).heads["label"].classifier.weight,
     )
 
 
@@ -162,7 +162,7 @@ def test_new_heads_begin_as_those_of_transformers(
 ) -> None:
     given = EncoderConfig(block=block, vocabulary=50, hidden=64, layers=1, heads=2, intermediate=96, init_range=0.02)
     config = family_of(given).complete(given)
-    weights.save(weights.fresh(config, {"mlm": 0}), tmp_path / "model")
+    weights.save(weights.draw(config, {"mlm": 0}), tmp_path / "model")
     found = weights.load(tmp_path / "model", {"label": 500})[0].heads["label"].classifier.weight.detach()
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=500)
     for weight in (found, theirs.classifier.weight.detach()):
@@ -202,16 +202,16 @@ def test_rows_that_pad_the_vocabulary_are_kept(tmp_path: Path) -> None:
 
 
 def test_fresh_weights_are_a_function_of_seed_and_name() -> None:
-    one, two, other = (weights.fresh(CONFIG, {"mlm": 0}, seed=seed) for seed in (3, 3, 4))
+    one, two, other = (weights.draw(CONFIG, {"mlm": 0}, seed=seed) for seed in (3, 3, 4))
     assert equal(one, two)
     assert not equal(one, other)
-    more = weights.fresh(CONFIG, {"mlm": 0, "nsp": 0, "label": 5}, seed=3)
+    more = weights.draw(CONFIG, {"mlm": 0, "nsp": 0, "label": 5}, seed=3)
     assert torch.equal(more.encoder.words.weight, one.encoder.words.weight)
     assert not torch.equal(one.encoder.blocks[0].key.weight, one.encoder.blocks[0].query.weight)
 
 
 def test_fresh_weights_are_truncated_normal() -> None:
-    model = weights.fresh(EncoderConfig(vocabulary=2000), {"mlm": 0, "nsp": 0})
+    model = weights.draw(EncoderConfig(vocabulary=2000), {"mlm": 0, "nsp": 0})
     for name, parameter in model.named_parameters():
         if "norm" in name:
             assert parameter.unique().tolist() == [0.0 if name.endswith("bias") else 1.0]
@@ -374,7 +374,7 @@ def test_two_heads_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_may_say_an_initial_range_of_0(tmp_path: Path) -> None:
     """Its weights are not drawn; a head that it lacks begins at 0, and a fresh model is refused."""
-    model = weights.fresh(CONFIG, {"mlm": 0})
+    model = weights.draw(CONFIG, {"mlm": 0})
     weights.save(model, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"initializer_range": 0}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -383,7 +383,7 @@ def test_a_folder_may_say_an_initial_range_of_0(tmp_path: Path) -> None:
     assert loaded.config.init_range == 0
     assert all(not value.any() for name, value in weights.state(loaded).items() if name.startswith("classifier."))
     with pytest.raises(UsageError, match="init_range = 0"):
-        weights.fresh(loaded.config, {"mlm": 0})
+        weights.draw(loaded.config, {"mlm": 0})
 
 
 def renamed(folder: Path, name_of: Any) -> dict[str, torch.Tensor]:

@@ -27,7 +27,7 @@ SHAPE = EncoderConfig(vocabulary=50, hidden=8, heads=2, layers=3, intermediate=1
 
 
 def fresh() -> Model:
-    return weights.fresh(SHAPE, {"label": 3, "span": 0}, seed=1)
+    return weights.draw(SHAPE, {"label": 3, "span": 0}, seed=1)
 
 
 def exponent(name: str, layers: int) -> int:

@@ -155,7 +155,7 @@ def test_lamb_of_the_settings_adapts_matrices_whatever_the_decay(decay: float) -
 
 def test_our_own_names_give_the_same_groups() -> None:
     config = EncoderConfig(vocabulary=50, hidden=8, intermediate=16)
-    model = weights.fresh(config, {"mlm": 0, "nsp": 0, "label": 3, "span": 0}, seed=1)
+    model = weights.draw(config, {"mlm": 0, "nsp": 0, "label": 3, "span": 0}, seed=1)
     at = {param.data_ptr(): name for name, param in model.named_parameters()}
     names = {
         at[tensor.data_ptr()]

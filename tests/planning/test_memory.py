@@ -26,7 +26,7 @@ from lambert.model.config import EncoderConfig
 
 settings, precision, length, share = json.loads(sys.argv[1])
 torch.set_num_threads(1)
-model = weights.fresh(EncoderConfig(**settings), {"mlm": 0})
+model = weights.draw(EncoderConfig(**settings), {"mlm": 0})
 peaks = []
 for tokens in (512, 3072):
     ids = np.random.default_rng(0).integers(0, settings["vocabulary"], tokens)

@@ -17,7 +17,7 @@ from torch import nn
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.world import World
-from lambert.runs.best import Best, better
+from lambert.runs.best import Best, is_better
 from lambert.runs.config import TrainConfig
 from lambert.verbs import finetune
 
@@ -27,16 +27,16 @@ OPTIONS = TrainConfig(keep_best="accuracy", patience=2, evaluate_every=10)
 
 def test_losses_and_errors_are_better_when_lower() -> None:
     for name in ("loss", "mse", "mlm", "nsp"):
-        assert better(name, 0.5, 0.6)
-        assert not better(name, 0.6, 0.5)
+        assert is_better(name, 0.5, 0.6)
+        assert not is_better(name, 0.6, 0.5)
     for name in ("accuracy", "f1", "mlm_accuracy", "matthews", "exact_match", "pearson"):
-        assert better(name, 0.6, 0.5)
-        assert not better(name, 0.5, 0.6)
+        assert is_better(name, 0.6, 0.5)
+        assert not is_better(name, 0.5, 0.6)
     for name in ("loss", "f1"):
-        assert not better(name, 0.5, 0.5), "the first of equal scores stays"
-        assert better(name, 0.5, math.nan)
-        assert not better(name, math.nan, 0.5)
-        assert not better(name, math.nan, math.nan)
+        assert not is_better(name, 0.5, 0.5), "the first of equal scores stays"
+        assert is_better(name, 0.5, math.nan)
+        assert not is_better(name, math.nan, 0.5)
+        assert not is_better(name, math.nan, math.nan)
 
 
 def linear(value: float) -> nn.Module:

@@ -53,7 +53,7 @@ def update(model: Model, of: Batch) -> tuple[Tensor, Tensor]:
 def test_compiled_blocks_give_what_eager_ones_give_with_graphs_of_one_shape() -> None:
     from torch._dynamo.utils import counters
 
-    model = weights.fresh(ENCODER, {"mlm": 0, "nsp": 0}).train()
+    model = weights.draw(ENCODER, {"mlm": 0, "nsp": 0}).train()
     shapes = [[9, 5, 9], [7, 11], [20, 30, 3, 2], [40], [5] * 12]
     eager = [update(model, batch(lengths)) for lengths in shapes]
     names = [*model.state_dict()]
@@ -213,7 +213,7 @@ class Alone:
 def test_cuda_updates_of_a_model_wait_for_nothing_and_learn(precision: str, compiling: bool) -> None:
     world = detect("cuda")
     encoder = replace(ENCODER, dropout=0.1, attention_dropout=0.1)
-    model = weights.fresh(encoder, {"mlm": 0, "nsp": 0}).to(world.device)
+    model = weights.draw(encoder, {"mlm": 0, "nsp": 0}).to(world.device)
     options = {"schedule": lambda n: 1e-2, "max_grad_norm": 1.0, "world": world, "seed": 1, "start": 0}
     updates = [Alone(batch([9, 5, 9, 30]))] * 20
     run = Precision(precision, world.device)
@@ -239,7 +239,7 @@ def test_cuda_updates_of_a_model_wait_for_nothing_and_learn(precision: str, comp
 def test_cuda_gives_what_a_cpu_gives(
     encoder: EncoderConfig, heads: dict[str, int], precision: str, tolerance: float, compiling: bool
 ) -> None:
-    model = weights.fresh(encoder, heads).train()
+    model = weights.draw(encoder, heads).train()
     of = batch([9, 5, 9, 30])
     expected = update(model, of)
     model.cuda()

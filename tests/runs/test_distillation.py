@@ -22,7 +22,7 @@ from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.post_norm import PostNormBlock
 from lambert.model.relations import RelationStudent, RelationTeacher, check_blocks
-from lambert.runs.distillation import evenly_spaced, keep_layers
+from lambert.runs.distillation import keep_layers, space_evenly
 
 Lambert = Callable[..., Any]
 
@@ -46,14 +46,14 @@ def losses(run: Path, name: str) -> list[float]:
 
 
 def test_layers_are_those_of_distilbert() -> None:
-    assert evenly_spaced(6, 12) == [0, 2, 4, 7, 9, 11]  # huggingface/transformers, distillation/scripts/extract.py
-    assert evenly_spaced(3, 6) == [0, 2, 5]
-    assert evenly_spaced(1, 6) == [0]
-    assert evenly_spaced(24, 24) == [*range(24)]
+    assert space_evenly(6, 12) == [0, 2, 4, 7, 9, 11]  # huggingface/transformers, distillation/scripts/extract.py
+    assert space_evenly(3, 6) == [0, 2, 5]
+    assert space_evenly(1, 6) == [0]
+    assert space_evenly(24, 24) == [*range(24)]
 
 
 def test_too_many_layers_are_refused() -> None:
-    model = weights.fresh(EncoderConfig(vocabulary=10), {})
+    model = weights.draw(EncoderConfig(vocabulary=10), {})
     assert keep_layers(model, 0) == keep_layers(model, 2) == ""
     with pytest.raises(UsageError, match=r"distil.student_layers = 3, but init has 2 blocks"):
         keep_layers(model, 3)
@@ -82,7 +82,7 @@ def test_relations_do_not_depend_on_micro_batches_and_continue(
     folder = tmp_path / "plain"
     model, _ = weights.load(deep / "model", {})
     shape = dataclasses.replace(model.config, hidden=32, heads=2, layers=2, dropout=0.0, attention_dropout=0.0)
-    weights.save(weights.fresh(shape, {}), folder)
+    weights.save(weights.draw(shape, {}), folder)
     (folder / "tokenizer.json").write_bytes((deep / "model" / "tokenizer.json").read_bytes())
     flags = {"data": labelled("classify", "train"), "init": folder, "train__steps": 4, "train__batch_size": 8}
     flags |= {"distil__teacher": deep, "distil__share": 0, "distil__relations": 0.5, "log__every": 1}
@@ -147,7 +147,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(
 
 
 def test_blocks_that_do_not_give_their_projections_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = weights.fresh(EncoderConfig(vocabulary=10), {}).encoder
+    encoder = weights.draw(EncoderConfig(vocabulary=10), {}).encoder
     check_blocks(encoder)
     monkeypatch.delattr(PostNormBlock, "qkv")
     with pytest.raises(UsageError, match=r"needs the queries, keys and values of the blocks, and bert has no"):
@@ -157,7 +157,7 @@ def test_blocks_that_do_not_give_their_projections_are_refused(monkeypatch: pyte
 def test_the_gradient_in_bfloat16_has_both_parts() -> None:
     """The blocks and the relations write to the gradients of the same weights, past torch."""
     shape = EncoderConfig(2, 64, 4, 128, vocabulary=50, dropout=0.0, attention_dropout=0.0)
-    model, theirs = weights.fresh(shape, {"mlm": 0}, 1), weights.fresh(shape, {}, 2)
+    model, theirs = weights.draw(shape, {"mlm": 0}, 1), weights.draw(shape, {}, 2)
     net = RelationStudent(model, RelationTeacher(theirs.encoder.eval(), 1, 4, 1000.0))  # as much as the other part
     batch = make_batch([9, 5, 9, 12], 50)
     batch = batch.with_targets({**batch.targets, "relations": Target(torch.arange(4), torch.arange(4))})

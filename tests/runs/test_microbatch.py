@@ -72,7 +72,7 @@ EACH = bytes_per_token(CONFIG, torch.float32, torch.device("cpu"), longest=60, p
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return weights.fresh(CONFIG, {"mlm": 0})
+    return weights.draw(CONFIG, {"mlm": 0})
 
 
 @pytest.fixture

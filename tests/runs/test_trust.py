@@ -21,7 +21,7 @@ Lambert = Callable[..., Any]
 @pytest.mark.parametrize("fused", [True, False])
 def test_groups_have_the_figures_of_their_tensors(fused: bool) -> None:
     shape = EncoderConfig(vocabulary=50, layers=2, hidden=16, heads=2, intermediate=32, positions=8)
-    model = weights.fresh(shape, {"mlm": 0}, 0)
+    model = weights.draw(shape, {"mlm": 0}, 0)
     optimizer = Lamb(decay_groups(model), lr=1e-3, fused=fused)
     assert trust_summary(optimizer) == {}
     torch.manual_seed(0)

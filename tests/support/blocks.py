@@ -36,7 +36,7 @@ LENGTHS = [40, 1, 17, 129, 16, 64]
 
 
 def build(config: EncoderConfig) -> Model:
-    model = weights.fresh(config, {"span": 0}, seed=3).train()
+    model = weights.draw(config, {"span": 0}, seed=3).train()
     for parameter in model.parameters():
         parameter.data += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
     return model

@@ -81,7 +81,7 @@ def saved(kind: str, head: str, folder: Path, *, normalize: bool = True, **shape
         block=kind, vocabulary=words.get_vocab_size(), pad=pad, **{**SHAPE, **KINDS.get(kind, {}), **shape}
     )
     config = family_of(given).complete(given)
-    model = weights.fresh(config, HEADS[head], seed=1)
+    model = weights.draw(config, HEADS[head], seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -41,7 +41,7 @@ def test_learns_by_heart(words: Tokenizer, tmp_path: Path, case: Case) -> None:
         vocabulary=words.get_vocab_size(), hidden=32, intermediate=64, positions=64, dropout=0.0,
         attention_dropout=0.0, init_range=0.125,  # a narrow encoder learns slowly from 0.02 (docs/numerics.md)
     )  # fmt: skip
-    model = weights.fresh(config, {task.head: task.labels}, seed=1)
+    model = weights.draw(config, {task.head: task.labels}, seed=1)
     everything = np.arange(train.size(0))
     batch = train.collate(np.zeros_like(everything), everything)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -78,7 +78,7 @@ def test_learns_by_heart(words: Tokenizer, tmp_path: Path, case: Case) -> None:
 
 def test_a_pretrained_model_fills_masks(words: Tokenizer, tmp_path: Path) -> None:
     config = EncoderConfig(vocabulary=words.get_vocab_size(), hidden=32, intermediate=64, positions=64)
-    weights.save(weights.fresh(config, {"mlm": 0, "nsp": 2}, seed=1), tmp_path, {})
+    weights.save(weights.draw(config, {"mlm": 0, "nsp": 2}, seed=1), tmp_path, {})
     model = weights.load(tmp_path)[0].eval()
     task = create(parse_task(read_config(tmp_path)), words)
     lines = [json.dumps({"text": text}) for text in ("[MASK] lives in [MASK].", "Ann [MASK] in Rome.")]

@@ -64,7 +64,7 @@ def test_the_loss_is_that_of_torch_over_any_micro_batches(
     config = EncoderConfig(
         vocabulary=9, hidden=32, intermediate=64, positions=16, dropout=0.0, attention_dropout=0.0, init_range=0.2
     )
-    model = weights.fresh(config, {"label": 3}, seed=3)
+    model = weights.draw(config, {"label": 3}, seed=3)
     everything = np.arange(len(ROWS))
     logits_NL = model.outputs(data.collate(np.zeros_like(everything), everything))["label"]
     # scikit-learn's compute_class_weight("balanced") for 2, 1 and 4 examples: 7 / (3 x count)
@@ -94,7 +94,7 @@ def test_tags_have_the_same_loss(words: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = TaskConfig(name="tag", class_weights="balanced", label_smoothing=0.1)
     task, data = learn(config, words, tmp_path / "x.jsonl")
-    model = weights.fresh(
+    model = weights.draw(
         EncoderConfig(vocabulary=9, hidden=32, intermediate=64, positions=16, init_range=0.2), {"tag": 2}, seed=3
     ).eval()
     batch = data.collate(np.zeros(2, np.int64), np.arange(2))

@@ -97,12 +97,12 @@ def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "", *, as_t
 def with_names(kind: Any, tokens: Sequence[str]) -> list[str]:
     """Returns the words of a command with `--task.name` for `--task`, for tables whose first setting is `name`."""
 
-    def full(token: str) -> str:
+    def complete(token: str) -> str:
         flag, equals, value = token.partition("=")
         named = flag.startswith("--") and _is_named(kind, flag[2:].replace("-", "_"))
         return f"{flag}.name{equals}{value}" if named else token
 
-    return [*map(full, tokens)]
+    return [*map(complete, tokens)]
 
 
 def with_tables(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class World:
         return number
 
     @contextmanager
-    def together(self, what: str) -> Iterator[None]:
+    def fail_together(self, what: str) -> Iterator[None]:
         """A context in which all ranks fail if one raises a LambertError: the others raise an error that names the rank
         and `what` it was doing. The code in the context must not call a collective."""
         yield

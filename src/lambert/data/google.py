@@ -76,14 +76,14 @@ class _Creation:
             end_of_a = first + (random.randint(1, count - 1) if count >= 2 else 1)
             a = (bounds[first], bounds[end_of_a])
             if count == 1 or random.random() < 0.5:
-                instances.append(self.instance(a, self.elsewhere(place, target - a[1] + a[0]), 1))
+                instances.append(self.instance(a, self.draw_elsewhere(place, target - a[1] + a[0]), 1))
                 first = end_of_a  # the sentences after A start the next instance
             else:
                 instances.append(self.instance(a, (a[1], bounds[behind]), 0))
                 first = behind
         return instances
 
-    def elsewhere(self, place: int, wanted: int) -> tuple[int, int]:
+    def draw_elsewhere(self, place: int, wanted: int) -> tuple[int, int]:
         """Returns the token range of a random segment B. After ten tries, B may come from the document of A."""
         last = len(self.documents) - 1
         for _ in range(10):

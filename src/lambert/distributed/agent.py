@@ -225,7 +225,7 @@ class Agent(LocalElasticAgent):
         """Returns from which update a group that restarts continues, as the end of a line."""
         if self._run is None:
             return ""
-        done = archive.last(self._run)
+        done = archive.find_last(self._run)
         return f", from update {done:,}" if done else ", from the beginning"
 
     def _advice(self, end: End) -> str:

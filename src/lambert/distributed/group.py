@@ -156,7 +156,7 @@ class Group(World):
         return int(value)
 
     @contextmanager
-    def together(self, what: str) -> Iterator[None]:
+    def fail_together(self, what: str) -> Iterator[None]:
         own: LambertError | SavedAndStopped | None = None
         try:
             yield

@@ -84,7 +84,7 @@ def write(run: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], sta
             manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
             (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     except (OSError, SafetensorError) as error:
-        room = f"{megabytes(needed)} needed, {megabytes(free(run))} free"
+        room = f"{megabytes(needed)} needed, {megabytes(count_free(run))} free"
         reason = str(error).rstrip(".")
         raise MachineError(f"{target} could not be written: {reason}; {room}. {disk_remedy(error)}.") from error
 
@@ -106,20 +106,20 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def _make_room(run: Path, needed: int) -> bool:
     """Returns whether `needed` bytes are free, after deleting checkpoints older than the newest one if that helps."""
-    lacking = needed - free(run)
+    lacking = needed - count_free(run)
     if lacking <= 0:
         return True
     older = [path for _, path in _steps(run / FOLDER)[:-1]]
     if sum(file.stat().st_size for path in older for file in path.iterdir()) < lacking:
         return False
     for path in older:
-        if free(run) < needed:
+        if count_free(run) < needed:
             _log.warning("The disk has no room for another checkpoint: %s was deleted.", path)
             delete_folder(path)
-    return free(run) >= needed
+    return count_free(run) >= needed
 
 
-def newest(run: Path, at_most: int | None) -> int | None:
+def find_newest(run: Path, at_most: int | None) -> int | None:
     """Returns the update of the newest undamaged checkpoint up to update `at_most`, and deletes later checkpoints;
     returns None if there are no checkpoints.
 
@@ -145,7 +145,7 @@ def newest(run: Path, at_most: int | None) -> int | None:
     return None
 
 
-def last(run: Path) -> int:
+def find_last(run: Path) -> int:
     """Returns the update of the newest checkpoint without checking it for damage; 0 if there is none."""
     return max((step for step, _ in _steps(run / FOLDER)), default=0)
 
@@ -164,7 +164,7 @@ def clean(run: Path) -> None:
         shutil.rmtree(left_over, ignore_errors=True)
 
 
-def free(run: Path) -> int:
+def count_free(run: Path) -> int:
     """Returns the number of free bytes on the disk of a run."""
     return shutil.disk_usage(run).free
 

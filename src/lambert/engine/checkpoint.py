@@ -236,11 +236,11 @@ def latest(run: Path, *, at_most: int | None = None, world: World | None = None)
         UsageError: A checkpoint has another format.
     """
     world = world or World()
-    step = world.run_on_first(lambda: archive.newest(run, at_most), _CHECKING_SECONDS)
+    step = world.run_on_first(lambda: archive.find_newest(run, at_most), _CHECKING_SECONDS)
     if step is None:
         return None
     folder = archive.folder_of(run, step)
-    with world.together("reading the checkpoint"):
+    with world.fail_together("reading the checkpoint"):
         if not folder.is_dir():
             raise MachineError(f"{folder} is missing here. The run folder must be on a disk that all nodes share.")
         found = Checkpoint(folder, step, json.loads(read_file(folder / archive.STATE)))
@@ -261,7 +261,7 @@ def check_disk_space(
     one = weights * (1 + moments) + archive.SLACK_BYTES
     needed = max(min(keep + 1, saves) * one, min(keep, saves) * one + weights + archive.SLACK_BYTES)
     needed += copies * (weights + archive.SLACK_BYTES)
-    free = archive.free(run)
+    free = archive.count_free(run)
     written = sum(file.stat().st_size for file in (run / archive.FOLDER).glob("step-*/*"))
     if free + written < needed:
         raise MachineError(

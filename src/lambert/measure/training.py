@@ -36,7 +36,7 @@ class Pass:
 def own_step(encoder: EncoderConfig, batch: Batch, world: World, kind: Pass, *, compile: bool = False) -> Step:
     """Returns Lambert's training step on `batch`, with new weights."""
     targets = counts(batch)
-    model = weights.fresh(encoder, dict.fromkeys(targets, 0)).to(world.device).train()
+    model = weights.draw(encoder, dict.fromkeys(targets, 0)).to(world.device).train()
     if compile:
         need_compiler("compile", world.device)
         compile_blocks(model.encoder.blocks)

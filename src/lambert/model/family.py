@@ -31,7 +31,7 @@ class Family:
     """Module from (states [T, D], batch) to one row per sequence [S, D], made from an EncoderConfig."""
     defaults: Mapping[str, float | ModernConfig] = field(default_factory=dict)
     """Defaults of a fresh encoder's settings where they differ from those of EncoderConfig."""
-    fresh: Callable[[EncoderConfig], EncoderConfig] = lambda config: config
+    determine: Callable[[EncoderConfig], EncoderConfig] = lambda config: config
     """Function that adds to a fresh encoder's settings what the family determines, apart from `keys.constants`."""
     adjustable: frozenset[str] = ADJUSTABLE
     """Settings, by dotted names, that a run may change when it starts from a model, because no weight depends on
@@ -63,4 +63,4 @@ class Family:
     def complete(self, config: EncoderConfig) -> EncoderConfig:
         """Returns the settings of a fresh encoder with what the family determines. Raises UsageError if the family has
         no such encoder."""
-        return self.fresh(dataclasses.replace(config, **self.keys.constants))
+        return self.determine(dataclasses.replace(config, **self.keys.constants))

@@ -176,7 +176,7 @@ GTE = Family(
     heads={"mlm": roberta.HEADS["mlm"]},
     segments=False,
     defaults={"attention_dropout": 0.0},
-    fresh=partial(replace, segment_types=1),
+    determine=partial(replace, segment_types=1),
     adjustable=ADJUSTABLE | {"positions", "modern.theta"},
     names=NAMES,
     keys=KEYS,

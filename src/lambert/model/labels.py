@@ -118,7 +118,7 @@ def check_rows(count: int, rows: int, source: object) -> None:
         )
 
 
-def equal_but_for_case(label: str, names: Sequence[str]) -> list[str]:
+def match_ignoring_case(label: str, names: Sequence[str]) -> list[str]:
     """Returns the names that equal a label when case is ignored."""
     return [name for name in names if name.casefold() == label.casefold()]
 

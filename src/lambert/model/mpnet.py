@@ -88,7 +88,7 @@ KEYS = replace(
 )
 
 
-def fresh(config: EncoderConfig) -> EncoderConfig:
+def determine(config: EncoderConfig) -> EncoderConfig:
     """Returns the settings of a fresh encoder with the positions of transformers. Raises UsageError for another padding
     token than transformers assumes."""
     if config.pad != PAD:
@@ -121,7 +121,7 @@ MPNET = replace(
     encoder=MpnetEncoder,
     heads=roberta.HEADS,
     segments=False,
-    fresh=fresh,
+    determine=determine,
     names=NAMES,
     keys=KEYS,
     architectures=architectures("MPNet"),

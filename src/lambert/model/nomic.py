@@ -100,7 +100,7 @@ NOMIC_BERT = replace(
     heads={"mlm": partial(MaskedLanguageModel, activation=nn.functional.silu)},
     segments=True,
     defaults={"dropout": 0.0, "attention_dropout": 0.0, "modern": ModernConfig(theta=THETA)},
-    fresh=lambda config: config,
+    determine=lambda config: config,
     names=NAMES,
     keys=KEYS,
     architectures=ARCHITECTURES,

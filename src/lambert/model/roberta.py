@@ -62,7 +62,7 @@ KEYS = replace(
 )
 
 
-def fresh(config: EncoderConfig) -> EncoderConfig:
+def determine(config: EncoderConfig) -> EncoderConfig:
     """Returns the settings of a fresh encoder with one segment type and with the positions of transformers."""
     return replace(config, segment_types=1, position_offset=config.pad + 1)
 
@@ -74,7 +74,7 @@ def _family(title: str, stem: str) -> Family:
         title=title,
         heads=HEADS,
         segments=False,
-        fresh=fresh,
+        determine=determine,
         names=NAMES,
         keys=KEYS,
         architectures=architectures(stem),

@@ -139,7 +139,7 @@ def current(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in renamed.items() if name not in family.names.tied}
 
 
-def fresh(config: EncoderConfig, heads: Mapping[str, int], seed: int = 0) -> Model:
+def draw(config: EncoderConfig, heads: Mapping[str, int], seed: int = 0) -> Model:
     """Returns a model with fresh weights: matrices are normal with standard deviation `init_range`, truncated at two
     standard deviations, biases are 0, and norms are 1. Each tensor depends only on the seed and its name.
 
@@ -163,7 +163,7 @@ def fresh(config: EncoderConfig, heads: Mapping[str, int], seed: int = 0) -> Mod
 
 @torch.no_grad()
 def initialise(model: Model, seed: int, names: Collection[str] | None = None) -> None:
-    """Fills the model as `fresh` does, or only the tensors with these `names` in a model folder.
+    """Fills the model as `draw` does, or only the tensors with these `names` in a model folder.
 
     Matrices that fine-tuning adds, those of its heads and those that the given encoder lacks, are drawn as in
     transformers: not truncated, except in families that are `truncated`. Truncated matrices are 12% smaller and learn

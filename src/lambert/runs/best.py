@@ -34,7 +34,7 @@ pre-training. Of all other scores higher is better."""
 _log = logging.getLogger("lambert.best")
 
 
-def better(name: str, value: float, than: float) -> bool:
+def is_better(name: str, value: float, than: float) -> bool:
     """Returns whether `value` is a better score `name` than `than`. NaN is better than nothing."""
     if math.isnan(value) or math.isnan(than):
         return math.isnan(than) and not math.isnan(value)
@@ -100,7 +100,7 @@ class Best:
         self.check(scores)
         scores = self._world.run_on_first(lambda: dict(scores))  # ranks may differ by rounding
         before, self.scored = self.scored, step
-        if better(self.name, scores[self.name], self._scores.get(self.name, math.nan)):
+        if is_better(self.name, scores[self.name], self._scores.get(self.name, math.nan)):
             failure = self._world.run_on_first(lambda: self._write(step, scores, model))
             if not failure:
                 self.step, self._scores, self._waited = step, dict(scores), 0
@@ -133,7 +133,7 @@ class Best:
         if not self.name or not self.step:
             return dict(scores), ""
         if self.step != self.scored:
-            with self._world.together("reading the best weights"):
+            with self._world.fail_together("reading the best weights"):
                 if self._world.is_first:
                     self._read()  # checks the weights
                     Checkpoint(self._folder, self.step, {}).restore_model(model)

@@ -21,7 +21,7 @@ from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 
 
-def evenly_spaced(count: int, of: int) -> list[int]:
+def space_evenly(count: int, of: int) -> list[int]:
     """Returns `count` of the numbers from 0 to `of` - 1, with equal distances up to rounding, from the first to the
     last. For 6 of 12: 0, 2, 4, 7, 9, 11, as in the code released with Sanh et al., "DistilBERT", 2019."""
     return [round(number * (of - 1) / max(1, count - 1)) for number in range(count)]
@@ -37,7 +37,7 @@ def keep_layers(model: Model, layers: int) -> str:
         raise UsageError(f"distil.student_layers = {layers}, but init has {len(blocks)} blocks: use at most that many.")
     if layers in (0, len(blocks)):
         return ""
-    kept = evenly_spaced(layers, len(blocks))
+    kept = space_evenly(layers, len(blocks))
     model.encoder.blocks = nn.ModuleList(blocks[number] for number in kept)
     model.config = model.encoder.config = dataclasses.replace(model.config, layers=layers)
     named = ", ".join(str(number + 1) for number in kept)

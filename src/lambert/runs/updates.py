@@ -53,7 +53,7 @@ def run_to_end(updates: Callable[[StopRequest], Iterator[Step]], out: Path) -> R
 
     Raises SavedAndStopped after a signal, whenever it comes.
     """
-    done = archive.last(out)
+    done = archive.find_last(out)
     with graceful_stop(
         f"; {_name_checkpoint(done)}" if done else " before the first update; nothing new to save"
     ) as stop:

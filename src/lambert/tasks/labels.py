@@ -14,7 +14,7 @@ from torch import Tensor
 from lambert.core.batch import Ints, Target, exact_weights
 from lambert.core.errors import DataError, UsageError, quote
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.reading.label_names import is_number, whole
+from lambert.tasks.reading.label_names import drop_fraction, is_number
 from lambert.tasks.reading.table import sort_labels
 from lambert.tasks.scores.metrics import Floats
 from lambert.text.tables import as_seen
@@ -33,8 +33,8 @@ def learn_labels(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     places: dict[str, str] = {}
     for place, label in labels:
         places.setdefault(label, place)
-    if all(is_number(whole(label)) for label in places):
-        places = {whole(label): place for label, place in places.items()}
+    if all(is_number(drop_fraction(label)) for label in places):
+        places = {drop_fraction(label): place for label, place in places.items()}
     numbers = [label for label in places if label.removeprefix("-").isdecimal()]
     texts = [label for label in places if label not in set(numbers)]
     if numbers and texts:

@@ -42,7 +42,7 @@ def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[st
     """Returns the scores, and lines for the user about the model and the data. With several ranks, only the first has
     them."""
     with detect(config.inference.device) as world:
-        with world.together("reading the model and the data"):
+        with world.fail_together("reading the model and the data"):
             name, columns = named.resolve_for_evaluation(config.task, config.columns, config.data)
             model = TextModel(config.model, name, config.code, config.inference, world, columns, config.squad())
             task = model.task

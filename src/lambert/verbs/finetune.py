@@ -101,7 +101,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
         raise UsageError("The updates of one run need one seed: set seed instead of seeds.")
     stop = StopRequest() if stop is None else stop  # without signal handlers, never requested
     with detect(config.train.device, config.train.timeout) as world:
-        with world.together("reading its data"):
+        with world.fail_together("reading its data"):
             if world.is_first:
                 check_place(config.out)
             check_names(config.optim)
@@ -142,7 +142,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
         notes += prepared.features.notes
         if dev_path is None:
             notes.append("nothing is scored, because no dev file is given (--dev)")
-        first_start = not archive.last(config.out)
+        first_start = not archive.find_last(config.out)
         with open_run(config, world, fingerprints(model, tokenizer, hashes)):
             for line in notes if world.is_first else ():
                 if first_start:
@@ -234,7 +234,7 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     check_examples(config, data, model.config)
     notes += filter(None, [keep_layers(model, config.distil.student_layers)])
     if config.random_init:
-        model = weights.fresh(model.config, heads, config.seed)
+        model = weights.draw(model.config, heads, config.seed)
     else:
         notes = [*report.warnings(), *notes]
     notes += filter(None, [_note_untrained(layers), _note_reader(shape, heads), freeze(model, config.train.freeze)])

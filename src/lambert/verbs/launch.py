@@ -169,7 +169,7 @@ def run(config: LaunchConfig, tokens: list[str], say: Say = silent) -> None:
     ):  # the processes of other machines are not known here
         from lambert.engine import archive
 
-        chosen.train.check_ranks(processes, archive.last(chosen.out))
+        chosen.train.check_ranks(processes, archive.find_last(chosen.out))
     os.environ |= settings
     os.environ |= process.variables()
     with scratch_folder("lambert-launch") as ends:

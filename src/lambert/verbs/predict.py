@@ -78,7 +78,7 @@ def _answer(config: PredictConfig, say: Say, answered: Callable[[], None]) -> No
         )
     failure: Exception | None = None
     with detect(config.inference.device) as world:
-        with world.together("reading the model"):
+        with world.fail_together("reading the model"):
             columns = replace(config.columns, label="")  # not needed, and `text` may have its name
             model = TextModel(config.model, config.task, config.code, config.inference, world, columns, config.squad())
             task = model.task.with_top(config.top)

@@ -65,14 +65,14 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
     stop = StopRequest() if stop is None else stop  # without signal handlers, never requested
     config = dataclasses.replace(config, optim=config.optim.at_batch(config.train.batch_size))
     with detect(config.train.device, config.train.timeout) as world:
-        with world.together("preparing its corpus"):
+        with world.fail_together("preparing its corpus"):
             _check_complete(config)
             if world.is_first:
                 check_place(config.out)
             check_names(config.optim)
             if config.text:
                 _prepare_text(config, world, say)
-        with world.together("reading its data"):
+        with world.fail_together("reading its data"):
             manifest = read_manifest(config.corpus)
             tokenizer = tokenizers.load(config.corpus)
             check_corpus(config.corpus, whole=config.verify)
@@ -99,7 +99,7 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
             batches = sequential(heldout, micro_tokens=micro_tokens, rank=world.rank, world=world.size, sequences=limit)
             return evaluate(model, batches, precision, world, stop)
 
-        first_start = world.is_first and not archive.last(config.out)
+        first_start = world.is_first and not archive.find_last(config.out)
         with open_run(config, world, fingerprints(model, tokenizer, data)):
             if first_start and (warning := explain_few_updates(config.train, source.size(0))):
                 append(config.out, warning)
@@ -225,7 +225,7 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
         shape = config.model.shape(pieces, roles.find_id(tokenizer, "pad") or 0)
         _check_storable(shape)
         check_model(shape, config.optim.name, world, shard_optimizer=config.train.shard_optimizer)
-        return weights.fresh(shape, objectives, config.seed)
+        return weights.draw(shape, objectives, config.seed)
     folder = model_folder(config.init)
     code = (*config.code, *([config.model.block] if config.model and config.model.block else []))
     shape = layout.encoder_config(layout.read_config(folder), folder, code)

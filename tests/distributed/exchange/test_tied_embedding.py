@@ -14,7 +14,7 @@ from lambert.distributed.exchange.overlapped import DistributedExchange
 from lambert.distributed.group import Group
 from lambert.engine.precision import Precision
 from lambert.model.config import EncoderConfig
-from lambert.model.weights import fresh
+from lambert.model.weights import draw
 
 
 class Noting(DistributedExchange):
@@ -31,7 +31,7 @@ def tied(world: World) -> Any:
     found, options = {}, ExchangeConfig(bucket_mb=0.05)
     for name, apart in (("whole", False), ("apart", True)):
         config = EncoderConfig(vocabulary=600, hidden=32, layers=2, heads=2, intermediate=64, positions=16)
-        model = fresh(config, {"mlm": 0, "nsp": 0}, seed=5)
+        model = draw(config, {"mlm": 0, "nsp": 0}, seed=5)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         exchange = Noting(model, world, options) if isinstance(world, Group) else build(model, world, options)
         table = getattr(exchange, "tied_embedding", None)

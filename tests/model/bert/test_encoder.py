@@ -98,7 +98,7 @@ def test_activations_are_told_apart_by_the_tolerance() -> None:
 
 
 def fresh(**settings: object) -> Model:
-    return weights.fresh(EncoderConfig(vocabulary=300, **settings), HEADS, seed=1)
+    return weights.draw(EncoderConfig(vocabulary=300, **settings), HEADS, seed=1)
 
 
 @pytest.mark.parametrize("changed", range(len(LENGTHS)))
@@ -159,7 +159,7 @@ def test_bfloat16_autocast_is_near() -> None:
 
 def test_a_fresh_model_knows_nothing() -> None:
     config = EncoderConfig(vocabulary=30522)
-    model = weights.fresh(config, HEADS, seed=3).train()
+    model = weights.draw(config, HEADS, seed=3).train()
     batch = make_batch([128] * 8, config.vocabulary)
     mlm, nsp = (model(batch).detach() / torch.tensor([batch.targets[n].count for n in HEADS])).tolist()
     assert mlm + nsp == pytest.approx(math.log(30522) + math.log(2), abs=0.15)
@@ -167,7 +167,7 @@ def test_a_fresh_model_knows_nothing() -> None:
 
 def test_overfits_sixteen_sequences() -> None:
     config = EncoderConfig(intermediate=256, vocabulary=100, dropout=0.0, attention_dropout=0.0)
-    model, batch = weights.fresh(config, HEADS), make_batch([12] * 16, 100)
+    model, batch = weights.draw(config, HEADS), make_batch([12] * 16, 100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     counts_K = torch.tensor([batch.targets[name].count for name in model.objectives])
     for _ in range(100):
@@ -206,7 +206,7 @@ def test_dropout_follows_the_global_seed() -> None:
 def test_a_model_in_bfloat16_under_autocast() -> None:
     """The compiled kernels read tables and weights in float32; a model of another type is computed by torch."""
     config = EncoderConfig(vocabulary=100, layers=1, hidden=64, heads=2, intermediate=128, positions=64, dropout=0.0)
-    model, batch = weights.fresh(config, {"label": 2}).eval(), make_batch(LENGTHS, 100)
+    model, batch = weights.draw(config, {"label": 2}).eval(), make_batch(LENGTHS, 100)
     exact_TD = model.encoder(batch)
     with torch.autocast("cpu", torch.bfloat16):
         found_TD = model.bfloat16().encoder(batch)

@@ -28,7 +28,7 @@ def test_initial_deviations(head: str, labels: int) -> None:
         block="modernbert", vocabulary=400, hidden=HIDDEN, layers=LAYERS, heads=2, intermediate=96, init_range=RANGE
     )
     config = family_of(given).complete(given)
-    model = weights.fresh(config, {head: labels}, seed=1)
+    model = weights.draw(config, {head: labels}, seed=1)
     torch.manual_seed(1)
     settings = transformers.AutoConfig.for_model(**layout.config_of(model))
     peer = getattr(transformers, layout.architecture(config, model.labels)[0])(settings).state_dict()

@@ -12,7 +12,7 @@ import pytest
 from lambert.core.errors import DataError
 from lambert.tasks.config import Columns
 from lambert.tasks.labels import note_doubtful
-from lambert.tasks.reading.label_names import Matched, match, whole
+from lambert.tasks.reading.label_names import Matched, drop_fraction, match
 from lambert.tasks.reading.table import read_labelled_rows
 
 NLI = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
@@ -123,9 +123,9 @@ def test_other_labels_are_unknown(label: str) -> None:
 
 
 def test_whole_numbers() -> None:
-    assert [whole(label) for label in ("1.0", "10.00", "-3.0", "-0.0")] == ["1", "10", "-3", "0"]
+    assert [drop_fraction(label) for label in ("1.0", "10.00", "-3.0", "-0.0")] == ["1", "10", "-3", "0"]
     for label in ("1", "01.0", "1.", ".0", "1.05", "v1.0", "١.0"):
-        assert whole(label) == label
+        assert drop_fraction(label) == label
 
 
 def test_labels_that_differ_in_case_only_are_told() -> None:

@@ -31,7 +31,7 @@ def test_answers_are_those_of_transformers(
     assert not data.collate(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)).targets
     predictions = task.predictions(data, outputs_of(data))
     expected = golden["answers"][f"{file['version']} {name}"]
-    assert [answer.chosen(-30.0).text for answer in predictions] == expected["texts"]
+    assert [answer.choose(-30.0).text for answer in predictions] == expected["texts"]
     assert checksum([[c.text for c in answer.candidates] for answer in predictions]) == expected["nbest"]
     if expected["odds"]:
         assert checksum([answer.null_odds for answer in predictions]) == expected["odds"]
@@ -78,9 +78,9 @@ def test_the_place_of_an_answer_is_found_whatever_the_space_between_words(wordpi
 def test_no_answer_is_predicted_above_the_threshold(wordpiece: Build) -> None:
     sure = answered(wordpiece, "a b c", 1, 1, version="2.0")
     assert (sure.best.text, sure.null_odds) == ("b", -18.0)
-    assert (sure.chosen(-19.0).text, sure.chosen(-18.0).text) == ("", "b")
+    assert (sure.choose(-19.0).text, sure.choose(-18.0).text) == ("", "b")
     only = answered(wordpiece, "a b c", 1, 1, version="1.1")
-    assert (only.null_odds, only.chosen(-19.0).text) == (None, "b")
+    assert (only.null_odds, only.choose(-19.0).text) == (None, "b")
 
 
 @pytest.mark.parametrize(("tokens", "size", "step"), [(5, 5, 1), (40, 7, 1), (40, 7, 3), (41, 8, 8), (100, 9, 20)])

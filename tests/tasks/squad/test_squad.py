@@ -109,7 +109,7 @@ def test_writes_the_official_file_and_rows(golden: dict[str, Any], tokenizer: To
     assert all(is_predictions(file.read_bytes()) for file in files)
     assert [file.name for file in files] == ["predictions.json", "predictions.nbest.json", "predictions.null_odds.json"]
     assert list(json.loads(out.read_text(encoding="utf-8")).items()) == [
-        (question.id, answer.chosen(-30.0).text) for question, answer in zip(data.questions, predictions, strict=True)
+        (question.id, answer.choose(-30.0).text) for question, answer in zip(data.questions, predictions, strict=True)
     ]
     odds = json.loads(files[2].read_text(encoding="utf-8"))
     texts = json.loads(out.read_text(encoding="utf-8"))
@@ -122,7 +122,7 @@ def test_predicts_rows_like_the_file(golden: dict[str, Any], tokenizer: Tokenize
     stored = learn(SETTINGS["narrow"], tokenizer, write(tmp_path, file))[0].model_config()
     task = create(parse_task(json.loads(json.dumps(stored))), tokenizer)
     data = task.read(write(tmp_path, file))
-    texts = [answer.chosen(-30.0).text for answer in task.predictions(data, outputs_of(data))]
+    texts = [answer.choose(-30.0).text for answer in task.predictions(data, outputs_of(data))]
     lines = [
         json.dumps({"id": qa["id"], "question": qa["question"], "context": paragraph["context"]})
         for paragraph in file["data"][0]["paragraphs"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lambert.core.errors import DataError, quote
-from lambert.model.labels import equal_but_for_case, format_labels, has_names
+from lambert.model.labels import format_labels, has_names, match_ignoring_case
 from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import plain_label
@@ -28,7 +28,7 @@ _DIGITS = 9  # of the largest number that may be that of a label
 _TRUTH = {"false": 0, "true": 1}
 
 
-def whole(label: str) -> str:
+def drop_fraction(label: str) -> str:
     """Returns a number with a fraction of 0, such as 1.0, as a whole number; any other label unchanged."""
     if not _FRACTION_OF_0.fullmatch(label):
         return label
@@ -79,7 +79,7 @@ def check_known(found: Matched, places: Mapping[str, str], labels: Sequence[str]
     """Raises DataError for a label of the file that is not among those of the task."""
     label = next((label for label in places if label not in found.numbers), None)
     if label is not None:
-        number = is_number(whole(label)) and not any(map(is_number, labels))
+        number = is_number(drop_fraction(label)) and not any(map(is_number, labels))
         hint = f" As numbers they are 0 to {len(labels) - 1}; -1 marks rows without a label." if number else ""
         names = keys_found(dict.fromkeys(labels))
         raise DataError(
@@ -103,7 +103,7 @@ class _Reader:
     def __init__(self, labels: Sequence[str], declared: Sequence[str], places: Collection[str]) -> None:
         self._labels, self._declared, self._places = [*labels], declared, places
         self._own = {label: number for number, label in enumerate(labels)}
-        self._wholes = {whole(label): number for label, number in self._own.items()}
+        self._wholes = {drop_fraction(label): number for label, number in self._own.items()}
         self._plain = {plain_label(name): number for name, number in self._own.items()}
         self._named = has_names(self._labels)
         self._numeric = any(is_number(label) for label in self._wholes)
@@ -122,7 +122,7 @@ class _Reader:
             return self._own[label]
         if label in self._plain:
             return self._plain[label]
-        text = whole(label)
+        text = drop_fraction(label)
         if text in self._wholes:
             return self._note(_FRACTIONS, label, self._wholes[text])
         if len(self._truth) == len(self._own) and (text in ("0", "1") or text.casefold() in _TRUTH):
@@ -138,10 +138,10 @@ class _Reader:
 
     def _by_case(self, name: str, label: str, place: str) -> int | None:
         """Returns the number of the label of the task that differs from a name in case only."""
-        alike = equal_but_for_case(name, self._labels)
+        alike = match_ignoring_case(name, self._labels)
         if not alike:
             return None
-        same = equal_but_for_case(label, [*self._places])
+        same = match_ignoring_case(label, [*self._places])
         if len(alike) > 1 or len(same) > 1:
             raise DataError(
                 f"{place}: label {quote(label)} is ambiguous, because labels differ in case only: the file has "

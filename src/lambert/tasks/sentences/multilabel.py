@@ -15,7 +15,7 @@ from lambert.core.errors import DataError, UsageError, quote
 from lambert.model.labels import label_keys
 from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.labels import check_one_for_each, learn_labels, note_absent, note_doubtful
-from lambert.tasks.reading.label_names import check_known, is_number, match, whole
+from lambert.tasks.reading.label_names import check_known, drop_fraction, is_number, match
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import column, label_cell, read_labelled_rows
 from lambert.tasks.scores import metrics
@@ -222,7 +222,7 @@ def labels_of(row: Row, columns: Columns, place: str) -> list[str]:
         value = value.split(columns.separator) if value.strip() else []
     parts = value if isinstance(value, list | tuple) else [value]
     found = [label_cell({name: part}, name, place) for part in parts]
-    numbers = [whole(label) for label in found if is_number(whole(label))]
+    numbers = [drop_fraction(label) for label in found if is_number(drop_fraction(label))]
     if len({*numbers}) < len(numbers):
         raise DataError(
             f"{place}: the labels (column {name!r}) have a number twice, {quote(value)}. If they are 0 or 1 for each "

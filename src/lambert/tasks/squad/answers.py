@@ -45,7 +45,7 @@ class Answer:
     """Version 2.0: score of no answer minus that of `best`."""
     candidates: list[Candidate]
 
-    def chosen(self, null_threshold: float) -> Candidate:
+    def choose(self, null_threshold: float) -> Candidate:
         """Returns what is predicted: "no answer" if its odds are above the threshold, else `best`."""
         if self.null_odds is None or self.null_odds <= null_threshold:
             return self.best

@@ -156,7 +156,7 @@ class Squad(Task[Windows, Answer]):
 
     def _texts(self, data: Windows, predictions: Sequence[Answer]) -> dict[str, str]:
         """Returns the predicted texts by question id, "" for no answer."""
-        chosen = (answer.chosen(self._threshold).text for answer in predictions)
+        chosen = (answer.choose(self._threshold).text for answer in predictions)
         return dict(zip((question.id for question in data.questions), chosen, strict=True))
 
     def examples(self, data: Windows, predictions: Sequence[Answer]) -> Examples:
@@ -199,7 +199,7 @@ class Squad(Task[Windows, Answer]):
 
 
 def _row(answer: Answer, null_threshold: float) -> Row:
-    chosen = answer.chosen(null_threshold)
+    chosen = answer.choose(null_threshold)
     found: Row = {"answer": chosen.text, "probability": chosen.probability}
     if chosen.text:
         found |= {"start": chosen.characters[0], "end": chosen.characters[1]}

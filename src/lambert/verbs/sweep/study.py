@@ -127,7 +127,7 @@ class Study:
             if now.state != TrialState.RUNNING:
                 held.pop_all().close()
                 continue
-            done = sum(archive.last(self.plan.folder(found.number, seed)) for seed in self.plan.seeds)
+            done = sum(archive.find_last(self.plan.folder(found.number, seed)) for seed in self.plan.seeds)
             starts, before = found.user_attrs.get("starts", (0, 0))
             if starts >= STARTS and done <= before:
                 self._fail(found, f"its process was killed {starts} times after update {done:,}")

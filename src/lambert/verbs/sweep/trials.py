@@ -61,7 +61,7 @@ def _run(study: Study, trial: Trial, stop: StopRequest) -> LambertError | None:
     plan = study.plan
     began, spent = time.monotonic(), float(trial.user_attrs.get("seconds", 0.0))
     starts, _ = trial.user_attrs.get("starts", (0, 0))
-    done = sum(archive.last(plan.folder(trial.number, seed)) for seed in plan.seeds)
+    done = sum(archive.find_last(plan.folder(trial.number, seed)) for seed in plan.seeds)
     study.note(trial, starts=(starts + 1, done))
     scores: list[dict[str, Any]] = []
     failure: LambertError | None = None
@@ -91,7 +91,7 @@ def _run(study: Study, trial: Trial, stop: StopRequest) -> LambertError | None:
         state = TrialState.FAIL
         note = "out of memory" if ran_out(error) else _crash(study, trial, error)
         failure = LambertError(note + ".")
-    updates = sum(archive.last(plan.folder(trial.number, seed)) for seed in plan.seeds)
+    updates = sum(archive.find_last(plan.folder(trial.number, seed)) for seed in plan.seeds)
     study.note(trial, note=" ".join(note.split()), seconds=spent + time.monotonic() - began, updates=updates)
     study.end(trial, state, value)
     return failure
@@ -114,13 +114,13 @@ def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> dict[str,
             if judged and math.isfinite(value) and study.report(trial, value, step.index) and not step.last:
                 raise _Pruned  # closing the generator saves the run
     value, error = value_of(Result.of_run(config.out).scores, metric)
-    return {"seed": seed, "value": value, "error": error, "updates": archive.last(config.out)}
+    return {"seed": seed, "value": value, "error": error, "updates": archive.find_last(config.out)}
 
 
 def _report_missed(study: Study, trial: Trial, run: Path) -> bool:
     """Reports the scores that a run has logged, but whose process was killed before it reported them. Returns whether
     the pruner ends the trial."""
-    metrics, done = Result.of_run(run).metrics, archive.last(run)
+    metrics, done = Result.of_run(run).metrics, archive.find_last(run)
     if not done or (run / SCORES).is_file():
         return False
     logged = zip(metrics["step"], metrics.get(f"heldout/{study.plan.config.metric}", ()), strict=False)

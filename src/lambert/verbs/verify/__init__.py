@@ -84,7 +84,7 @@ def verify_run(given: VerifyConfig, config: PretrainConfig | FinetuneConfig, say
 def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say: Say) -> str:
     """Runs `count` updates. Returns why it diverged, or an empty string."""
     stepping = pretrain.updates if isinstance(config, PretrainConfig) else finetune.updates
-    if done := archive.last(config.out):
+    if done := archive.find_last(config.out):
         read_measured(config.out).check_logged(config.log.every, min(done, count))
     quiet = say is silent
     with graceful_stop("; the recipe is not verified", START_AGAIN) as stop:

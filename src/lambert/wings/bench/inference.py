@@ -81,7 +81,7 @@ class Drawn:
 
 
 def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
-    model, precision = ready(weights.fresh(encoder, {"span": 0}), config.precision, world.device)
+    model, precision = ready(weights.draw(encoder, {"span": 0}), config.precision, world.device)
     source, micro_tokens = Drawn(batch), InferenceConfig().micro_tokens
 
     def logits() -> Tensor:
@@ -207,7 +207,7 @@ def _add_check(side: str, precision: str, logits: Logits, encoder: EncoderConfig
     """Returns a round that computes `logits`, and compares them with those of the same model in float32."""
 
     def compare() -> None:
-        model = weights.fresh(encoder, {"span": 0}).to(batch.ids_T.device).eval()
+        model = weights.draw(encoder, {"span": 0}).to(batch.ids_T.device).eval()
         with torch.inference_mode():
             expected_T2 = model.outputs(batch)["span"]
         difference = float((logits() - expected_T2).abs().max() / expected_T2.abs().max())

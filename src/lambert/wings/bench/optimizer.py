@@ -57,7 +57,7 @@ PEERS: Mapping[str, Callable[..., Step]] = {
 
 
 def _step(make: Callable[[Model], torch.optim.Optimizer], encoder: EncoderConfig, world: World) -> Step:
-    model = weights.fresh(encoder, {"mlm": 0, "nsp": 0}).to(world.device)
+    model = weights.draw(encoder, {"mlm": 0, "nsp": 0}).to(world.device)
     generator = torch.Generator(world.device).manual_seed(0)
     for parameter in model.parameters():
         parameter.grad = 1e-3 * torch.randn(parameter.shape, device=world.device, generator=generator)

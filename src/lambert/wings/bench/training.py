@@ -76,7 +76,7 @@ def peer_model(heads: tuple[str, ...], encoder: EncoderConfig) -> Any:
     """Returns transformers' model with these heads, with sdpa attention and the weights of Lambert's side. Raises
     UsageError if transformers is not installed."""
     transformers = import_peer("transformers", "transformers", "lambert-bert[hf]")
-    own = weights.fresh(encoder, dict.fromkeys(heads, 0))
+    own = weights.draw(encoder, dict.fromkeys(heads, 0))
     settings = transformers.AutoConfig.for_model(**layout.config_of(own), attn_implementation="sdpa")
     model = getattr(transformers, layout.architecture(encoder, heads)[0])(settings)
     model.load_state_dict(weights.state(own), strict=False)

@@ -93,7 +93,7 @@ class Check:
         """Returns the first difference, or an empty text."""
         return next((one.problem for one in self.table if one.problem), "")
 
-    def equal(self, what: str, compared: str, problem: str) -> None:
+    def add_equal(self, what: str, compared: str, problem: str) -> None:
         """Adds a line about items that are equal unless there is a `problem`."""
         self.table.append(Comparison(what, compared, problem=problem))
 
@@ -299,7 +299,7 @@ class _FolderComparison:
             problem = (
                 f"the prompt of {name} is {expected!r} in the library and {own!r} in Lambert" if expected != own else ""
             )
-            self.found.equal(f"prompt of {name}", "1 prompt", problem)
+            self.found.add_equal(f"prompt of {name}", "1 prompt", problem)
         found = self.model.encode(texts[:few])
         if facts["default_prompt"] is None and prompts.get("query"):
             self.found.notes.append(
@@ -379,7 +379,7 @@ class _FolderComparison:
         ]  # fmt: skip
         if types and not problem:
             problem = f"the segment types of {self._describe_row(types[0])} differ"
-        self.found.equal("token ids", f"{len(computed):,} rows", problem)
+        self.found.add_equal("token ids", f"{len(computed):,} rows", problem)
         return same
 
     def _cut_ids(self, facts: Mapping[str, Any], source: Source) -> list[int]:
@@ -394,7 +394,7 @@ class _FolderComparison:
             self.found.notes.append("the model divides long texts into windows, so their tokens were not compared.")
             return []
         same, problem = self._same_ids(f"token ids, cut at {facts['limit']},", facts["cut"], computed)
-        self.found.equal(f"token ids, cut at {facts['limit']}", f"{len(computed):,} rows", problem)
+        self.found.add_equal(f"token ids, cut at {facts['limit']}", f"{len(computed):,} rows", problem)
         return same
 
     def _same_ids(self, what: str, expected: Sequence[Any], computed: Sequence[Any]) -> tuple[list[int], str]:
@@ -418,7 +418,7 @@ class _FolderComparison:
         problem = "label {} is {!r} in the library and {!r} in Lambert".format(*wrong) if wrong else ""
         if len(expected) != len(computed):
             problem = f"there are {len(expected)} labels in the library and {len(computed)} in Lambert"
-        self.found.equal("labels in their order", f"{len(expected):,} labels", problem)
+        self.found.add_equal("labels in their order", f"{len(expected):,} labels", problem)
 
     def _close(self, what: str, rows: Sequence[int], expected: Any, computed: Any, exact: Callable[[int], Any]) -> None:
         compared = [(self._describe_row(row), expected[row], computed[row]) for row in rows]

@@ -74,7 +74,7 @@ def write_part(path: Path, sources: Sequence[str], pieces: Iterable[Piece]) -> d
     return {**total, "characters": characters, "files": [{"source": name} | own for name, own in files.items()]}
 
 
-def whole(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def mark_ends(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """Yields the pieces of a file and marks the last one as the end of its document."""
     held: Piece | None = None
     for piece in pieces:

@@ -236,7 +236,7 @@ class _Preparation:
                 tokenizer.save(learnt, folder)
                 sink = Sink(folder, **size)
             splits = self._fill(sink, learnt)
-            better = sink.better_threshold() if config.heldout else threshold
+            better = sink.find_better_threshold() if config.heldout else threshold
             if better == threshold:
                 break
             threshold = better

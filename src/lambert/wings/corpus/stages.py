@@ -33,7 +33,7 @@ from lambert.wings.corpus.duplicates.deduplication import Lists, deduplicate
 from lambert.wings.corpus.duplicates.lists import Drops, apply_drops
 from lambert.wings.corpus.filtering import Ledger, apply_filters, list_causes, merge_samples
 from lambert.wings.corpus.filtering import build_filters as filters_of
-from lambert.wings.corpus.parts import read_part, whole, write_part
+from lambert.wings.corpus.parts import mark_ends, read_part, write_part
 from lambert.wings.corpus.reading.pieces import escape_name
 from lambert.wings.corpus.reading.readers import KIND, READERS, Layout, Piece
 from lambert.wings.corpus.reading.slices import SliceReader
@@ -92,7 +92,7 @@ class Extract:
                 raise build_change_error(extent.source)
 
         def pieces() -> Iterator[Piece]:
-            yield from chain.from_iterable(whole(of_file(extent)) for extent in unit.extents)
+            yield from chain.from_iterable(mark_ends(of_file(extent)) for extent in unit.extents)
             more["found"] = select_found(seen)
 
         expected = sum(extent.text_bytes for extent in unit.extents)

@@ -200,7 +200,7 @@ class Sink:
         self._writers[split].add(ids_T, lengths_n, documents_n)
         self._counts[split] += np.bincount(ids_T, minlength=len(self._counts[split]))
 
-    def better_threshold(self) -> float:
+    def find_better_threshold(self) -> float:
         """Returns the threshold, moved by the least amount that gives each split a document, if there are two or more
         documents."""
         if self._kept < 2:
