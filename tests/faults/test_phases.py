@@ -67,7 +67,7 @@ def rows(run: Path, name: str) -> list[int]:
 BEFORE: dict[str, tuple[Any, str]] = {
     "reading the corpus": (pretrain, "read_manifest"),
     "building the index": (pretrain, "CorpusSource"),
-    "building the model": (weights, "fresh"),
+    "building the model": (weights, "draw"),
     "looking for a checkpoint": (Run, "resume"),
     "measuring the device": (ceiling.Ceiling, "__init__"),
     "finding the micro-batches": (MicrobatchSize, "find"),

@@ -70,7 +70,7 @@ def test_a_budget_ends_the_sweep(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     pretend(lambda config: 0.5)
-    monkeypatch.setattr(trials.archive, "last", lambda folder: 3 if folder.is_dir() else 0)
+    monkeypatch.setattr(trials.archive, "find_last", lambda folder: 3 if folder.is_dir() else 0)
     assert lambert("sweep", write(budget)).code == 0
     assert len(found(tmp_path / "sweep")["trials"]) == (count or 3)  # 3 x 3 updates are the first sum of at least 7
 
