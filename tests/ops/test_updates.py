@@ -16,7 +16,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
 from lambert.core.compute import Copies, Place
 from lambert.ops import updates
 from lambert.ops.cuda import CudaOps
-from lambert.ops.updates import Group, Numbers, can_update, update
+from lambert.ops.updates import Numbers, Table, can_update, update
 from lambert.optim.lamb import Lamb
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -53,7 +53,7 @@ def test_updates(trust: tuple[float, float] | None, corrected: bool) -> None:
         tensors = [(w, 2 * g, *m) for w, g, m in zip(weights, grads, means, strict=True)]
         numbers = Numbers(RATE, BETAS, EPS, DECAY, corrected, torch.tensor(2.0, device=DEVICE), None)
         counters = [torch.tensor(float(step), device=DEVICE) for _ in weights]
-        ratios = update(Group(tensors, places), counters, numbers, trust)
+        ratios = update(Table(tensors, places), counters, numbers, trust)
         for weight, param in zip(weights, params, strict=True):
             torch.testing.assert_close(weight, param.detach(), rtol=1e-5, atol=1e-6)
         for weight, copy in zip(weights[1:], copies, strict=True):
@@ -69,7 +69,7 @@ def test_an_update_that_is_not_taken_changes_nothing(trust: tuple[float, float] 
     grads = [torch.full_like(weight, math.nan) for weight in weights]
     numbers = Numbers(RATE, BETAS, EPS, DECAY, True, None, torch.ones((), device=DEVICE))
     counters = [torch.zeros((), device=DEVICE) for _ in weights]
-    ratios = update(Group([*zip(weights, grads, means, squares, strict=True)], {}), counters, numbers, trust)
+    ratios = update(Table([*zip(weights, grads, means, squares, strict=True)], {}), counters, numbers, trust)
     assert all(map(torch.equal, before, (*weights, *means, *squares)))
     assert ratios.tolist() == [0] * len(SHAPES)
 

@@ -4,7 +4,7 @@ A batch carries these options, so a model needs neither global settings nor attr
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -58,16 +58,6 @@ class Place(NamedTuple):
 
 
 NOWHERE = Place()
-
-
-def find_addresses(tensors: Iterable[tuple[Tensor, ...]], places: Mapping[int, Place]) -> list[object]:
-    """Returns the addresses of the tensors of each parameter, the parameter first, and the place of its copy. A table
-    of them is valid as long as these are the same."""
-    found: list[object] = []
-    for together in tensors:
-        found += [one.data_ptr() for one in together]
-        found.append(places.get(id(together[0]), NOWHERE))
-    return found
 
 
 class Copies:

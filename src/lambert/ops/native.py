@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lambert.core.compute import NOWHERE, Place, find_addresses
+from lambert.core.compute import NOWHERE, Place
 from lambert.native import library
 from lambert.ops.drop import Drop
-from lambert.ops.reference import Into, Norm, Ops, Saved, hides
+from lambert.ops.reference import Into, Norm, Ops, Saved, check_window
 
 PANEL = 64
 """Columns of a panel of a packed operand."""
@@ -287,8 +287,8 @@ def can_update(tensors: Iterable[Tensor]) -> bool:
     )
 
 
-class Group:
-    """A table of tensors that are updated together.
+class Table:
+    """Addresses of tensors that are updated together.
 
     Args:
         tensors: Weight, gradient, and running means of the gradient and of its square, for which `can_update` holds.
@@ -296,27 +296,26 @@ class Group:
     """
 
     def __init__(self, tensors: Sequence[tuple[Tensor, ...]], places: Mapping[int, Place]) -> None:
-        self.addresses = find_addresses(tensors, places)
         rows = []
         for four in tensors:
             weight, place, count = four[0], places.get(id(four[0]), NOWHERE), four[0].numel()
             shape = (count // weight.shape[1], weight.shape[1]) if place.forward else (count, 1)
             rows.append((*(one.data_ptr() for one in four), *shape, *place))
-        self.table = torch.tensor(rows, dtype=torch.int64)
+        self.rows = torch.tensor(rows, dtype=torch.int64)
 
 
-def update(kind: str, group: Group, numbers: Numbers) -> list[float]:
+def update(kind: str, table: Table, numbers: Numbers) -> list[float]:
     """Updates weights and both running means in place, and writes the copies of the weights to their places.
 
     Args:
         kind: A key of KINDS.
-        group: The tensors.
+        table: The tensors.
         numbers: Those of all these tensors.
 
     Returns the ratio of each tensor.
     """
-    ratios, given = torch.empty(len(group.table), dtype=torch.float64), torch.tensor(numbers, dtype=torch.float32)
-    _call("update", group.table, len(group.table), given, KINDS[kind], ratios, _threads())
+    ratios, given = torch.empty(len(table.rows), dtype=torch.float64), torch.tensor(numbers, dtype=torch.float32)
+    _call("update", table.rows, len(table.rows), given, KINDS[kind], ratios, _threads())
     return ratios.tolist()
 
 
@@ -347,7 +346,7 @@ def _multiply_bytes(x_TD: Tensor, weight: PackedBytes, gelu: str) -> Tensor:
 
 def _check_keys(keys_S: Tensor | None, bounds_S1: Tensor, window: int) -> Tensor | None:
     """Returns the numbers of keys. Raises ValueError, or IndexError if one is not in its sequence."""
-    hides(0, window, causal=False, keys_S=keys_S)
+    check_window(window, keys_S)
     if keys_S is not None and (
         keys_S.dtype != torch.int32
         or len(keys_S) != len(bounds_S1) - 1

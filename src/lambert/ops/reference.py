@@ -129,13 +129,15 @@ class Ops:
         """
         T, _, H, E = qkv_T3HE.shape
         out_THE, saved = qkv_T3HE.new_empty(T, H, E), []
+        check_window(window, keys_S)
+        keys_S = None if keys_S is None else keys_S.cpu()
         for numbers_G, rows, M in equal_lengths(bounds_S1):
             heads_3BME = _heads(qkv_T3HE[rows], M)
             weights_BMM = torch.baddbmm(qkv_T3HE.new_empty(()), heads_3BME[0], heads_3BME[1].mT, beta=0, alpha=E**-0.5)
             if biases_HL is not None:
                 weights_BMM.view(-1, H, M, M).add_(by_distance(biases_HL, M))
-            if hides(M, window, causal=causal, keys_S=keys_S):
-                hidden_G1MM = _hidden(M, window, causal, None if keys_S is None else keys_S.cpu()[numbers_G])
+            if (window and window + 1 < M) or (causal and M > 1) or keys_S is not None:
+                hidden_G1MM = _hidden(M, window, causal, None if keys_S is None else keys_S[numbers_G])
                 weights_BMM.view(-1, H, M, M).masked_fill_(hidden_G1MM.to(weights_BMM.device), -torch.inf)
             torch.softmax(weights_BMM, -1, out=weights_BMM)
             saved += [heads_3BME, weights_BMM]
@@ -332,12 +334,10 @@ def _heads(qkv_T3HE: Tensor, M: int) -> Tensor:
     return qkv_T3HE.view(-1, M, 3, H, E).permute(2, 0, 3, 1, 4).reshape(3, -1, M, E)
 
 
-def hides(M: int, window: int, *, causal: bool, keys_S: Tensor | None) -> bool:
-    """Returns whether some token of a sequence of M tokens may not attend to another. Raises ValueError for a window
-    with `keys_S`, where a token may be left without any."""
+def check_window(window: int, keys_S: Tensor | None) -> None:
+    """Raises ValueError for a window with `keys_S`, where a token may be left without keys."""
     if window and keys_S is not None:
         raise ValueError("attention takes a window or numbers of keys, not both")
-    return bool(window and window + 1 < M) or (causal and M > 1) or keys_S is not None
 
 
 def _hidden(M: int, window: int, causal: bool, keys_G: Tensor | None) -> Tensor:

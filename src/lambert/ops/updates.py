@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lambert.core.compute import NOWHERE, Place, find_addresses
+from lambert.core.compute import NOWHERE, Place
 from lambert.ops.update_kernels import adamw, lamb, lamb_steps, trust_ratios
 
 BLOCK = 1024
@@ -46,8 +46,8 @@ def can_update(tensors: Sequence[Tensor]) -> bool:
     return all(one.dtype == torch.float32 and one.is_contiguous() and one.data_ptr() % _ALIGNED == 0 for one in tensors)
 
 
-class Group:
-    """Tensors that are updated together, N in number, and how they are divided among programs.
+class Table:
+    """Addresses of N tensors that are updated together, and how the tensors are divided among programs.
 
     Args:
         tensors: Weight, gradient, and running means of the gradient and of its square, for which `can_update` holds.
@@ -55,7 +55,6 @@ class Group:
     """
 
     def __init__(self, tensors: Sequence[tuple[Tensor, ...]], places: Mapping[int, Place]) -> None:
-        self.addresses = find_addresses(tensors, places)
         device = tensors[0][0].device
         counts = [weight.numel() for weight, *_ in tensors]
         parts, firsts, place = [], [0], 0
@@ -68,24 +67,24 @@ class Group:
         """Elements of the buffer of steps."""
         copies = [places.get(id(four[0]), NOWHERE).copy for four in tensors]
         rows = [[one.data_ptr() for one in four] + [copy] for four, copy in zip(tensors, copies, strict=True)]
-        self.table_N5 = torch.tensor(rows, device=device)
+        self.rows_N5 = torch.tensor(rows, device=device)
         self.parts_P4 = torch.tensor(parts, device=device).view(-1, 4)
         self.firsts = torch.tensor(firsts, device=device)
         """The first part of each tensor, and P."""
 
 
-def update(group: Group, steps: Sequence[Tensor], numbers: Numbers, trust: tuple[float, float] | None) -> Tensor:
+def update(table: Table, steps: Sequence[Tensor], numbers: Numbers, trust: tuple[float, float] | None) -> Tensor:
     """Updates weights and both running means in place, and writes the copies of the weights.
 
     Args:
-        group: The tensors.
+        table: The tensors.
         steps: The counter of each tensor, on the device, with this update.
         numbers: The numbers of this update.
         trust: Smallest and largest trust ratio of LAMB; None: AdamW.
 
     Returns the ratio of each tensor [N], 0 where the update is skipped.
     """
-    device, count = group.table_N5.device, len(group.parts_P4)
+    device, count = table.rows_N5.device, len(table.parts_P4)
     ones = torch.ones((), device=device)
     taken = ones if numbers.found_inf is None else 1 - numbers.found_inf.view(())
     scale = ones if numbers.divisor is None else 1 / numbers.divisor.view(()).float()
@@ -96,14 +95,14 @@ def update(group: Group, steps: Sequence[Tensor], numbers: Numbers, trust: tuple
         for column, beta in enumerate(numbers.betas):
             corrections_N2[:, column] = -torch.expm1(steps_N * (math.log(beta) if beta else -math.inf))
     settings = numbers.decay, *numbers.betas, numbers.eps
-    shared = group.table_N5, group.parts_P4, corrections_N2, numbers_3, *settings
+    shared = table.rows_N5, table.parts_P4, corrections_N2, numbers_3, *settings
     if trust is None:
         adamw[(count,)](*shared, BLOCK=BLOCK)
         return taken.expand(len(steps))
     norms_P2 = torch.empty(count, 2, device=device)
     ratios_N = torch.empty(len(steps), device=device)
-    steps_U = torch.empty(group.size, device=device)
+    steps_U = torch.empty(table.size, device=device)
     lamb_steps[(count,)](*shared, steps_U, norms_P2, BLOCK=BLOCK)
-    trust_ratios[(len(steps),)](norms_P2, group.firsts, *trust, ratios_N, PARTS=_PARTS)
-    lamb[(count,)](group.table_N5, group.parts_P4, numbers_3, ratios_N, steps_U, BLOCK=BLOCK)
+    trust_ratios[(len(steps),)](norms_P2, table.firsts, *trust, ratios_N, PARTS=_PARTS)
+    lamb[(count,)](table.rows_N5, table.parts_P4, numbers_3, ratios_N, steps_U, BLOCK=BLOCK)
     return ratios_N * taken

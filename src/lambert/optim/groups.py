@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, get_args
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from lambert.core.compute import find_addresses
+from lambert.core.compute import NOWHERE, Place
 from lambert.core.errors import UsageError
 from lambert.core.optimizer import EagerOptimizer
 from lambert.ops import native
@@ -86,7 +86,7 @@ class GroupOptimizer(EagerOptimizer):
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)
-        self._tables: dict[int, Any] = {}  # of the kernels, by the id of the first parameter
+        self._tables: dict[int, tuple[list[object], Any]] = {}  # of the kernels, by the id of the first parameter
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -146,18 +146,18 @@ class GroupOptimizer(EagerOptimizer):
         states = [self.state[param] for param in params]
         means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
         tensors: list[Any] = [*zip(params, (param.grad for param in params), means, squares, strict=True)]
-        group = self._find_table(native, tensors)
-        if group is None:
+        table = self._find_table(native, tensors)
+        if table is None:
             return None
         torch._foreach_add_([state["step"] for state in states], 1.0)
         steps = [state["step"].item() for state in states]
         if len({*steps}) == 1:
-            ratios = native.update(kind, group, numbers(steps[0]))
+            ratios = native.update(kind, table, numbers(steps[0]))
         else:
             ratios = [1.0] * len(params)
             for step in {*steps}:
                 numbered = [number for number, one in enumerate(steps) if one == step]
-                some = native.Group([tensors[number] for number in numbered], self.places)
+                some = native.Table([tensors[number] for number in numbered], self.places)
                 for number, ratio in zip(numbered, native.update(kind, some, numbers(step)), strict=True):
                     ratios[number] = ratio
         torch.autograd.graph.increment_version(params)
@@ -167,13 +167,26 @@ class GroupOptimizer(EagerOptimizer):
     def _find_table(self, kernels: Any, tensors: list[Any]) -> Any:
         """Returns the table of these tensors for the kernels of a module, `ops.native` or `ops.updates`, the last one
         if nothing has moved since; None if the kernels cannot update them."""
-        known = self._tables.get(id(tensors[0][0]))
-        if known is not None and known.addresses == find_addresses(tensors, self.places):
-            return known
-        if not kernels.can_update([*chain.from_iterable(tensors)]):
-            return None
-        table = self._tables[id(tensors[0][0])] = kernels.Group(tensors, self.places)
+        addresses, (known, table) = (
+            _find_addresses(tensors, self.places),
+            self._tables.get(id(tensors[0][0]), (None, None)),
+        )
+        if known != addresses:
+            if not kernels.can_update([*chain.from_iterable(tensors)]):
+                return None
+            table = kernels.Table(tensors, self.places)
+            self._tables[id(tensors[0][0])] = addresses, table
         return table
+
+
+def _find_addresses(tensors: Iterable[tuple[Tensor, ...]], places: Mapping[int, Place]) -> list[object]:
+    """Returns the addresses of the tensors of each parameter, the parameter first, and the place of its copy. A table
+    of them is valid as long as these are the same."""
+    found: list[object] = []
+    for together in tensors:
+        found += [one.data_ptr() for one in together]
+        found.append(places.get(id(together[0]), NOWHERE))
+    return found
 
 
 def _depths(names: Sequence[str]) -> list[tuple[str, int]]:
