@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +112,8 @@ def measure(work: str, device_name: str, tokens: int, rounds: int, updates: int)
         compile_blocks(net.encoder.blocks)
     said: list[str] = []
     graphs = choose_graphs(world, max(batch.tokens for batch in batches), said.append)
+    recorder = _Counting(graphs.recorder) if graphs else None
+    graphs = replace(graphs, recorder=recorder) if graphs and recorder else None
     data: Any = [
         SimpleNamespace(
             shares=[[(0, batch)]], counts={name: target.count for name, target in batch.targets.items()},
@@ -151,11 +154,27 @@ def measure(work: str, device_name: str, tokens: int, rounds: int, updates: int)
         "ms": round(statistics.median(times), 2), "range": [round(min(times), 2), round(max(times), 2)],
         "tokens": round(real), "tokens_per_second": round(1000 * real / statistics.median(times)),
         "loss": round(loss, 4), "mb": peak_megabytes(world.device),
-        "replayed": [one.replayed for one in graphs.made] if graphs else [],
+        "replayed": recorder.replayed if recorder else 0,
         "said": said, "profiled_ms": round(whole, 2),
         "kinds": {name: round(ms, 2) for name, ms in sorted(found.items())},
         "gaps": round(whole - sum(found.values()), 2),
     }  # fmt: skip
+
+
+class _Counting:
+    """A recorder that counts the replays of all that it recorded."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.run, self._recorder, self.replayed = recorder.run, recorder, 0
+
+    def record(self, work: Any) -> Any:
+        again = self._recorder.record(work)
+
+        def replay() -> Any:
+            self.replayed += 1
+            return again()
+
+        return replay
 
 
 def _take(steps: Any, count: int) -> Any:

@@ -11,7 +11,7 @@ class Again:
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = [*errors]
-        self.recorded = 0
+        self.recorded = self.replayed = 0
 
     def run(self, work: Callable[[], Found]) -> Found:
         return work()
@@ -20,4 +20,9 @@ class Again:
         if self.errors:
             raise self.errors.pop()
         self.recorded += 1
-        return work
+
+        def replay() -> Found:
+            self.replayed += 1
+            return work()
+
+        return replay

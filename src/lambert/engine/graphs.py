@@ -10,7 +10,7 @@ NVIDIA's MLPerf BERT.
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -27,6 +27,9 @@ Found = TypeVar("Found")
 Work = Callable[[Batch, Tensor], Tensor]
 """The passes of a batch with the divisors of its losses [K]: returns the summed losses [K], and adds the gradients to
 their buffer."""
+Step = Callable[[], tuple[Tensor, Tensor]]
+"""Takes a step of an optimizer without waiting for the device: returns the norms of its gradients, and 1 if it changed
+nothing because they are not finite, else 0."""
 _PARTS = (8, 4, 2, 1)
 """The sizes of graphs in training are these parts of a full micro-batch (our choice)."""
 _SPARE = 1.25
@@ -125,8 +128,6 @@ class Graphs(Generic[Found]):
         self._work, self._recorder, self._world, self._sizes, self._say = work, recorder, world, sizes, say
         self._graphs: dict[_Size, _Graph[Found]] = {}
         self._recorded, self._failed = 0, False
-        self.replayed = 0
-        """Number of batches that graphs computed."""
 
     def run(self, batch: Batch, *others: Tensor) -> Found:
         """Returns the result of the work for a batch in host memory, or for the same batch filled, with `others` on the
@@ -139,7 +140,6 @@ class Graphs(Generic[Found]):
             _copy(self._world.pin(filled), graph.batch)
             for one, other in zip(graph.others, others, strict=True):
                 one.copy_(other, non_blocking=True)
-            self.replayed += 1
             return graph.replay()
         return self._begin(batch, others, size)
 
@@ -189,16 +189,13 @@ class StepGraph:
     def __init__(self, recorder: Recorder, device: torch.device, say: Callable[[str], None]) -> None:
         self._recorder, self._device, self._say = recorder, device, say
         self._rates_G = torch.empty(0, device=device)
-        self._replay: Callable[[], Tensor] | None = None
+        self._replay: Step | None = None
         self._state: Any = None
         self._settings: list[Any] = []
         self._failed = False
-        self.replayed = 0
-        """Number of steps that the graph computed."""
 
-    def run(self, optimizer: Optimizer, work: Callable[[], Tensor]) -> Tensor:
-        """Returns the result of `work()`, which takes a step of the optimizer without waiting for the device. The next
-        call may overwrite the result."""
+    def run(self, optimizer: Optimizer, work: Step) -> tuple[Tensor, Tensor]:
+        """Returns the result of `work()`, a step of the optimizer. The next call may overwrite it."""
         if self._failed:
             return work()
         groups, settings = optimizer.param_groups, _settings(optimizer)
@@ -206,7 +203,6 @@ class StepGraph:
         rates_G = on_device(rates, self._device)
         if self._replay is not None and self._state is optimizer.state and self._settings == settings:
             self._rates_G.copy_(rates_G, non_blocking=True)
-            self.replayed += 1
             return self._replay()
         self._rates_G, self._state, self._settings, self._replay = rates_G.clone(), optimizer.state, settings, None
         for group, rate in zip(groups, self._rates_G.unbind(), strict=True):
@@ -219,7 +215,7 @@ class StepGraph:
                 group["lr"] = number
         return found
 
-    def _try_to_record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
+    def _try_to_record(self, work: Step) -> Step | None:
         try:
             return self._recorder.record(work)
         except Exception as error:
@@ -280,20 +276,14 @@ class TrainingGraphs:
     world: World
     sizes: Sequence[int]
     say: Callable[[str], None]
-    made: "list[Graphs[Tensor] | StepGraph]" = field(default_factory=list)
-    """What this object has made."""
 
     def of_passes(self, work: Work) -> Graphs[Tensor]:
         """Returns the graphs of the passes of micro-batches."""
-        graphs = Graphs(work, self.recorder, self.world, self.sizes, self.say)
-        self.made.append(graphs)
-        return graphs
+        return Graphs(work, self.recorder, self.world, self.sizes, self.say)
 
     def of_step(self) -> StepGraph:
         """Returns the graph of clipping and the step of an optimizer."""
-        graph = StepGraph(self.recorder, self.world.device, self.say)
-        self.made.append(graph)
-        return graph
+        return StepGraph(self.recorder, self.world.device, self.say)
 
 
 def choose_graphs(world: World, tokens: int, say: Callable[[str], None]) -> TrainingGraphs | None:

@@ -113,23 +113,23 @@ class Precision:
         optimizer.places = offered  # type: ignore[attr-defined]
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             work = partial(_clip_in_step, optimizer, gradients, max_grad_norm)
-            norms_P1 = work() if graph is None else graph.run(optimizer, work)
-            self._remember(norms_P1)
+            norms_P1, found_inf = work() if graph is None else graph.run(optimizer, work)
+            self._remember(found_inf)
         else:
             norms_P1, scale = _norms(gradients, max_grad_norm)
             if scale is not None:
                 gradients.flat.div_(scale)
-            if self._remember(norms_P1).values[0]:
+            if not self._remember((~torch.isfinite(norms_P1[0])).float()).values[0]:
                 optimizer.step()
         self._scaler.update()
         if copies is not None:
             copies.keep(getattr(optimizer, "written", ()))
         return norms_P1
 
-    def _remember(self, norms_P1: Tensor) -> Reading:
-        """Records whether the norm of an update is finite, and returns this."""
+    def _remember(self, found_inf: Tensor) -> Reading:
+        """Records whether the norm of an update is not finite (1, else 0), and returns this."""
         self._count()
-        self._last = Reading(torch.isfinite(norms_P1[0]))
+        self._last = Reading(found_inf)
         return self._last
 
     def drop_rounded_weights(self) -> None:
@@ -146,7 +146,7 @@ class Precision:
 
     def _count(self) -> None:
         if self._last is not None:
-            self._skipped += not self._last.values[0]
+            self._skipped += int(self._last.values[0])
             self._last = None
 
     @property
@@ -175,13 +175,13 @@ def _norms(gradients: Gradients, most: float) -> tuple[Tensor, Tensor | None]:
     return torch.cat([norm[None], norms_P]), norm.clamp(min=most) / most if clips else None
 
 
-def _clip_in_step(optimizer: Any, gradients: Gradients, most: float) -> Tensor:
+def _clip_in_step(optimizer: Any, gradients: Gradients, most: float) -> tuple[Tensor, Tensor]:
     """Takes the step of an optimizer that scales gradients itself, and changes nothing if `found_inf` is 1. So the host
-    need not wait for the norm. Returns the norms [1 + P]."""
+    need not wait for the norm. Returns the norms [1 + P] and `found_inf`."""
     norms_P1, optimizer.grad_scale = _norms(gradients, most)
-    optimizer.found_inf = (~torch.isfinite(norms_P1[0])).float()
+    optimizer.found_inf = found_inf = (~torch.isfinite(norms_P1[0])).float()
     optimizer.step()
-    return norms_P1
+    return norms_P1, found_inf
 
 
 def _check_float8(device: torch.device) -> None:
