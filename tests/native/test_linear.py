@@ -42,11 +42,14 @@ def test_product_and_its_gradients(T: int, D: int, F: int) -> None:
     close(OPS.linear_input(grad_TF, packed, other_TD), grad_TF.double() @ rounded_FD + other_TD, 2**-7)
 
     into_FD = torch.full((F, D), torch.nan)
-    bias_F = OPS.linear_weights(grad_TF, x_TD, [Into(0, into_FD, add=False)])
+    bias_F = torch.full((F,), torch.nan)
+    OPS.linear_weights(grad_TF, x_TD, [Into(0, F, (into_FD, False), (bias_F, False))])
     close(into_FD, grad_TF.double().T @ x_TD.double(), 1e-4)
-    OPS.linear_weights(grad_TF, x_TD, [Into(0, into_FD, add=True)])
+    OPS.linear_weights(grad_TF, x_TD, [Into(0, F, (into_FD, True))])
     close(into_FD, 2 * grad_TF.double().T @ x_TD.double(), 2e-4)
     close(bias_F, grad_TF.double().sum(0), 1e-4)
+    OPS.linear_weights(grad_TF, x_TD, [Into(0, F, None, (bias_F, True))])
+    close(bias_F, 2 * grad_TF.double().sum(0), 2e-4)
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
@@ -73,10 +76,17 @@ def test_layers_that_read_the_same_states_are_one_product() -> None:
     apart = [OPS.linear(x_TD, PackedWeight([weight], [bias])) for weight, bias in weights]
     assert torch.equal(OPS.linear(x_TD, packed), torch.cat(apart, dim=1))
     grad_TF = drawn(33, 222)
-    into_FD, last_FD = torch.empty(128, 64), torch.ones(30, 64)
-    OPS.linear_weights(grad_TF, x_TD, [Into(64, into_FD, add=False), Into(192, last_FD, add=True)])
+    into_FD, last_FD, bias_F, last_F = torch.empty(128, 64), torch.ones(30, 64), torch.empty(64), torch.ones(30)
+    layers = [
+        Into(0, 64, None, (bias_F, False)),
+        Into(64, 128, (into_FD, False)),
+        Into(192, 30, (last_FD, True), (last_F, True)),
+    ]
+    OPS.linear_weights(grad_TF, x_TD, layers)
     close(into_FD, grad_TF[:, 64:192].double().T @ x_TD.double(), 1e-4)
     close(last_FD, grad_TF[:, 192:].double().T @ x_TD.double() + 1, 1e-4)
+    close(bias_F, grad_TF[:, :64].double().sum(0), 1e-4)
+    close(last_F, grad_TF[:, 192:].double().sum(0) + 1, 1e-4)
 
 
 def test_a_row_does_not_depend_on_the_other_rows_or_on_the_number_of_threads() -> None:

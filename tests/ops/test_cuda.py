@@ -103,8 +103,9 @@ def test_gelu(T: int, D: int, dtype: torch.dtype, approximate: str) -> None:
     )
     near(found_TF, expected_TF, dtype)
     found_DD, expected_DD = torch.ones(D, D), torch.ones(D, D, dtype=torch.float64)
-    bias_D = OPS.linear_weights(grad_TD, x_TD, [Into(0, found_DD, add=True)])
-    expected_D = ORACLE.linear_weights(wide(grad_TD), wide(x_TD), [Into(0, expected_DD, add=True)])
+    bias_D, expected_D = torch.ones(D), torch.ones(D, dtype=torch.float64)
+    OPS.linear_weights(grad_TD, x_TD, [Into(0, D, (found_DD, True), (bias_D, True))])
+    ORACLE.linear_weights(wide(grad_TD), wide(x_TD), [Into(0, D, (expected_DD, True), (expected_D, True))])
     near(bias_D, expected_D, torch.float32)
     near(found_DD, expected_DD, dtype)
 

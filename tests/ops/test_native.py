@@ -127,10 +127,13 @@ def test_linear_layers(T: int) -> None:
     before_TD = drawn(T, 64, seed=3)
     expected = ORACLE.linear_gelu_input(grad_TF.double(), exact, before_TD.double(), "none")
     near(OPS.linear_gelu_input(grad_TF, packed, before_TD, "none"), expected)
-    found_FD, right_FD = torch.zeros(32, 64), torch.zeros(32, 64, dtype=torch.float64)
-    bias_F = OPS.linear_weights(grad_TF, x_TD, [Into(64, found_FD, add=True)])
-    near(bias_F, ORACLE.linear_weights(grad_TF.double(), x_TD.double(), [Into(64, right_FD, add=True)]))
-    near(found_FD, right_FD)
+    found, right = (
+        [torch.ones(32, 64, dtype=dtype), torch.ones(32, dtype=dtype)] for dtype in (torch.float32, torch.float64)
+    )
+    OPS.linear_weights(grad_TF, x_TD, [Into(64, 32, *((one, True) for one in found))])
+    ORACLE.linear_weights(grad_TF.double(), x_TD.double(), [Into(64, 32, *((one, True) for one in right))])
+    for one, other in zip(found, right, strict=True):
+        near(one, other)
     assert isinstance(packed, PackedWeight)
 
 

@@ -62,11 +62,13 @@ def test_linear(T: int) -> None:
     same(OPS.linear_input(grad_TF, weight), grad_x_TD)
     same(OPS.linear_input(grad_TF, weight, other_TD), grad_x_TD + other_TD)
     into_FD = torch.ones(6, 8, dtype=torch.float64)
-    OPS.linear_weights(grad_TF, x_TD, [Into(4, into_FD, add=True)])
+    first_F, second_F = torch.ones(4, dtype=torch.float64), torch.ones(6, dtype=torch.float64)
+    OPS.linear_weights(grad_TF, x_TD, [Into(4, 6, (into_FD, True), (second_F, True))])
     same(into_FD, expected[1] + 1)
-    bias_F = OPS.linear_weights(grad_TF, x_TD, [Into(4, into_FD, add=False)])
+    same(second_F, expected[3] + 1)
+    OPS.linear_weights(grad_TF, x_TD, [Into(0, 4, None, (first_F, False)), Into(4, 6, (into_FD, False))])
     same(into_FD, expected[1])
-    same(bias_F, torch.cat(expected[2:]))
+    same(first_F, expected[2])
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch
 from lambert.core.compute import Compute
 from lambert.model.config import EncoderConfig
-from lambert.model.packed import Gradients, Parts, Product, has_products, norm_of, pack, split_layers, uneven_size
+from lambert.model.packed import Parts, Product, has_products, norm_of, pack, split_layers, uneven_size
 from lambert.model.rotary import Rotation
 from lambert.ops.choice import choose
 from lambert.ops.drop import NOTHING, Drop
@@ -149,18 +149,6 @@ class Pass:
             assert self.rotation.tables is not None
             self.ops.rotate_(grad_T3HE, self.batch.positions_T, self.rotation.tables, back=True)
         return grad_T3HE, grad_HL
-
-
-def norm_backward(
-    ops: Ops, grad_TD: Tensor, saved: Sequence[Tensor], norm: nn.Module, drop: Drop, grads: Gradients,
-    other_TD: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Returns the gradients of both terms of the normalised sum, of which `other_TD` is another gradient: of the
-    residual, and of what dropout dropped. Adds the gradients of the norm's parameters."""
-    residual_TD, dropped_TD, *found = ops.add_norm_backward(grad_TD, saved, norm_of(norm), drop, other_TD)
-    for parameter, grad_D in zip(norm_of(norm).parameters(), found, strict=False):
-        grads.add(parameter, grad_D)
-    return residual_TD, dropped_TD
 
 
 def saved_by_kernels(config: EncoderConfig, dtype: torch.dtype, inner: int) -> int:

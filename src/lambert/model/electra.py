@@ -13,7 +13,7 @@ from lambert.model.config_keys import architectures
 from lambert.model.objectives import Label, MakeHead, MaskedLanguageModel, MultiLabel, Pooler, Value
 
 HEADS: dict[str, MakeHead] = {
-    "mlm": partial(MaskedLanguageModel, activation=gelu),
+    "mlm": partial(MaskedLanguageModel, activation="none"),
     "label": partial(Label, activation=gelu),
     "multilabel": partial(MultiLabel, activation=gelu),
     "value": partial(Value, activation=gelu),

@@ -23,11 +23,11 @@ from lambert.model.costs import Costs
 from lambert.model.dropout import dropout
 from lambert.model.embedding import embed
 from lambert.model.family import ADJUSTABLE, Family
-from lambert.model.linear import project
 from lambert.model.objectives import Head, MaskedLanguageModel, Span, Tag
 from lambert.model.pooling import first_vectors, mean_vectors
 from lambert.model.pre_norm import PreNormBlock, PreNormEncoder
 from lambert.model.tensor_names import TensorNames
+from lambert.model.transform import transform
 
 
 class ModernBertBlock(PreNormBlock):
@@ -90,8 +90,7 @@ class _Transform(nn.Module):
         self.norm = nn.LayerNorm(config.hidden, config.norm_eps, bias=config.modern.norm_bias)
 
     def forward(self, rows_ND: Tensor, compute: Compute = PLAIN) -> Tensor:
-        out_ND: Tensor = self.norm(nn.functional.gelu(project(rows_ND, self.dense, compute=compute)))
-        return out_ND
+        return transform(rows_ND, self.dense, self.norm, "none", compute)
 
 
 class ModernPooler(_Transform):

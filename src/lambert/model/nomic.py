@@ -97,7 +97,7 @@ NOMIC_BERT = replace(
     GTE,
     title="NomicBERT",
     encoder=NomicEncoder,
-    heads={"mlm": partial(MaskedLanguageModel, activation=nn.functional.silu)},
+    heads={"mlm": partial(MaskedLanguageModel, activation="silu")},
     segments=True,
     defaults={"dropout": 0.0, "attention_dropout": 0.0, "modern": ModernConfig(theta=THETA)},
     determine=lambda config: config,

@@ -18,6 +18,7 @@ from lambert.model.crossentropy import cross_entropy
 from lambert.model.dropout import dropout
 from lambert.model.linear import linear
 from lambert.model.pooling import pool
+from lambert.model.transform import transform
 
 Activation = Callable[[Tensor], Tensor]
 MakeHead = Callable[[EncoderConfig, int], "Head"]
@@ -140,20 +141,17 @@ class MaskedLanguageModel(Head):
     """Predicts the original ids of the masked tokens, and computes logits only at these tokens.
 
     The decoder is the table of word embeddings. The model passes the table as `words_VD`; the head does not hold it.
-    `activation` is that of the layer before it; None: the gelu of the blocks.
+    `activation` is the activation of the layer before it (`transactivation`); "": the gelu of the blocks.
 
     Source: Devlin et al., 2018, section 3.1.
     """
 
-    activation: Activation
-
-    def __init__(self, config: EncoderConfig, labels: int, *, activation: Activation | None = None) -> None:
+    def __init__(self, config: EncoderConfig, labels: int, *, activation: str = "") -> None:
         nn.Module.__init__(self)
         self.dense = nn.Linear(config.hidden, config.table_width)
         self.norm = nn.LayerNorm(config.table_width, eps=config.norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))
-        approximate = "tanh" if config.activation == "gelu_tanh" else "none"
-        self.activation = activation or partial(nn.functional.gelu, approximate=approximate)
+        self.form = activation or ("tanh" if config.activation == "gelu_tanh" else "none")
 
     def predict(self, inputs: HeadInputs, at_N: Tensor | None) -> Tensor:
         logits_NV: Tensor = self(inputs.states_TD, at_N, inputs.words_VD, inputs.batch.compute)
@@ -168,8 +166,7 @@ class MaskedLanguageModel(Head):
 
     def prepare_rows(self, rows_ND: Tensor, compute: Compute) -> Tensor:
         """Returns the rows that the decoder reads, [N, D]."""
-        out_ND: Tensor = self.norm(self.activation(linear(rows_ND, [self.dense.weight], [self.dense.bias], compute)))
-        return out_ND
+        return transform(rows_ND, self.dense, self.norm, self.form, compute)
 
 
 def decode(rows_ND: Tensor, words_VD: Tensor, bias_V: Tensor | None, multiple: int, compute: Compute = PLAIN) -> Tensor:

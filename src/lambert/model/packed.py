@@ -8,7 +8,6 @@ layers are replaced by a `Product`.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from lambert.core.compute import Compute, GradientSink
 from lambert.model.config import EncoderConfig
 from lambert.ops import native
+from lambert.ops.drop import Drop
 from lambert.ops.native import OPS
 from lambert.ops.reference import Into, Norm, Ops
 
@@ -149,16 +149,30 @@ class Gradients:
     def linear(self, grad_TF: Tensor, x_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
         """Computes the gradients of layers that read `x_TD` from the concatenated gradients of their outputs. There is
         a bias for each weight, or none."""
-        if not any(part.requires_grad for part in (*weights, *biases)):
+        into, written, offset = [], [], 0
+        for number, weight in enumerate(weights):
+            outputs = weight.shape[0]
+            parts = weight, biases[number] if biases else None
+            places = [self._place(part) if part is not None and part.requires_grad else None for part in parts]
+            into.append(Into(offset, outputs, *places))
+            written += [part for part, place in zip(parts, places, strict=True) if part is not None and place]
+            offset += outputs
+        if not written:
             return
-        offsets = [*accumulate((weight.shape[0] for weight in weights), initial=0)]
-        trained = [(offset, weight) for offset, weight in zip(offsets, weights, strict=False) if weight.requires_grad]
-        into = [Into(offset, *self._place(weight)) for offset, weight in trained]
-        bias_F = self._ops.linear_weights(grad_TF, x_TD, into)
-        for _, weight in trained:
-            self._sink.mark_written(weight)
-        for bias, start, end in zip(biases, offsets, offsets[1:], strict=False):
-            self.add(bias, bias_F[start:end])
+        self._ops.linear_weights(grad_TF, x_TD, into)
+        for part in written:
+            self._sink.mark_written(part)
+
+    def norm(
+        self, grad_TD: Tensor, saved: Sequence[Tensor], norm: nn.Module, drop: Drop, other_TD: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Adds the gradients of a norm's parameters. Returns those of both terms of the normalised sum, of which
+        `other_TD` is another gradient: of the residual, and of what dropout dropped."""
+        parameters = norm_of(norm)
+        residual_TD, dropped_TD, *found = self._ops.add_norm_backward(grad_TD, saved, parameters, drop, other_TD)
+        for parameter, grad_D in zip(parameters.parameters(), found, strict=False):
+            self.add(parameter, grad_D)
+        return residual_TD, dropped_TD
 
     def add(self, parameter: Tensor, grad: Tensor) -> None:
         """Adds a gradient."""

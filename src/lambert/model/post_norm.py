@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from lambert.core.batch import Batch
 from lambert.model.attention import attend_with_biases, attention
-from lambert.model.block import Block, Pass, activate, norm_backward
+from lambert.model.block import Block, Pass, activate
 from lambert.model.dropout import dropout
 from lambert.model.linear import project
 from lambert.model.packed import Gradients, norm_of
@@ -103,7 +103,7 @@ class _Block(torch.autograd.Function):
         ops, block, drops, (qkv, out, up, down) = work.ops, work.block, work.drops, work.weights
         grads = Gradients(ops, work.batch.compute.gradients)
 
-        grad_TD, dropped_TD = norm_backward(ops, grad_TD.contiguous(), second, block.norm, drops[2], grads)
+        grad_TD, dropped_TD = grads.norm(grad_TD.contiguous(), second, block.norm, drops[2])
         if block.gated:
             active_grad_TF = ops.linear_input(dropped_TD, down)
             inner_grad_TF = ops.gated_backward(inner_TF, active_grad_TF, block.activation, drops[3], gate_first=False)
@@ -112,7 +112,7 @@ class _Block(torch.autograd.Function):
         grads.linear(dropped_TD, active_TF, *work.parts[3])
         grads.linear(inner_grad_TF, middle_TD, *work.parts[2])
         grad_TD = ops.linear_input(inner_grad_TF, up, grad_TD)
-        grad_TD, dropped_TD = norm_backward(ops, grad_TD, first, block.attention_norm, drops[1], grads)
+        grad_TD, dropped_TD = grads.norm(grad_TD, first, block.attention_norm, drops[1])
         mixed_grad_TD = ops.linear_input(dropped_TD, out)
         grads.linear(dropped_TD, mixed_THE.flatten(1), *work.parts[1])
         grad_T3HE, grad_HL = work.attend_backward(qkv_T3HE, mixed_THE, of_attention, mixed_grad_TD, drops[0])

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from lambert.core.batch import Batch
 from lambert.model.attention import attention
-from lambert.model.block import Block, Pass, activate, norm_backward
+from lambert.model.block import Block, Pass, activate
 from lambert.model.config import EncoderConfig
 from lambert.model.dropout import dropout
 from lambert.model.encoder import Encoder
@@ -197,9 +197,7 @@ class _Block(torch.autograd.Function):
         both_grad_TF = ops.gated_backward(both_TF, ops.linear_input(grad_y_TD, down), block.activation, drops[3])
         grads.linear(both_grad_TF, middle_TD, *work.parts[2])
         middle_grad_TD = ops.linear_input(both_grad_TF, up)
-        grad_TD, dropped_TD = norm_backward(
-            ops, middle_grad_TD, second, block.norm, drops[2], grads, grad_x_TD.contiguous()
-        )
+        grad_TD, dropped_TD = grads.norm(middle_grad_TD, second, block.norm, drops[2], grad_x_TD.contiguous())
         grads.linear(dropped_TD, mixed_THE.flatten(1), *work.parts[1])
         mixed_grad_TD, window = ops.linear_input(dropped_TD, out), _window(block, work.batch)
         grad_T3HE, _ = work.attend_backward(qkv_T3HE, mixed_THE, of_attention, mixed_grad_TD, drops[1], window)
@@ -208,9 +206,7 @@ class _Block(torch.autograd.Function):
         before_TD: Tensor | None = None
         if block.attention_norm is not None:
             normed_grad_TD = ops.linear_input(qkv_grad_TF, into)
-            grad_TD, before_TD = norm_backward(
-                ops, normed_grad_TD, first, block.attention_norm, drops[0], grads, grad_TD
-            )
+            grad_TD, before_TD = grads.norm(normed_grad_TD, first, block.attention_norm, drops[0], grad_TD)
         elif ctx.needs_input_grad[0]:
             grad_TD = ops.linear_input(qkv_grad_TF, into, grad_TD)
         before_TD = before_TD if ctx.added else None
@@ -234,5 +230,5 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
         grads, saved = Gradients(ctx.ops, ctx.sink), ctx.saved_tensors
-        grad_TD, dropped_TD = norm_backward(ctx.ops, grad_TD.contiguous(), saved, ctx.norm, ctx.drop, grads)
+        grad_TD, dropped_TD = grads.norm(grad_TD.contiguous(), saved, ctx.norm, ctx.drop)
         return dropped_TD, grad_TD, None, None, None, None, *grads.of(ctx.parameters)

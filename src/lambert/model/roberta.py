@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import gelu
 
 from lambert.core.errors import DataError
 from lambert.model.bert import BERT
@@ -21,7 +20,7 @@ from lambert.model.family import Family
 from lambert.model.objectives import Label, MakeHead, MaskedLanguageModel, MultiLabel, Value
 
 HEADS: dict[str, MakeHead] = {
-    "mlm": partial(MaskedLanguageModel, activation=gelu),  # the exact gelu, whichever the blocks have
+    "mlm": partial(MaskedLanguageModel, activation="none"),  # the exact gelu, whichever the blocks have
     "label": partial(Label, activation=torch.tanh),
     "multilabel": partial(MultiLabel, activation=torch.tanh),
     "value": partial(Value, activation=torch.tanh),

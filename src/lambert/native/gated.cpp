@@ -1,5 +1,5 @@
-// Rotary positions and the product of a gated feed-forward layer. Both are limited by memory. Tensors are row-major and
-// contiguous.
+// Rotary positions, the product of a gated feed-forward layer, and the gradient of gelu. All are limited by memory. Tensors
+// are row-major and contiguous.
 #include <algorithm>
 
 #include "activation.h"
@@ -100,4 +100,17 @@ void lambert_gated_backward(const bf16* both, const bf16* dout, int64_t form, in
         });
     });
 }
+
+// dx = dy times the derivative of gelu at x, for `count` elements. form: 0 by the normal distribution, 1 by tanh.
+void lambert_gelu_backward(const bf16* dy, const bf16* x, int64_t form, int64_t count, int64_t threads, bf16* dx) {
+    constexpr long kOfTask = 4096;
+    each((count + kOfTask - 1) / kOfTask, threads, [&](long task) {
+        for (long i = task * kOfTask; i < std::min<long>(count, (task + 1) * kOfTask); i += kLanes) {
+            const __mmask16 mask = lanes(count - i);
+            const __m512 slope = activation_gradient(load_bf16(x + i, mask), form);
+            store_bf16(dx + i, mask, _mm512_mul_ps(load_bf16(dy + i, mask), slope));
+        }
+    });
+}
+
 }

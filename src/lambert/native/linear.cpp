@@ -163,11 +163,14 @@ struct Into {
     }
 };
 
-// Where the gradient of one of several weights [rows, D] goes, whose rows begin at `offset` of all rows. Python builds it.
-struct WeightRows {
+// Where the gradients of one of several layers go: those of its weight [rows, D], whose rows begin at `offset` of all rows,
+// and of its bias. Each may be null. Python builds it.
+struct LayerGradients {
     long offset, rows;
-    float* grad;
-    long add;  // whether it is added to the values there
+    float* weight;
+    long add_weight;  // whether it is added to the values there
+    float* bias;
+    long add_bias;
 };
 
 }  // namespace lambert
@@ -231,15 +234,15 @@ void lambert_linear_input(const bf16* dy, const uint32_t* backward, const bf16* 
     product((const uint32_t*)dy, backward, T, F / 2, D, threads, Gradient{dx, other, before, D, form});
 }
 
-// db [F] = the sums of dy [T, F] over rows, and dW (+)= dy' x [T, D] for `count` weights: rows of all columns of dy, from a
+// dW (+)= dy' x, and db (+)= the sums of dy over rows, for dy [T, F], x [T, D] and `count` layers: columns of dy from a
 // multiple of 64.
-void lambert_linear_weights(const bf16* dy, const bf16* x, long T, long F, long D, const WeightRows* weights, long count,
-                            float* db, long threads) {
+void lambert_linear_weights(const bf16* dy, const bf16* x, long T, long F, long D, const LayerGradients* layers, long count,
+                            long threads) {
     const long used = pairs(T), words = padded(used), high = panels(F), wide = panels(D);
     const long workers = std::max<long>(1, std::min(threads, high));
-    std::vector<std::pair<long, long>> owners(high, {-1, 0});  // of each panel of dy: a weight, and one of its panels
+    std::vector<std::pair<long, long>> owners(high, {-1, 0});  // of each panel of dy: a layer, and one of its panels
     for (long w = 0; w < count; ++w)
-        for (long p = 0; p < panels(weights[w].rows); ++p) owners[weights[w].offset / kPanel + p] = {w, p};
+        for (long p = 0; p < panels(layers[w].rows); ++p) owners[layers[w].offset / kPanel + p] = {w, p};
     Scratch scratch;
     uint32_t *right = scratch.take<uint32_t>(wide * kPanel * words), *left = scratch.take<uint32_t>(workers * kPanel * words);
     each(wide, threads, [&](long p) {
@@ -252,20 +255,21 @@ void lambert_linear_weights(const bf16* dy, const bf16* x, long T, long F, long 
         const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
         uint32_t* panel = left + worker * kPanel * words;
         for (long task; (task = next.fetch_add(1)) < high;) {
-            const long first = task * kPanel, columns = std::min<long>(kPanel, F - first);
-            pack_rows(dy + first, F, T, columns, panel);
-            for (long row = 0; row < columns; ++row) {
+            const auto [w, p] = owners[task];
+            if (w < 0) continue;
+            const LayerGradients& layer = layers[w];
+            const long first = task * kPanel, rows = std::min<long>(kPanel, layer.rows - p * kPanel);
+            pack_rows(dy + first, F, T, rows, panel);
+            for (long row = 0; layer.bias && row < rows; ++row) {
                 __m512 total = _mm512_setzero_ps();
                 for (long k = 0; k < words; k += kTile)
                     total = _mm512_dpbf16_ps(total, (__m512bh)_mm512_loadu_si512(panel + k * kPanel + row * kTile), ones);
-                db[first + row] = _mm512_reduce_add_ps(total);
+                float& sum = layer.bias[p * kPanel + row];
+                sum = _mm512_reduce_add_ps(total) + (layer.add_bias ? sum : 0.0f);
             }
-            const auto [w, p] = owners[task];
-            if (w < 0) continue;
-            const WeightRows& weight = weights[w];
-            const long rows = std::min<long>(kPanel, weight.rows - p * kPanel);
+            if (!layer.weight) continue;
             for (long k = 0; k == 0 || k < used; k += kInner / 2) {  // writes zeros if there are no rows
-                Into into{weight.grad, D, weight.add != 0 || k > 0};
+                Into into{layer.weight, D, layer.add_weight != 0 || k > 0};
                 for (long q = 0; q < wide; ++q)
                     times_panel(packed_rows(panel + k * kPanel), {right + (q * words + k) * kPanel, kPanel},
                                 std::min(kInner / 2, used - k), rows, p * kPanel, q * kPanel,

@@ -101,19 +101,22 @@ class CudaOps(Ops):
         )  # fmt: skip
         return grad_TD
 
-    def linear_weights(self, grad_TF: Tensor, x_TD: Tensor, into: Sequence[Into]) -> Tensor:
-        T, F = grad_TF.shape
-        programs = _programs(grad_TF.device, T, _ROWS)
-        partial_PF = torch.empty(programs, F, dtype=torch.float32, device=grad_TF.device)
-        grid = programs, -(-F // _COLUMNS)
-        _launch(kernels.column_sums, grid, grad_TF, T, F, partial_PF, ROWS=_ROWS, BLOCK=_COLUMNS)
-        if grad_TF.is_cuda and grad_TF.dtype != torch.float32:
-            weight_FD = torch.mm(grad_TF.mT, x_TD, out_dtype=torch.float32)
-        else:
-            weight_FD = (grad_TF.mT @ x_TD).float()
+    def linear_weights(self, grad_TF: Tensor, x_TD: Tensor, into: Sequence[Into]) -> None:
+        weights_FD = biases_F = None
+        if any(one.bias for one in into):
+            T, F = grad_TF.shape
+            programs = _programs(grad_TF.device, T, _ROWS)
+            partial_PF = torch.empty(programs, F, dtype=torch.float32, device=grad_TF.device)
+            grid = programs, -(-F // _COLUMNS)
+            _launch(kernels.column_sums, grid, grad_TF, T, F, partial_PF, ROWS=_ROWS, BLOCK=_COLUMNS)
+            biases_F = partial_PF.sum(0)
+        if any(one.weight for one in into):
+            if grad_TF.is_cuda and grad_TF.dtype != torch.float32:
+                weights_FD = torch.mm(grad_TF.mT, x_TD, out_dtype=torch.float32)
+            else:
+                weights_FD = (grad_TF.mT @ x_TD).float()
         for one in into:
-            one.write(weight_FD[one.offset : one.offset + len(one.grad_FD)])
-        return partial_PF.sum(0)
+            one.write(weights_FD, biases_F)
 
     def rotate_(
         self, qkv_T3HE: Tensor, positions_T: Tensor, turns: tuple[Tensor, Tensor], *, back: bool = False

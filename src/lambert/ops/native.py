@@ -8,7 +8,7 @@ import ctypes
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -131,13 +131,20 @@ class NativeOps(Ops):
         _call("linear_input", grad_TF, weight.backward, None, before_TD, grad_TD, form, *sizes, _threads())
         return grad_TD
 
-    def linear_weights(self, grad_TF: Tensor, x_TD: Tensor, into: Sequence[Into]) -> Tensor:
+    def gelu_backward(self, grad_TD: Tensor, before_TD: Tensor, approximate: str) -> Tensor:
+        found_TD = torch.empty_like(before_TD)
+        _call("gelu_backward", grad_TD, before_TD, FORMS[approximate], before_TD.numel(), _threads(), found_TD)
+        return found_TD
+
+    def linear_weights(self, grad_TF: Tensor, x_TD: Tensor, into: Sequence[Into]) -> None:
         (T, F), D = grad_TF.shape, x_TD.shape[1]
-        bias_F = torch.empty(F)
-        rows = [(offset, grad_FD.shape[0], grad_FD.data_ptr(), add) for offset, grad_FD, add in into]
-        table = (ctypes.c_int64 * (4 * len(rows)))(*chain.from_iterable(rows))
-        _call("linear_weights", grad_TF, x_TD, T, F, D, ctypes.addressof(table), len(rows), bias_F, _threads())
-        return bias_F
+        rows: list[int] = []
+        for offset, outputs, *places in into:
+            rows += (offset, outputs)
+            for place in places:
+                rows += (0, 0) if place is None else (place[0].data_ptr(), place[1])
+        table = (ctypes.c_int64 * len(rows))(*rows)
+        _call("linear_weights", grad_TF, x_TD, T, F, D, ctypes.addressof(table), len(into), _threads())
 
     def attention(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0,

@@ -25,17 +25,22 @@ class Weight:
 
 
 class Into(NamedTuple):
-    """Where to write the gradient of one of the weights that read the same states."""
+    """Where to write the gradients of one of the layers that read the same states: a tensor, and whether to add to the
+    values there; None: nowhere."""
 
     offset: int
-    """Rows of the weights before it."""
-    grad_FD: Tensor
-    add: bool
-    """Whether to add the gradient to the values there."""
+    """Number of outputs of the layers before it."""
+    outputs: int
+    """Number of its outputs."""
+    weight: tuple[Tensor, bool] | None
+    bias: tuple[Tensor, bool] | None = None
 
-    def write(self, found_FD: Tensor) -> None:
-        """Writes or adds a gradient."""
-        self.grad_FD.add_(found_FD) if self.add else self.grad_FD.copy_(found_FD)
+    def write(self, weights_FD: Tensor | None, biases_F: Tensor | None) -> None:
+        """Writes its part of the gradients of all layers. They may be None if no layer has a place for them."""
+        for found, place in ((weights_FD, self.weight), (biases_F, self.bias)):
+            if place is not None and found is not None:
+                part = found[self.offset : self.offset + self.outputs]
+                place[0].add_(part) if place[1] else place[0].copy_(part)
 
 
 class Norm(NamedTuple):
@@ -95,15 +100,21 @@ class Ops:
 
     def linear_gelu_input(self, grad_TF: Tensor, weight: Weight, before_TD: Tensor, approximate: str) -> Tensor:
         """Returns the gradient of `before_TD`, whose gelu is the layer's input: grad W times the derivative of gelu."""
-        grad_TD: Tensor = torch.ops.aten.gelu_backward(grad_TF @ weight.weight_FD, before_TD, approximate=approximate)
-        return grad_TD
+        return self.gelu_backward(grad_TF @ weight.weight_FD, before_TD, approximate)
 
-    def linear_weights(self, grad_TF: Tensor, x_TD: Tensor, into: Sequence[Into]) -> Tensor:
-        """Writes the gradients of weights whose layers read `x_TD`, grad' x, and returns those of all biases, [F], the
-        sums over rows; in the dtype of sums."""
+    def gelu_backward(self, grad_TD: Tensor, before_TD: Tensor, approximate: str) -> Tensor:
+        """Returns the gradient of `before_TD` from that of its gelu."""
+        found_TD: Tensor = torch.ops.aten.gelu_backward(grad_TD, before_TD, approximate=approximate)
+        return found_TD
+
+    def linear_weights(self, grad_TF: Tensor, x_TD: Tensor, into: Sequence[Into]) -> None:
+        """Writes the gradients of weights whose layers read `x_TD`, grad' x, and those of their biases, the sums over
+        rows; in the dtype of sums."""
+        wide, has_weights = _wide(x_TD.dtype), any(one.weight for one in into)
+        weights_FD = (grad_TF.mT @ x_TD).to(wide) if has_weights else None
+        biases_F = grad_TF.sum(0, dtype=wide) if any(one.bias for one in into) else None
         for one in into:
-            one.write((grad_TF[:, one.offset : one.offset + len(one.grad_FD)].mT @ x_TD).to(one.grad_FD.dtype))
-        return grad_TF.sum(0, dtype=_wide(x_TD.dtype))
+            one.write(weights_FD, biases_F)
 
     # Attention
 
