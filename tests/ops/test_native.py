@@ -153,3 +153,22 @@ def test_rotation_tables_and_losses() -> None:
     scales_N = torch.linspace(-0.5, 1.0, len(labels_N))
     expected = ORACLE.cross_entropy_backward_(logits_NV.double(), labels_N, right, scales_N.double())
     near(OPS.cross_entropy_backward_(logits_NV, labels_N, saved, scales_N), expected)
+
+
+@pytest.mark.parametrize("N", [1, 37])
+def test_rows_and_activations(N: int) -> None:
+    x_TD, rows_ND, ids_N = drawn(50, 24), drawn(N, 24, seed=1), torch.randperm(50)[:N]
+    assert torch.equal(OPS.take_rows(x_TD, ids_N), x_TD[ids_N])
+    into_TD, expected_TD = x_TD.clone(), x_TD.double()
+    for clear in (False, True):
+        OPS.put_rows(rows_ND, ids_N, into_TD, clear=clear)
+        ORACLE.put_rows(rows_ND.double(), ids_N, expected_TD, clear=clear)
+        near(into_TD, expected_TD)
+    y_ND = OPS.tanh(rows_ND)
+    near(y_ND, ORACLE.tanh(rows_ND.double()))
+    near(OPS.tanh_backward(x_TD[:N], y_ND), ORACLE.tanh_backward(x_TD[:N].double(), y_ND.double()))
+    for form in ("none", "tanh"):
+        expected = ORACLE.gelu_backward(x_TD[:N].double(), rows_ND.double(), form)
+        near(OPS.gelu_backward(x_TD[:N], rows_ND, form), expected)
+    with pytest.raises(IndexError, match="out of range"):
+        OPS.take_rows(x_TD, torch.tensor([50]))

@@ -18,7 +18,7 @@ from lambert.model.crossentropy import cross_entropy
 from lambert.model.dropout import dropout
 from lambert.model.linear import linear
 from lambert.model.pooling import pool
-from lambert.model.transform import transform
+from lambert.model.transform import tanh, transform
 
 Activation = Callable[[Tensor], Tensor]
 MakeHead = Callable[[EncoderConfig, int], "Head"]
@@ -32,7 +32,7 @@ class Pooler(nn.Linear):
     Source: google-research/bert, modeling.py.
     """
 
-    def __init__(self, config: EncoderConfig, activation: Activation = torch.tanh) -> None:
+    def __init__(self, config: EncoderConfig, activation: Activation = tanh) -> None:
         super().__init__(config.hidden, config.hidden)
         self.activation = activation
 
@@ -193,6 +193,13 @@ class NextSentence(Head):
 
     def __init__(self, config: EncoderConfig, labels: int) -> None:
         super().__init__(config, 2, dropout=0.0)
+
+    def predict(self, inputs: HeadInputs, at_N: Tensor | None) -> Tensor:
+        return self.classify(self.rows(inputs.rows(self.reads), at_N), inputs.batch.compute)
+
+    def classify(self, rows_ND: Tensor, compute: Compute) -> Tensor:
+        """Returns the logits of pooled rows, [N, 2]."""
+        return linear(rows_ND, [self.classifier.weight], [self.classifier.bias], compute)
 
 
 class Label(Head):

@@ -1,4 +1,4 @@
-"""The layer before the logits of masked tokens: the norm of an activation of a layer's outputs.
+"""Functions of rows by a back-end: the layer before the logits of masked tokens, and the activation of the pooler.
 
 Source: Devlin et al., "BERT", 2018, and google-research/bert, run_pretraining.py, get_masked_lm_output.
 """
@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from lambert.core.compute import Compute
 from lambert.model.block import activate
+from lambert.model.chain import apply
 from lambert.model.linear import linear
 from lambert.model.packed import Gradients, norm_of, pack, split_layers
 from lambert.ops.choice import choose
@@ -24,10 +25,33 @@ def transform(rows_ND: Tensor, dense: nn.Linear, norm: nn.Module, activation: st
     ops, (weights, biases) = choose(rows_ND), split_layers([dense])
     if ops is not None and activation != "silu" and ops.fits(weights) and dense.out_features % 64 == 0:
         parameters = *weights, *biases, *norm_of(norm).parameters()
-        found: Tensor = _Transform.apply(rows_ND.to(ops.dtype), ops, compute, dense, norm, activation, *parameters)  # type: ignore[no-untyped-call]
+        found: Tensor = apply(_Transform, rows_ND.to(ops.dtype), ops, compute, dense, norm, activation, *parameters)
         return found
     out_NF: Tensor = norm(activate(linear(rows_ND, weights, biases, compute), activation))
     return out_NF
+
+
+def tanh(x_TD: Tensor) -> Tensor:
+    """Returns the hyperbolic tangent."""
+    ops = choose(x_TD)
+    if ops is None or x_TD.dtype != ops.dtype:
+        return torch.tanh(x_TD)
+    found: Tensor = apply(_Tanh, x_TD, ops)
+    return found
+
+
+class _Tanh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, ops: Ops) -> Tensor:
+        y_TD = ops.tanh(x_TD.contiguous())
+        ctx.save_for_backward(y_TD)
+        ctx.ops = ops
+        return y_TD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor, None]:
+        return ctx.ops.tanh_backward(grad_TD.contiguous(), *ctx.saved_tensors), None
 
 
 class _Transform(torch.autograd.Function):

@@ -24,7 +24,7 @@ _REINSTALL = "Install a C++ compiler (apt-get install g++), then install Lambert
 _TYPES = {
     "p": ctypes.c_void_p, "i": ctypes.c_int64, "u": ctypes.c_uint64, "f": ctypes.c_float, "v": None,
 }  # fmt: skip
-_SIGNATURES = {
+SIGNATURES = {
     "lambert_version": "i",
     "lambert_use_amx": "v i",
     "lambert_uses_amx": "i",
@@ -48,6 +48,14 @@ _SIGNATURES = {
     "lambert_add_rows": "v p p i i i p",
     "lambert_cross_entropy": "v p p i i i p p p",
     "lambert_cross_entropy_backward": "v p p p p p i i i",
+    "lambert_take_rows": "v p p i i i p",
+    "lambert_put_rows": "v p p i i i i p",
+    "lambert_tanh": "v p i i p",
+    "lambert_tanh_backward": "v p p i i p",
+    "lambert_zero": "v p i",
+    "lambert_copy": "v p p i",
+    "lambert_add": "v p p i",
+    "lambert_run": "v p i",
     "lambert_update": "v p i p i p i",
     "lambert_norms": "v p p i p i",
 }
@@ -117,7 +125,7 @@ def _processor() -> set[str]:
 
 
 def _declare(kernels: ctypes.CDLL) -> None:
-    for name, types in _SIGNATURES.items():
+    for name, types in SIGNATURES.items():
         result, *arguments = types.split()
         function = getattr(kernels, name)
         function.restype, function.argtypes = _TYPES[result], [_TYPES[letter] for letter in arguments]

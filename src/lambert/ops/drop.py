@@ -32,8 +32,9 @@ class Drop:
         threshold = round(probability * STEPS) if training else 0
         if not threshold:
             return NOTHING
-        key = torch.empty(1, dtype=torch.int64, device=device).random_()
-        return cls(key if key.is_cuda else int(key), threshold)
+        if device is not None and device.type == "cuda":
+            return cls(torch.empty(1, dtype=torch.int64, device=device).random_(), threshold)
+        return cls(draw_key(), threshold)
 
     @property
     def scale(self) -> float:
@@ -69,6 +70,11 @@ class Drop:
 
 
 NOTHING = Drop()
+
+
+def draw_key() -> int:
+    """Draws a key from torch's generator of the CPU."""
+    return int(torch.empty(1, dtype=torch.int64).random_())
 
 
 def _wrap(word: int) -> int:

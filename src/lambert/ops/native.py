@@ -6,7 +6,9 @@ States are bfloat16, sums float32. What the kernels do not have is torch's (`ops
 
 import ctypes
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -115,7 +117,7 @@ class NativeOps(Ops):
         return y_TF
 
     def linear_gelu(self, x_TD: Tensor, weight: Any, approximate: str) -> tuple[Tensor, Tensor]:
-        y_TF, activated_TF = x_TD.new_empty(2, len(x_TD), weight.F)
+        y_TF, activated_TF = (x_TD.new_empty(len(x_TD), weight.F) for _ in range(2))
         _multiply(x_TD, weight, (y_TF, activated_TF), approximate)
         return y_TF, activated_TF
 
@@ -143,15 +145,14 @@ class NativeOps(Ops):
             rows += (offset, outputs)
             for place in places:
                 rows += (0, 0) if place is None else (place[0].data_ptr(), place[1])
-        table = (ctypes.c_int64 * len(rows))(*rows)
-        _call("linear_weights", grad_TF, x_TD, T, F, D, ctypes.addressof(table), len(into), _threads())
+        _call("linear_weights", grad_TF, x_TD, T, F, D, Words(rows), len(into), _threads())
 
     def attention(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0,
         biases_HL: Tensor | None = None, *, causal: bool = False, keys_S: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
         T, _, H, E = qkv_T3HE.shape
-        found = _check_bounds(bounds_S1, T)
+        found = check_bounds(bounds_S1, T)
         if biases_HL is not None and 2 * found - 1 > biases_HL.shape[1]:
             raise IndexError(f"there are biases for {biases_HL.shape[1]} distances, too few for the longest sequence")
         out_THE, sums_TH = qkv_T3HE.new_empty(T, H, E), qkv_T3HE.new_empty(T, H, dtype=torch.float32)
@@ -195,7 +196,7 @@ class NativeOps(Ops):
     ) -> tuple[Tensor, Saved]:
         T, D = len(indices[0]), tables[0].shape[1]
         for index_T, table in zip(indices, tables, strict=True):
-            _check_index(index_T, T, len(table))
+            check_index(index_T, T, len(table))
         out_TD, saved = torch.empty(T, D, dtype=torch.bfloat16), _allocate_saved(T, D)
         settings = *_drop(drop), norm.weight_D, _bias(norm), norm.eps
         _call("embed_norm", *indices, *tables, *settings, T, D, _threads(), out_TD, *saved)
@@ -215,7 +216,7 @@ class NativeOps(Ops):
         self, qkv_T3HE: Tensor, positions_T: Tensor, turns: tuple[Tensor, Tensor], *, back: bool = False
     ) -> Tensor:
         T, _, H, E = qkv_T3HE.shape
-        _check_index(positions_T, T, len(turns[0]))
+        check_index(positions_T, T, len(turns[0]))
         _call("rotate", qkv_T3HE, positions_T, *turns, back, T, H, E, _threads())
         return qkv_T3HE
 
@@ -234,11 +235,31 @@ class NativeOps(Ops):
         return found_TF
 
     def add_rows(self, rows_TD: Tensor, ids_T: Tensor, into_VD: Tensor) -> None:
-        _check_index(ids_T, len(rows_TD), len(into_VD))
+        check_index(ids_T, len(rows_TD), len(into_VD))
         _call("add_rows", rows_TD, ids_T, *rows_TD.shape, _threads(), into_VD)
 
+    def take_rows(self, x_TD: Tensor, ids_N: Tensor) -> Tensor:
+        check_index(ids_N, len(ids_N), len(x_TD))
+        out_ND = x_TD.new_empty(len(ids_N), x_TD.shape[1])
+        _call("take_rows", x_TD, ids_N, *out_ND.shape, _threads(), out_ND)
+        return out_ND
+
+    def put_rows(self, rows_ND: Tensor, ids_N: Tensor, into_TD: Tensor, *, clear: bool) -> None:
+        check_index(ids_N, len(rows_ND), len(into_TD))
+        _call("put_rows", rows_ND, ids_N, len(rows_ND), *into_TD.shape, clear, into_TD)
+
+    def tanh(self, x_TD: Tensor) -> Tensor:
+        y_TD = torch.empty_like(x_TD)
+        _call("tanh", x_TD, x_TD.numel(), _threads(), y_TD)
+        return y_TD
+
+    def tanh_backward(self, grad_TD: Tensor, y_TD: Tensor) -> Tensor:
+        found_TD = torch.empty_like(y_TD)
+        _call("tanh_backward", grad_TD, y_TD, y_TD.numel(), _threads(), found_TD)
+        return found_TD
+
     def cross_entropy(self, logits_NV: Tensor, labels_N: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        _check_index(labels_N, *logits_NV.shape)
+        check_index(labels_N, *logits_NV.shape)
         losses_N, tops_N, log_sums_N = (torch.empty(len(labels_N)) for _ in range(3))
         _call("cross_entropy", logits_NV, labels_N, *logits_NV.shape, _threads(), losses_N, tops_N, log_sums_N)
         return losses_N, (tops_N, log_sums_N)
@@ -381,8 +402,10 @@ def _zeros(count: int) -> Tensor:
     return torch.zeros(count)
 
 
-def _check_index(index_T: Tensor, count: int, size: int) -> None:
+def check_index(index_T: Tensor, count: int, size: int) -> None:
     """Raises IndexError unless these are `count` int64 numbers from 0 to `size` - 1."""
+    if watch := _watch.get():
+        watch(CHECK_INDEX, index_T, count, size)
     if index_T.shape != (count,) or index_T.dtype != torch.int64 or not index_T.is_contiguous():
         raise IndexError(f"expected {count} contiguous int64 indices, not {index_T.dtype} {tuple(index_T.shape)}")
     least, most = (int(value) for value in torch.aminmax(index_T)) if count else (0, 0)
@@ -390,9 +413,11 @@ def _check_index(index_T: Tensor, count: int, size: int) -> None:
         raise IndexError(f"index {least if least < 0 else most} is out of range for {size:,} rows")
 
 
-def _check_bounds(bounds_S1: Tensor, T: int) -> int:
+def check_bounds(bounds_S1: Tensor, T: int) -> int:
     """Returns the tokens of the longest sequence. Raises IndexError unless these are the int32 bounds of sequences that
     divide T tokens."""
+    if watch := _watch.get():
+        watch(CHECK_BOUNDS, bounds_S1, T)
     if bounds_S1.dtype != torch.int32 or not bounds_S1.is_contiguous():
         raise IndexError(f"expected contiguous int32 bounds of sequences, not {bounds_S1.dtype}")
     bounds = bounds_S1.tolist()
@@ -421,12 +446,48 @@ def _threads() -> int:
 _PLAIN = frozenset({int, float, bool, type(None)})
 
 
+def address_of(name: str) -> int:
+    """Returns the address of a kernel."""
+    return int(ctypes.cast(_function(name), ctypes.c_void_p).value or 0)
+
+
+def run(calls: int, count: int) -> None:
+    """Computes a table of `count` calls at an address (`ops/program.py`)."""
+    _call("run", calls, count)
+
+
+class Words:
+    """Integers that a kernel reads: a table of sizes and addresses."""
+
+    def __init__(self, words: Sequence[int]) -> None:
+        self.array = (ctypes.c_int64 * len(words))(*words)
+
+    def data_ptr(self) -> int:
+        """Returns the address of the first."""
+        return ctypes.addressof(self.array)
+
+
+CHECK_INDEX, CHECK_BOUNDS = "check_index", "check_bounds"
+_watch: ContextVar[Callable[..., None] | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def watch_calls(watch: Callable[..., None]) -> Iterator[None]:
+    """A context in which `watch` receives the name and the arguments of each call of a kernel, and of each check of its
+    inputs (CHECK_INDEX, CHECK_BOUNDS)."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
 @cache
 def _function(name: str) -> Any:
     return getattr(library(), f"lambert_{name}")
 
 
-def _call(name: str, *arguments: Tensor | float | None) -> None:
+def _call(name: str, *arguments: Tensor | Words | float | None) -> None:
     function = _function(name)
     plain = [value if type(value) in _PLAIN else value.data_ptr() for value in arguments]  # type: ignore[union-attr]
     if torch._C._autograd._profiler_enabled():
@@ -434,3 +495,5 @@ def _call(name: str, *arguments: Tensor | float | None) -> None:
             function(*plain)
     else:
         function(*plain)
+    if watch := _watch.get():
+        watch(name, *arguments)

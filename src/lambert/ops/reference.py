@@ -289,6 +289,25 @@ class Ops:
         """Adds rows to the rows `ids_T` of a table."""
         into_VD.index_add_(0, ids_T, rows_TD.to(into_VD.dtype))
 
+    def take_rows(self, x_TD: Tensor, ids_N: Tensor) -> Tensor:
+        """Returns the rows `ids_N`, [N, D]."""
+        return x_TD[ids_N]
+
+    def put_rows(self, rows_ND: Tensor, ids_N: Tensor, into_TD: Tensor, *, clear: bool) -> None:
+        """Adds rows to the rows `ids_N` of a tensor, which is zeroed before if `clear`."""
+        if clear:
+            into_TD.zero_()
+        into_TD.index_add_(0, ids_N, rows_ND)
+
+    def tanh(self, x_TD: Tensor) -> Tensor:
+        """Returns the hyperbolic tangent."""
+        return torch.tanh(x_TD)
+
+    def tanh_backward(self, grad_TD: Tensor, y_TD: Tensor) -> Tensor:
+        """Returns the gradient of the argument of tanh, whose result is `y_TD`."""
+        found_TD: Tensor = torch.ops.aten.tanh_backward(grad_TD, y_TD)
+        return found_TD
+
     def cross_entropy(self, logits_NV: Tensor, labels_N: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Returns the cross entropy of each row, [N], in nats, and what the backward pass needs."""
         wide_NV = logits_NV.to(_wide(logits_NV.dtype))
