@@ -65,6 +65,15 @@ def kernels_of(spent: dict[str, list[float]], updates: int) -> dict[str, Any]:
     return found
 
 
+def passes_of(net: Any) -> dict[str, Any]:
+    """The passes of the net as an argument of the loop, if this commit has any."""
+    try:
+        from lambert.model.passes import find_passes
+    except ImportError:
+        return {}
+    return {"passes": find_passes(net)}
+
+
 def measure(size: str, updates: int, *, kernels: bool = False) -> dict[str, Any]:
     """Milliseconds of an update in this process: the fastest, the median, and the slowest of nine tenths; and those of
     the kernels."""
@@ -99,6 +108,7 @@ def measure(size: str, updates: int, *, kernels: bool = False) -> dict[str, Any]
         seed=0,
         start=0,
         steps=WARM + updates,
+        **passes_of(net),
     )
     spent: dict[str, list[float]] = {}
     if kernels:

@@ -119,7 +119,7 @@ class TestMissing:
         assert native.library() is None
         assert "another version" in native.reason()
         assert native.advice()
-        monkeypatch.setattr(native, "_SIGNATURES", native._SIGNATURES | {"lambert_unknown": "v"})
+        monkeypatch.setattr(native, "SIGNATURES", native.SIGNATURES | {"lambert_unknown": "v"})
         native._find.cache_clear()
         assert native.library() is None
         assert "lambert_unknown" in native.reason()

@@ -70,6 +70,8 @@ class Copies:
     def __init__(self) -> None:
         self._kept: dict[Tensor, tuple[tuple[Tensor, ...], tuple[int, ...], Any]] = {}
         self._offered: list[Tensor] = []
+        self.changes = 0
+        """How often a copy has been made or dropped."""
 
     def find(self, parts: tuple[Tensor, ...], make: Callable[[], Copy]) -> Copy:
         """Returns the copy of these weights and biases, which `make` makes if there is none."""
@@ -77,7 +79,12 @@ class Copies:
         kept = self._kept.get(parts[0])
         if kept is None or kept[1] != version:
             kept = self._kept[parts[0]] = parts, version, make()
+            self.changes += 1
         return cast(Copy, kept[2])
+
+    def are_current(self) -> bool:
+        """Returns whether there are copies, and all are those of the weights as they are now."""
+        return bool(self._kept) and all(version == _version(parts) for parts, version, _ in self._kept.values())
 
     def offer(self) -> dict[int, Place]:
         """Returns where a step may write the copy of each parameter, by its `id`. A parameter with several copies has
@@ -94,16 +101,18 @@ class Copies:
 
     def keep(self, written: Collection[int]) -> None:
         """Drops all copies except those that were offered and whose trained parameters were all `written` (ids)."""
-        offered = [(first, *self._kept[first]) for first in self._offered]
+        offered, before = [(first, *self._kept[first]) for first in self._offered], len(self._kept)
         self._kept = {
             first: (parts, _version(parts), copy)
             for first, parts, _, copy in offered
             if all(id(part) in written for part in parts if part.requires_grad)
         }
+        self.changes += before - len(self._kept)
         self._offered = []
 
     def clear(self) -> None:
         """Drops all copies."""
+        self.changes += len(self._kept)
         self._kept.clear()
         self._offered = []
 

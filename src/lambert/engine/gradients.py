@@ -109,6 +109,20 @@ class Gradients(GradientSink):
         elif parameter.grad.data_ptr() != view.data_ptr():
             parameter.grad = view.copy_(parameter.grad)
 
+    def is_written(self) -> bool | None:
+        """Returns whether passes have written all gradients to the buffer since it was cleared; None: some of them, or
+        to other tensors."""
+        grads = [parameter.grad for parameter in self.parameters]
+        if not any(grad is not None for grad in grads):
+            return False
+        pairs = zip(grads, self.views, strict=True)
+        return all(grad is not None and grad.data_ptr() == view.data_ptr() for grad, view in pairs) or None
+
+    def mark_all_written(self) -> None:
+        """Called after a pass has written all gradients to the buffer itself."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
     def release(self) -> None:
         """Detaches the buffer from the parameters: later backward passes do not write to it."""
         self._places = {}

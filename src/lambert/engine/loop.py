@@ -24,6 +24,7 @@ from lambert.engine.exchange import Exchange
 from lambert.engine.graphs import TrainingGraphs
 from lambert.engine.joint import with_joint_losses
 from lambert.engine.precision import Precision
+from lambert.engine.programs import Passes, Programs, has_programs
 from lambert.engine.signals import StopRequest
 from lambert.engine.step import Step, Update
 
@@ -55,6 +56,7 @@ def train(
     exchange: Exchange | None = None,
     stop: StopRequest | None = None,
     graphs: TrainingGraphs | None = None,
+    passes: Passes | None = None,
 ) -> Generator[Step, None, None]:
     """Runs updates `start` to `steps` - 1 and yields a Step after each.
 
@@ -72,6 +74,7 @@ def train(
         exchange: Sums the gradients over the ranks; the default is the exchange of one process.
         stop: All ranks learn at the same step, by `Step.stop_requested`, that one of them was asked to stop.
         graphs: Makes the graphs that compute passes and steps of a single process; None: all is computed one by one.
+        passes: The passes of the net, if a back-end has all that they compute: on a CPU they are computed by programs.
 
     Raises OutOfMemory if a forward or backward pass runs out of memory; weights and moments are then those of the
     update before. Raises MachineError if the optimizer runs out of memory, or if another rank is lost.
@@ -79,7 +82,7 @@ def train(
     assert exchange is not None or world.size == 1, "several ranks need an exchange"
     exchange = exchange or Exchange(net)
     gradients, objectives = exchange.gradients, _objectives(net)
-    passes = _Passes(net, exchange, precision, world, seed, graphs)
+    work = _MicroBatches(net, exchange, precision, world, seed, graphs, passes)
     step_graph = graphs.of_step() if graphs else None
     modules = [*net.modules()]
     stopwatch = Stopwatch(world.device)
@@ -93,7 +96,7 @@ def train(
             failure, began = None, time.perf_counter()
             losses_SK = torch.zeros(len(update.shares), len(objectives), device=world.device)
             try:
-                passes.compute(number, update, counts, losses_SK)
+                work.compute(number, update, counts, losses_SK)
             except (RuntimeError, MemoryError) as error:
                 if not ran_out(error):
                     raise
@@ -142,8 +145,8 @@ def train(
             close()
 
 
-class _Passes:
-    """The forward and backward passes of a run's micro-batches. `graphs` compute those of a single process."""
+class _MicroBatches:
+    """Computes the micro-batches of a run. `graphs` compute those of a single process."""
 
     def __init__(
         self,
@@ -153,16 +156,20 @@ class _Passes:
         world: World,
         seed: int,
         graphs: TrainingGraphs | None,
+        passes: Passes | None,
     ) -> None:
         self._net, self._exchange, self._precision, self._world, self._seed = net, exchange, precision, world, seed
         self._kept = replace(precision.compute, gradients=exchange.gradients)
+        self._programs = None
+        if passes is not None and has_programs(precision, exchange, world):
+            self._programs = Programs(passes, _objectives(net), self._kept, exchange, precision)
         # A graph rounds the weights in each pass.
         self._graphs = graphs.of_passes(partial(self._run, replace(self._kept, copies=None))) if graphs else None
 
     def compute(self, number: int, update: Update, counts: Sequence[float], losses_SK: Tensor) -> None:
         """Adds this rank's gradients of update `number` to the buffer, and the contribution of each of its shares S to
         the mean losses to `losses_SK`. `counts` has the targets [K] of the global batch."""
-        exchange, world, graphs = self._exchange, self._world, self._graphs
+        exchange, world = self._exchange, self._world
         own = [update.counts.get(name, 0) for name in _objectives(self._net)]
         counts_K = on_device([float(count or 1) for count in counts], world.device)
         divisors_K = on_device([float(n or 1) for n in own], world.device) if exchange.local else counts_K
@@ -176,12 +183,16 @@ class _Passes:
                 seed_generators(int(key(self._seed, Stream.DROPOUT, number, index)), world.device)
                 if index == last:
                     exchange.last_pass()
-                if graphs is not None:
-                    sums_K = graphs.run(batch, divisors_K)
-                else:
-                    sums_K = self._run(self._kept, world.put(batch), divisors_K)
-                losses_SK[place] += sums_K / counts_K
+                losses_SK[place] += self._compute_one(batch, divisors_K) / counts_K
             exchange.add()
+
+    def _compute_one(self, batch: Batch, divisors_K: Tensor) -> Tensor:
+        """Adds the gradients of a micro-batch to the buffer. Returns its summed losses [K]."""
+        if self._programs is not None and (sums_K := self._programs.run(batch, divisors_K)) is not None:
+            return sums_K
+        if self._graphs is not None:
+            return self._graphs.run(batch, divisors_K)
+        return self._run(self._kept, self._world.put(batch), divisors_K)
 
     def _run(self, compute: Compute, batch: Batch, divisors_K: Tensor) -> Tensor:
         """Adds the gradients of a micro-batch on the device to the buffer. Returns its summed losses [K]."""

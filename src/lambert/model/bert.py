@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from lambert.core.batch import Batch
 from lambert.core.registry import Kind, lookup
 from lambert.model.block import saved_by_kernels
+from lambert.model.chain import apply
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import COMMON, ConfigKeys, architectures
 from lambert.model.costs import Costs
@@ -97,7 +98,7 @@ def _embed_by(ops: Ops, encoder: BertEncoder, batch: Batch) -> Tensor:
     words_VD = encoder.words.weight
     types = encoder.types.weight if encoder.types is not None else words_VD.new_zeros(1, words_VD.shape[1])
     tables = words_VD, encoder.positions.weight, types
-    out_TD: Tensor = _Embedding.apply(ops, encoder, batch, *tables, encoder.norm.weight, encoder.norm.bias)  # type: ignore[no-untyped-call]
+    out_TD: Tensor = apply(_Embedding, ops, encoder, batch, *tables, encoder.norm.weight, encoder.norm.bias)
     return out_TD
 
 

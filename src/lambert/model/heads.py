@@ -51,14 +51,15 @@ class Model(nn.Module):
     @property
     def joint(self) -> bool:
         """Whether a loss may depend on all examples of the global batch (engine/joint.py)."""
-        return any(self._head(name).joint for name in self.objectives)
+        return any(self.head(name).joint for name in self.objectives)
 
     @property
     def objectives(self) -> tuple[str, ...]:
         """Names of the objectives, in the order of the sums."""
         return tuple(self.labels)
 
-    def _head(self, name: str) -> Head:
+    def head(self, name: str) -> Head:
+        """Returns the head of an objective."""
         head = self.heads[_key(name)]
         assert isinstance(head, Head)
         return head
@@ -72,7 +73,7 @@ class Model(nn.Module):
     def _logits(self, states_TD: Tensor, batch: Batch, at: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         pooled_SD = self.pool(states_TD, batch) if self._pooled else None
         inputs = HeadInputs(states_TD, batch, self.encoder.words.weight, pooled_SD)
-        return {name: self._head(name).predict(inputs, at_N) for name, at_N in at.items()}
+        return {name: self.head(name).predict(inputs, at_N) for name, at_N in at.items()}
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns the summed losses [K], float32, in the order of `objectives`."""
@@ -90,7 +91,7 @@ class Model(nn.Module):
         logits = self._logits(self.encoder(batch), batch, at)
         none = torch.zeros((), dtype=torch.int64, device=batch.ids_T.device)
         hits = [
-            self._head(name).hits(logits[name], batch.targets[name], batch) if name in logits else none
+            self.head(name).hits(logits[name], batch.targets[name], batch) if name in logits else none
             for name in self.objectives
         ]
         return self._sums(logits, batch), torch.stack(hits)
@@ -99,7 +100,7 @@ class Model(nn.Module):
         none = torch.zeros((), device=batch.ids_T.device)
         return torch.stack(
             [
-                self._head(name).loss(logits[name], batch.targets[name], batch) if name in logits else none
+                self.head(name).loss(logits[name], batch.targets[name], batch) if name in logits else none
                 for name in self.objectives
             ]
         )

@@ -141,7 +141,7 @@ class MaskedLanguageModel(Head):
     """Predicts the original ids of the masked tokens, and computes logits only at these tokens.
 
     The decoder is the table of word embeddings. The model passes the table as `words_VD`; the head does not hold it.
-    `activation` is the activation of the layer before it (`transactivation`); "": the gelu of the blocks.
+    `activation` is the activation of the layer before it (`transform`); "": the gelu of the blocks.
 
     Source: Devlin et al., 2018, section 3.1.
     """
@@ -151,7 +151,7 @@ class MaskedLanguageModel(Head):
         self.dense = nn.Linear(config.hidden, config.table_width)
         self.norm = nn.LayerNorm(config.table_width, eps=config.norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))
-        self.form = activation or ("tanh" if config.activation == "gelu_tanh" else "none")
+        self.activation_form = activation or ("tanh" if config.activation == "gelu_tanh" else "none")
 
     def predict(self, inputs: HeadInputs, at_N: Tensor | None) -> Tensor:
         logits_NV: Tensor = self(inputs.states_TD, at_N, inputs.words_VD, inputs.batch.compute)
@@ -166,7 +166,7 @@ class MaskedLanguageModel(Head):
 
     def prepare_rows(self, rows_ND: Tensor, compute: Compute) -> Tensor:
         """Returns the rows that the decoder reads, [N, D]."""
-        return transform(rows_ND, self.dense, self.norm, self.form, compute)
+        return transform(rows_ND, self.dense, self.norm, self.activation_form, compute)
 
 
 def decode(rows_ND: Tensor, words_VD: Tensor, bias_V: Tensor | None, multiple: int, compute: Compute = PLAIN) -> Tensor:

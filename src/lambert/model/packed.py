@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lambert.core.compute import Compute, GradientSink
+from lambert.model.chain import apply
 from lambert.model.config import EncoderConfig
 from lambert.ops import native
 from lambert.ops.drop import Drop
@@ -109,7 +110,7 @@ def linear(
     """Returns the states times the transposed `weights` [F, D], concatenated along F, plus the `biases`, in the dtype
     of the back-end."""
     states_TD = states_TD.to(ops.dtype)
-    out_TF: Tensor = _Linear.apply(states_TD, ops, compute, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
+    out_TF: Tensor = apply(_Linear, states_TD, ops, compute, len(weights), *weights, *biases)
     return out_TF
 
 

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from lambert.core.batch import Batch
 from lambert.model.attention import attend_with_biases, attention
 from lambert.model.block import Block, Pass, activate
+from lambert.model.chain import apply
 from lambert.model.dropout import dropout
 from lambert.model.linear import project
 from lambert.model.packed import Gradients, norm_of
@@ -80,9 +81,7 @@ class PostNormBlock(Block):
         shares = [self.attention_dropout, self.dropout, self.dropout, self.dropout * self.inner_dropped]
         drops = [Drop.of(share, self.training, states_TD.device) for share in shares]
         work = Pass.of_training(ops, self, batch, rotation, drops, biases_HL)
-        out_TD: Tensor = _Block.apply(  # type: ignore[no-untyped-call]
-            states_TD, biases_HL, work, *work.parameters(self.attention_norm, self.norm)
-        )
+        out_TD: Tensor = apply(_Block, states_TD, biases_HL, work, *work.parameters(self.attention_norm, self.norm))
         return out_TD
 
 

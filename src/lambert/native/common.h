@@ -2,6 +2,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -21,6 +22,13 @@ void each(long tasks, long threads, const Work& work) {
     const Task task = [](long i, const void* context) { (*static_cast<const Work*>(context))(i); };
     if (tasks > 1 && threads > 1 && run(tasks, threads < tasks ? threads : tasks, task, &work)) return;
     for (long i = 0; i < tasks; ++i) work(i);
+}
+
+// Calls work(begin, end) for blocks of `size` rows.
+template <class Work>
+void each_block(long rows, long size, long threads, const Work& work) {
+    const long blocks = (rows + size - 1) / size;
+    each(blocks, threads, [&](long block) { work(block * size, std::min(rows, (block + 1) * size)); });
 }
 
 inline __m512 widen(__m256i low) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(low), 16)); }

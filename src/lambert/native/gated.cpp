@@ -13,8 +13,8 @@ constexpr long kRowsOfTask = 16;
 // Calls work(row) for each row, in tasks of several rows.
 template <class Work>
 void each_row(long rows, long threads, const Work& work) {
-    each((rows + kRowsOfTask - 1) / kRowsOfTask, threads, [&](long task) {
-        for (long row = task * kRowsOfTask; row < std::min(rows, (task + 1) * kRowsOfTask); ++row) work(row);
+    each_block(rows, kRowsOfTask, threads, [&](long begin, long end) {
+        for (long row = begin; row < end; ++row) work(row);
     });
 }
 
@@ -103,10 +103,9 @@ void lambert_gated_backward(const bf16* both, const bf16* dout, int64_t form, in
 
 // dx = dy times the derivative of gelu at x, for `count` elements. form: 0 by the normal distribution, 1 by tanh.
 void lambert_gelu_backward(const bf16* dy, const bf16* x, int64_t form, int64_t count, int64_t threads, bf16* dx) {
-    constexpr long kOfTask = 4096;
-    each((count + kOfTask - 1) / kOfTask, threads, [&](long task) {
-        for (long i = task * kOfTask; i < std::min<long>(count, (task + 1) * kOfTask); i += kLanes) {
-            const __mmask16 mask = lanes(count - i);
+    each_block(count, 4096, threads, [&](long begin, long end) {
+        for (long i = begin; i < end; i += kLanes) {
+            const __mmask16 mask = lanes(end - i);
             const __m512 slope = activation_gradient(load_bf16(x + i, mask), form);
             store_bf16(dx + i, mask, _mm512_mul_ps(load_bf16(dy + i, mask), slope));
         }

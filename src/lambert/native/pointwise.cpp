@@ -30,13 +30,6 @@ struct Floats {
     Floats(const Floats&) = delete;
 };
 
-// Calls work(begin, end) for blocks of `size` rows.
-template <class Work>
-void each_block(long rows, long size, long threads, const Work& work) {
-    const long blocks = (rows + size - 1) / size;
-    each(blocks, threads, [&](long block) { work(block * size, std::min(rows, (block + 1) * size)); });
-}
-
 // Calls visit(column, mask of 16 kept elements, 0 or 1 in turns) for a row whose first element has number `first`.
 template <class Visit>
 inline __attribute__((always_inline)) void each_kept(const Drop& drop, uint64_t first, long width, const Visit& visit) {

@@ -12,12 +12,6 @@ constexpr long kLanes = 16;
 constexpr long kRowsOfTask = 16;
 constexpr long kOfTask = 4096;
 
-template <class Work>
-void each_part(long count, long of_task, long threads, const Work& work) {
-    each((count + of_task - 1) / of_task, threads,
-         [&](long task) { work(task * of_task, std::min(count, (task + 1) * of_task)); });
-}
-
 // A call of a kernel. On x86-64 the first integers and addresses are in registers, the others on the stack, and a float in
 // a register of its own, so a function ignores those that it does not have (System V ABI, section 3.2.3).
 struct Call {
@@ -47,7 +41,7 @@ void lambert_run(const Call* calls, long count) {
 
 // out[row] = x[ids[row]], rows of D elements.
 void lambert_take_rows(const bf16* x, const int64_t* ids, long N, long D, long threads, bf16* out) {
-    each_part(N, kRowsOfTask, threads, [&](long begin, long end) {
+    each_block(N, kRowsOfTask, threads, [&](long begin, long end) {
         for (long row = begin; row < end; ++row) std::memcpy(out + row * D, x + ids[row] * D, D * sizeof(bf16));
     });
 }
@@ -64,7 +58,7 @@ void lambert_put_rows(const bf16* rows, const int64_t* ids, long N, long T, long
 }
 
 void lambert_tanh(const bf16* x, long count, long threads, bf16* y) {
-    each_part(count, kOfTask, threads, [&](long begin, long end) {
+    each_block(count, kOfTask, threads, [&](long begin, long end) {
         for (long i = begin; i < end; i += kLanes) {
             const __mmask16 mask = lanes(end - i);
             alignas(64) float values[kLanes];
@@ -77,7 +71,7 @@ void lambert_tanh(const bf16* x, long count, long threads, bf16* y) {
 
 // dx = dy (1 - y^2), where y is the result of tanh.
 void lambert_tanh_backward(const bf16* dy, const bf16* y, long count, long threads, bf16* dx) {
-    each_part(count, kOfTask, threads, [&](long begin, long end) {
+    each_block(count, kOfTask, threads, [&](long begin, long end) {
         for (long i = begin; i < end; i += kLanes) {
             const __mmask16 mask = lanes(end - i);
             const __m512 grad = load_bf16(dy + i, mask), value = load_bf16(y + i, mask);
@@ -86,9 +80,13 @@ void lambert_tanh_backward(const bf16* dy, const bf16* y, long count, long threa
     });
 }
 
-// to = 0, from, or to + from.
+// to = 0.
 void lambert_zero(float* to, long count) { std::memset(to, 0, count * sizeof(float)); }
+
+// to = from.
 void lambert_copy(float* to, const float* from, long count) { std::memcpy(to, from, count * sizeof(float)); }
+
+// to += from.
 void lambert_add(float* to, const float* from, long count) {
     for (long i = 0; i < count; ++i) to[i] += from[i];
 }

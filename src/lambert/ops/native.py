@@ -145,7 +145,7 @@ class NativeOps(Ops):
             rows += (offset, outputs)
             for place in places:
                 rows += (0, 0) if place is None else (place[0].data_ptr(), place[1])
-        _call("linear_weights", grad_TF, x_TD, T, F, D, Words(rows), len(into), _threads())
+        _call("linear_weights", grad_TF, x_TD, T, F, D, Integers(rows), len(into), _threads())
 
     def attention(
         self, qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, drop: Drop, window: int = 0,
@@ -451,16 +451,21 @@ def address_of(name: str) -> int:
     return int(ctypes.cast(_function(name), ctypes.c_void_p).value or 0)
 
 
+def return_free_memory() -> None:
+    """Returns memory that was freed to the system, which the allocator keeps otherwise."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 def run(calls: int, count: int) -> None:
     """Computes a table of `count` calls at an address (`ops/program.py`)."""
     _call("run", calls, count)
 
 
-class Words:
+class Integers:
     """Integers that a kernel reads: a table of sizes and addresses."""
 
-    def __init__(self, words: Sequence[int]) -> None:
-        self.array = (ctypes.c_int64 * len(words))(*words)
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.array = (ctypes.c_int64 * len(numbers))(*numbers)
 
     def data_ptr(self) -> int:
         """Returns the address of the first."""
@@ -487,7 +492,7 @@ def _function(name: str) -> Any:
     return getattr(library(), f"lambert_{name}")
 
 
-def _call(name: str, *arguments: Tensor | Words | float | None) -> None:
+def _call(name: str, *arguments: Tensor | Integers | float | None) -> None:
     function = _function(name)
     plain = [value if type(value) in _PLAIN else value.data_ptr() for value in arguments]  # type: ignore[union-attr]
     if torch._C._autograd._profiler_enabled():

@@ -167,10 +167,8 @@ class GroupOptimizer(EagerOptimizer):
     def _find_table(self, kernels: Any, tensors: list[Any]) -> Any:
         """Returns the table of these tensors for the kernels of a module, `ops.native` or `ops.updates`, the last one
         if nothing has moved since; None if the kernels cannot update them."""
-        addresses, (known, table) = (
-            _find_addresses(tensors, self.places),
-            self._tables.get(id(tensors[0][0]), (None, None)),
-        )
+        addresses = _find_addresses(tensors, self.places)
+        known, table = self._tables.get(id(tensors[0][0]), (None, None))
         if known != addresses:
             if not kernels.can_update([*chain.from_iterable(tensors)]):
                 return None

@@ -30,6 +30,7 @@ from lambert.engine.precision import PRECISIONS, Precision
 from lambert.engine.signals import StopRequest, graceful_stop
 from lambert.engine.step import Step
 from lambert.model.heads import Model
+from lambert.model.passes import find_passes
 from lambert.model.relations import RelationStudent, RelationTeacher
 from lambert.optim.schedule import schedule
 from lambert.runs.config import RunConfig
@@ -308,6 +309,7 @@ def _attempts(
                 schedule=lambda applied: run.guard.lr_scale * rate(applied), max_grad_norm=config.optim.max_grad_norm,
                 precision=run.precision, world=world, seed=config.seed, start=course.done, steps=course.planned,
                 exchange=run.exchange, stop=stop, graphs=choose_graphs(world, run.microbatch.tokens, log.note),
+                passes=find_passes(net),
             ):  # fmt: skip
                 course.done = step.index
                 yield step, costs.popleft()
