@@ -9,7 +9,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from lambert.wings.serve.config import ServeConfig
-from lambert.wings.serve.protocol import create_protocol_class
+from lambert.wings.serve.protocol import LimitedProtocol, Limits
 
 
 def test_connections_beyond_the_limit_are_closed_with_one_warning() -> None:
@@ -18,11 +18,11 @@ def test_connections_beyond_the_limit_are_closed_with_one_warning() -> None:
     metrics.count_refusal = lambda reason: refused.update([reason])
 
     async def connect(count: int) -> list[bool]:
-        kind = create_protocol_class(ServeConfig(("model",)), 2, MagicMock(), metrics, said.append)
-        config, state = uvicorn.Config(MagicMock(), http=kind), ServerState()
+        limits = Limits(ServeConfig(("model",)), 2, MagicMock(), metrics, said.append)
+        config, state = uvicorn.Config(MagicMock(), http=LimitedProtocol), ServerState()
         transports = [MagicMock() for _ in range(count)]
         for transport in transports:
-            kind(config, state, {}).connection_made(transport)
+            LimitedProtocol(limits, config, state, {}).connection_made(transport)
         return [transport.abort.called for transport in transports]
 
     assert asyncio.run(connect(5)) == [False, False, True, True, True]

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lambert.core.errors import LambertError, MachineError, UsageError
@@ -72,7 +73,7 @@ def serve(config: ServeConfig, say: Say = silent) -> None:
     try:
         import uvicorn
 
-        from lambert.wings.serve.protocol import create_protocol_class
+        from lambert.wings.serve.protocol import LimitedProtocol, Limits
     except ImportError as error:
         raise _explain_missing(error) from error
     if not read_api_key(config) and config.host not in LOOPBACK:
@@ -83,10 +84,10 @@ def serve(config: ServeConfig, say: Say = silent) -> None:
     listener = _bind(config)
     block_signals(HANGUPS)
     service = load(config, say)
-    protocol = create_protocol_class(config, _count_connections(), service.app.admission, service.metrics, say)
+    limits = Limits(config, _count_connections(), service.app.admission, service.metrics, say)
     settings = uvicorn.Config(
-        service.app, http=protocol, ws="none", log_level="error", access_log=False, lifespan="off",
-        server_header=False, timeout_keep_alive=10,
+        service.app, http=partial(LimitedProtocol, limits),  # type: ignore[arg-type]
+        ws="none", log_level="error", access_log=False, lifespan="off", server_header=False, timeout_keep_alive=10,
         timeout_graceful_shutdown=math.ceil(config.seconds) + 2,
     )  # fmt: skip
     with _close_on_error(listener, config):
