@@ -16,37 +16,44 @@ _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 _SHOWN = 64
 
 
-def create_route_class(answering: Answering, most_items: int) -> type[APIRoute]:
-    """Returns the class of routes whose bodies are parsed by the threads of `answering`, with at most `most_items`
-    items in a list."""
+class JsonRequest(Request):
+    """A request whose body is parsed by the threads of `answering`, with at most `most_items` items in a list."""
 
-    class JsonRequest(Request):
-        async def body(self) -> bytes:
-            found = await super().body()
-            if not found:
-                raise Refusal(400, "json", "The body is empty: send JSON.")
-            return found
+    def __init__(self, request: Request, answering: Answering, most_items: int) -> None:
+        super().__init__(request.scope, request.receive)
+        self._answering, self._most_items = answering, most_items
 
-        async def json(self) -> Any:
-            if not hasattr(self, "_json"):
-                body = await self.body()
-                self._json = await answering.call(lambda: parse_body(body, most_items), len(body))
-            return self._json
+    async def body(self) -> bytes:
+        found = await super().body()
+        if not found:
+            raise Refusal(400, "json", "The body is empty: send JSON.")
+        return found
 
-    class JsonRoute(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handler = super().get_route_handler()
+    async def json(self) -> Any:
+        if not hasattr(self, "_json"):
+            body = await self.body()
+            self._json = await self._answering.call(lambda: parse_body(body, self._most_items), len(body))
+        return self._json
 
-            async def handle(request: Request) -> Response:
-                if request.method == "POST":
-                    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-                    if kind != "application/json":
-                        raise Refusal(415, "content_type", "The content type must be application/json.")
-                return await handler(JsonRequest(request.scope, request.receive))
 
-            return handle
+class JsonRoute(APIRoute):
+    """A route whose requests are `JsonRequest`."""
 
-    return JsonRoute
+    def __init__(self, answering: Answering, most_items: int, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._answering, self._most_items = answering, most_items
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            if request.method == "POST":
+                kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+                if kind != "application/json":
+                    raise Refusal(415, "content_type", "The content type must be application/json.")
+            return await handler(JsonRequest(request, self._answering, self._most_items))
+
+        return handle
 
 
 def parse_body(body: bytes, most_items: int) -> Any:
