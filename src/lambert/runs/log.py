@@ -41,11 +41,14 @@ _SMOOTHING = 0.9
 
 def open_log(
     run: Run, steps: int, done: int, logged: Mapping[str, Any], peak: ceiling.Ceiling | None,
-    compilation: Compilation, monitor: Monitor, *, quiet: bool,
+    compilation: Compilation, unigram_entropy: float | None, *, quiet: bool,
 ) -> RunLog:  # fmt: skip
     """Returns the log of a run of `steps` updates that continues after `done` of them with the state `logged`. The
     setting log.console overrides `quiet`."""
-    config = run.config
+    config, optim = run.config, run.config.optim
+    monitor = create_plateau_monitor(
+        unigram_entropy, lr=optim.lr, eps=optim.eps, init_range=run.model.config.init_range
+    )
     facts = {
         "micro_tokens": run.microbatch.tokens, "precision": run.precision.name, "compiled": compilation.active,
         "compile_seconds": round(compilation.seconds, 3),
