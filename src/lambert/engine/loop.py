@@ -42,22 +42,11 @@ class OutOfMemory(MachineError):
 
 
 def train(
-    net: nn.Module,
-    optimizer: Optimizer,
-    batches: Iterable[Update],
-    *,
-    schedule: Callable[[int], float],
-    max_grad_norm: float,
-    precision: Precision,
-    world: World,
-    seed: int,
-    start: int,
-    steps: int,
-    exchange: Exchange | None = None,
-    stop: StopRequest | None = None,
-    graphs: TrainingGraphs | None = None,
+    net: nn.Module, optimizer: Optimizer, batches: Iterable[Update], *, schedule: Callable[[int], float],
+    max_grad_norm: float, precision: Precision, world: World, seed: int, start: int, steps: int,
+    exchange: Exchange | None = None, stop: StopRequest | None = None, graphs: TrainingGraphs | None = None,
     passes: Passes | None = None,
-) -> Generator[Step, None, None]:
+) -> Generator[Step, None, None]:  # fmt: skip
     """Runs updates `start` to `steps` - 1 and yields a Step after each.
 
     The loss minimised is the sum over the objectives of (summed loss / number of targets in the global batch): each
@@ -93,14 +82,9 @@ def train(
                 net.train()
             exchange.begin(number, lambda: precision.scale)
             counts = world.add([update.counts.get(name, 0) for name in objectives])
-            failure, began = None, time.perf_counter()
+            began = time.perf_counter()
             losses_SK = torch.zeros(len(update.shares), len(objectives), device=world.device)
-            try:
-                work.compute(number, update, counts, losses_SK)
-            except (RuntimeError, MemoryError) as error:
-                if not ran_out(error):
-                    raise
-                failure = error
+            failure = work.attempt(number, update, counts, losses_SK)
             seconds = time.perf_counter() - began
             with _explain_memory(number, update, world):
                 exchange.finish()  # even after an out-of-memory error: the other ranks are waiting in this collective
@@ -125,18 +109,11 @@ def train(
             reading = Reading(torch.cat([*losses, norms_P1.to(losses_K.dtype), ranks_2W.flatten()]))
             stopwatch.stop()
             yield Step(
-                index=number + 1,
-                lr=lr,
-                loads=tuple(update.loads),
-                sequences=update.sequences,
-                wait_seconds=update.wait_seconds,
-                objectives=[objectives[k] for k in present],
-                parameters=gradients.names,
-                reading=reading,
-                stopwatch=stopwatch,
-                exchange_seconds=exchange.seconds,
-                stop_requested=stop_requested,
-            )
+                index=number + 1, lr=lr, loads=tuple(update.loads), sequences=update.sequences,
+                wait_seconds=update.wait_seconds, objectives=[objectives[k] for k in present],
+                parameters=gradients.names, reading=reading, stopwatch=stopwatch,
+                exchange_seconds=exchange.seconds, stop_requested=stop_requested,
+            )  # fmt: skip
             stopwatch = Stopwatch(world.device)
     finally:
         exchange.detach()
@@ -165,6 +142,18 @@ class _MicroBatches:
             self._programs = Programs(passes, _objectives(net), self._kept, exchange, precision)
         # A graph rounds the weights in each pass.
         self._graphs = graphs.of_passes(partial(self._run, replace(self._kept, copies=None))) if graphs else None
+
+    def attempt(
+        self, number: int, update: Update, counts: Sequence[float], losses_SK: Tensor
+    ) -> RuntimeError | MemoryError | None:
+        """Calls `compute`. Returns the error if memory runs out."""
+        try:
+            self.compute(number, update, counts, losses_SK)
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            return error
+        return None
 
     def compute(self, number: int, update: Update, counts: Sequence[float], losses_SK: Tensor) -> None:
         """Adds this rank's gradients of update `number` to the buffer, and the contribution of each of its shares S to
@@ -203,6 +192,7 @@ class _MicroBatches:
         return sums_K.detach()
 
 
+@torch.no_grad()
 def evaluate(
     net: nn.Module, batches: Iterable[Batch], precision: Precision, world: World, stop: StopRequest | None = None
 ) -> dict[str, float]:
@@ -221,18 +211,17 @@ def evaluate(
     was_training = net.training
     net.eval()
     try:
-        with torch.no_grad():
-            for batch in batches:
-                if stop:
-                    totals_5K[4] = 1
-                    break
-                with precision.autocast():
-                    sums_K, hits_K = score(world.put(batch).with_compute(precision.compute))
-                sums_2K += torch.stack([sums_K.to(wide), hits_K.to(wide)])
-                for k, name in enumerate(objectives):
-                    if name in batch.targets:
-                        target = batch.targets[name]
-                        totals_5K[2:4, k] += torch.tensor([target.count, len(target.at_N)], dtype=torch.float64)
+        for batch in batches:
+            if stop:
+                totals_5K[4] = 1
+                break
+            with precision.autocast():
+                sums_K, hits_K = score(world.put(batch).with_compute(precision.compute))
+            sums_2K += torch.stack([sums_K.to(wide), hits_K.to(wide)])
+            for k, name in enumerate(objectives):
+                if name in batch.targets:
+                    target = batch.targets[name]
+                    totals_5K[2:4, k] += torch.tensor([target.count, len(target.at_N)], dtype=torch.float64)
     finally:
         net.train(was_training)
     totals_5K[:2] = sums_2K.cpu()
