@@ -154,15 +154,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 name = resolve_precision(config.train.precision, world)
                 predict(model, Precision(name, world.device), config.train.micro_tokens or _TOKENS)
             if scores is not None and world.is_first:
-                task_found = task if dev is None else task.tune(dev, kept)
-                if dev_path is not None and (examples := examples_of(task_found, dev, kept, dev_path)):
-                    write(config.out / EXAMPLES, examples)
-                dev_file = LabelledFile(dev_path, hashes["the dev data"], dev.counts) if dev_path and dev else None
-                trained = Trained(
-                    task.config, LabelledFile(train_path, hashes["the labelled data"], data.counts), dev_file
-                )
-                extra, more = task_found.model_config(), task_found.model_files(model.config.hidden)
-                say(publish_run(config, model, tokenizer, extra, scores, more, trained))
+                say(_publish(prepared, scores, kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +239,19 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     if config.distil.teacher is not None:
         hashes["the teacher"] = fingerprint(model_folder(config.distil.teacher))
     return _Prepared(config, task, data, dev, train_path, dev_path, model, tokenizer, cache, hashes, notes)
+
+
+def _publish(run: _Prepared, scores: Mapping[str, float], predictions: list[Any]) -> str:
+    """Writes the examples and the model folder of a run that has ended, and returns a line about the folder.
+    `predictions` are those for the dev data."""
+    task, data, dev, dev_path = run.task, run.data, run.dev, run.dev_path
+    tuned = task if dev is None else task.tune(dev, predictions)
+    if dev_path is not None and (examples := examples_of(tuned, dev, predictions, dev_path)):
+        write(run.config.out / EXAMPLES, examples)
+    dev_file = LabelledFile(dev_path, run.hashes["the dev data"], dev.counts) if dev_path and dev else None
+    trained = Trained(task.config, LabelledFile(run.train_path, run.hashes["the labelled data"], data.counts), dev_file)
+    extra, more = tuned.model_config(), tuned.model_files(run.model.config.hidden)
+    return publish_run(run.config, run.model, run.tokenizer, extra, scores, more, trained)
 
 
 def _load_teacher(config: FinetuneConfig, task: Any, tokenizer: Any, world: World) -> TextModel | None:

@@ -66,15 +66,7 @@ def prepare(
         MachineError: The disk is full or `config.out` cannot be written.
     """
     config, urls = _with_local_inputs(config, progress)
-    if config.folder.is_dir() and any(Path(entry).resolve() == config.folder.resolve() for entry in config.input):
-        raise UsageError(f"{config.folder}: {config.OUT} is the input folder: choose another {config.OUT}.")
-    keeps = bool(config.stages or config.url)
-    if keeps and any(Path(entry).resolve() == config.work_folder.resolve() for entry in config.input):
-        raise UsageError(f"{config.work_folder}: --work is the input folder: choose another work.")
-    chosen, passed = files.find_sources(
-        config.input, without=[config.folder, *([config.work_folder] if keeps else [])],
-        text_field=config.text_field,
-    )  # fmt: skip
+    chosen, passed = _find_inputs(config)
     found, input_of = list(chosen), {str(file): number for file, number in chosen.items()}
     check_beginnings(found, config, urls)
     given = None
@@ -133,6 +125,18 @@ def _with_local_inputs(config: PrepareConfig, progress: Progress) -> tuple[Prepa
         local, entries, urls = fetch.fetch(config.input, folder, source_of, config.checksums, progress)
     weights = tuple(config.weights[entry] for entry in entries if config.weights)
     return replace(config, input=tuple(local), weights=weights, checksums=""), urls
+
+
+def _find_inputs(config: PrepareConfig) -> tuple[dict[Path, int], list[Path]]:
+    """Returns the input files, each with the number of its entry of `input`, and the files that are not read. Raises
+    UsageError if a folder that is written is an input."""
+    if config.folder.is_dir() and any(Path(entry).resolve() == config.folder.resolve() for entry in config.input):
+        raise UsageError(f"{config.folder}: {config.OUT} is the input folder: choose another {config.OUT}.")
+    keeps = bool(config.stages or config.url)
+    if keeps and any(Path(entry).resolve() == config.work_folder.resolve() for entry in config.input):
+        raise UsageError(f"{config.work_folder}: --work is the input folder: choose another work.")
+    without = [config.folder, *([config.work_folder] if keeps else [])]
+    return files.find_sources(config.input, without=without, text_field=config.text_field)
 
 
 def _begin_manifest(
