@@ -86,21 +86,21 @@ def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say
     stepping = pretrain.updates if isinstance(config, PretrainConfig) else finetune.updates
     if done := archive.find_last(config.out):
         read_measured(config.out).check_logged(config.log.every, min(done, count))
+    if done >= count:
+        return ""
     quiet = say is silent
-    with graceful_stop("; the recipe is not verified", START_AGAIN) as stop:
-        if done >= count:
-            return ""
-        try:
-            with (
-                progress(count, f"verify {recipe}", unit="updates", quiet=quiet, done=done, summary=False) as bar,
-                closing(stepping(config, stop, silent)) as steps,  # type: ignore[type-var, arg-type]
-            ):
-                for step in steps:
-                    bar.advance(1)
-                    if step.index >= count:
-                        break
-        except DivergedError as error:
-            return str(error).rstrip(".")
+    try:
+        with (
+            graceful_stop("; the recipe is not verified", START_AGAIN) as stop,
+            progress(count, f"verify {recipe}", unit="updates", quiet=quiet, done=done, summary=False) as bar,
+            closing(stepping(config, stop, silent)) as steps,  # type: ignore[type-var, arg-type]
+        ):
+            for step in steps:
+                bar.advance(1)
+                if step.index >= count:
+                    break
+    except DivergedError as error:
+        return str(error).rstrip(".")
     return ""
 
 

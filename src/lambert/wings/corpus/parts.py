@@ -115,8 +115,7 @@ def read_documents(path: Path, documents: npt.NDArray[np.int64]) -> Iterator[Pie
                 rows = np.flatnonzero(np.isin(own, documents))
                 first = int(own[-1]) + bool(last[-1]) if len(own) else first
                 if len(rows):
-                    for row in file.read_row_group(group, columns=list(COLUMNS)).take(rows).to_pylist():
-                        yield _piece(row)
+                    yield from map(_piece, file.read_row_group(group, columns=list(COLUMNS)).take(rows).to_pylist())
     except (arrow.ArrowException, OSError, KeyError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}). Delete it, and run its step again.") from error
 

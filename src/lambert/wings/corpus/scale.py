@@ -75,11 +75,7 @@ class MakeParts:
                     if store:
                         store.push(own)
                 except Exception as error:
-                    reason = str(error) if isinstance(error, LambertError) else f"{type(error).__name__}: {error}"
-                    with suppress(OSError, LambertError):
-                        replace_files({_failure_path(plan, unit): json.dumps(reason).encode()})
-                        if store:
-                            store.push([_failure_path(plan, unit)])
+                    _write_reason(error, _failure_path(plan, unit), store)
 
     def _check(self) -> None:
         """Raises MachineError if this machine would make files that differ from those of the machine that runs the
@@ -218,6 +214,15 @@ def _get_outputs(store: PartStore, plan: Plan, units: Units) -> None:
 
 def _failure_path(plan: Plan, unit: Any) -> Path:
     return plan.folder / f"failed-{unit.key}.json"
+
+
+def _write_reason(error: Exception, path: Path, store: PartStore | None) -> None:
+    """Writes why a unit failed, if possible, and copies it to the store."""
+    reason = str(error) if isinstance(error, LambertError) else f"{type(error).__name__}: {error}"
+    with suppress(OSError, LambertError):
+        replace_files({path: json.dumps(reason).encode()})
+        if store:
+            store.push([path])
 
 
 def _read_reason(plan: Plan, unit: Any) -> str:

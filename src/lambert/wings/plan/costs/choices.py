@@ -4,6 +4,7 @@ run fits into memory: smaller micro-batches, a sharded optimizer, other devices.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil, inf
 
 from lambert.distributed.config import WORTH
@@ -59,26 +60,25 @@ def list_choices(
     """
     shapes = shapes_of(work.config, work.targets, work.labels)
     found = []
-    for device in devices:
+    for device, count in product(devices, counts):
         own, usd = resolve_precision(work, device), prices[device.name] if prices else 1.0
-        for count in counts:
-            if work.batch_size % count or count % (nodes or count_nodes(device, count)):
-                continue
-            machines = cluster(device, count, nodes, network)
-            two_levels = work.two_levels or (device.kind == "cpu" and machines.nodes > 1 and machines.each > 1)
-            exact = inf
-            for method in dict.fromkeys((work.method, *(methods if count > 1 else ()))):
-                tried = replace(own, method=method, two_levels=two_levels)
-                for tokens in (work.micro_tokens, *_equal_share(tried, machines, shapes)):
-                    tried = replace(tried, micro_tokens=tokens)
-                    step = predict(tried, machines, shapes)
-                    seconds = step.seconds * sequences / work.batch_size
-                    hours = seconds * count / 3600
-                    if method == work.method and step.bytes <= device.memory:
-                        exact = min(exact, seconds)
-                    elif method != work.method and seconds >= WORTH * exact:
-                        continue
-                    found.append(Choice(machines, tried, step, seconds, hours * usd))
+        if work.batch_size % count or count % (nodes or count_nodes(device, count)):
+            continue
+        machines = cluster(device, count, nodes, network)
+        two_levels = work.two_levels or (device.kind == "cpu" and machines.nodes > 1 and machines.each > 1)
+        exact = inf
+        for method in dict.fromkeys((work.method, *(methods if count > 1 else ()))):
+            tried = replace(own, method=method, two_levels=two_levels)
+            for tokens in (work.micro_tokens, *_equal_share(tried, machines, shapes)):
+                tried = replace(tried, micro_tokens=tokens)
+                step = predict(tried, machines, shapes)
+                seconds = step.seconds * sequences / work.batch_size
+                hours = seconds * count / 3600
+                if method == work.method and step.bytes <= device.memory:
+                    exact = min(exact, seconds)
+                elif method != work.method and seconds >= WORTH * exact:
+                    continue
+                found.append(Choice(machines, tried, step, seconds, hours * usd))
     return found
 
 
