@@ -2,16 +2,17 @@
 
 import ast
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 import torch
 
-from lambert import verbs
+from lambert import updates, verbs
+from lambert.core.errors import UsageError
 from lambert.core.world import World
 from lambert.distributed.config import TRAITS, Name
 from lambert.distributed.exchange.methods import METHODS
@@ -24,6 +25,8 @@ from lambert.optim.config import OptimConfig
 from lambert.planning.traffic import UPDATE_BYTES
 from lambert.tasks.config import TASKS, TaskConfig
 from lambert.verb import Verb, all_verbs, packages
+from lambert.verbs.settings.training import verb_of
+from lambert.verbs.sweep import plan as sweep_plan
 from lambert.verbs.sweep import search
 from lambert.wings.bench.settings import BenchConfig
 from lambert.wings.bench.works import WORKS, work_of
@@ -31,6 +34,8 @@ from lambert.wings.convert.verb import FORMATS
 from lambert.wings.corpus import cleaning
 from lambert.wings.corpus.filters import FILTERS
 from lambert.wings.corpus.reading import readers
+from lambert.wings.plan.recipe import read_run
+from lambert.wings.plan.settings import PlanConfig
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/lambert"
@@ -93,20 +98,69 @@ def run(config: MineConfig, say: Callable[[str], None] = print) -> None:
     say(f"mine says {config.words}")
 
 
-def test_a_verb(lambert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One record: it is parsed, called, and listed by the help."""
-    mine = Verb("mine", "One more verb.", "verbs.mine:run", "verbs.mine:MineConfig", takes="flags")
-    monkeypatch.setattr(verbs, "VERBS", (*verbs.VERBS, mine))
-    module = SimpleNamespace(run=run, MineConfig=MineConfig)
-    monkeypatch.setitem(__import__("sys").modules, "lambert.verbs.mine", module)
-    all_verbs.cache_clear()
-    try:
-        assert lambert("mine", words="aloud").out == "mine says aloud\n"
-        assert "One more verb." in lambert("--help").out
-        assert lambert("mine", "--wrods", "x").code == 2
-    finally:
+@dataclass(frozen=True, slots=True)
+class PairsConfig:
+    """Settings of one more verb that trains."""
+
+    pairs: Path
+    """What it learns from."""
+    out: Path = Path("out")
+    """Run folder."""
+    cache: Path | None = None
+    """Folder of features."""
+
+
+def train_on_pairs(config: PairsConfig, stop: Any = None, say: Any = None) -> Iterator[str]:
+    yield f"an update on {config.pairs}"
+
+
+def score_names(config: PairsConfig) -> list[str]:
+    return ["rank", "rank_se"]
+
+
+def prepare_trial(config: PairsConfig, sweep: Path) -> PairsConfig:
+    return replace(config, cache=sweep / "features")
+
+
+@pytest.fixture
+def add_verb(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Verb], None]]:
+    """`add_verb(record)`: a verb whose places are in this module."""
+    monkeypatch.setitem(sys.modules, f"lambert.{__name__}", sys.modules[__name__])
+
+    def add(record: Verb) -> None:
+        monkeypatch.setattr(verbs, "VERBS", (*verbs.VERBS, record))
         all_verbs.cache_clear()
+
+    yield add
+    all_verbs.cache_clear()
+
+
+def test_a_verb(lambert: Any, add_verb: Callable[[Verb], None]) -> None:
+    """One record: it is parsed, called, and listed by the help."""
+    add_verb(Verb("mine", "One more verb.", f"{__name__}:run", f"{__name__}:MineConfig", takes="flags"))
+    assert lambert("mine", words="aloud").out == "mine says aloud\n"
+    assert "One more verb." in lambert("--help").out
+    assert lambert("mine", "--wrods", "x").code == 2
     assert len(packages()) == 7
+
+
+def test_a_verb_that_trains(add_verb: Callable[[Verb], None], tmp_path: Path) -> None:
+    """One record: `updates` of the library, the recipes of other verbs and sweeps find it."""
+    mine = Verb(
+        "mine", "One more verb.", f"{__name__}:train_on_pairs", f"{__name__}:PairsConfig", order=45, data="pairs",
+        updates=f"{__name__}:train_on_pairs", scores=f"{__name__}:score_names", trial=f"{__name__}:prepare_trial",
+    )  # fmt: skip
+    add_verb(mine)
+    assert [*updates(pairs="a.csv", out=tmp_path)] == ["an update on a.csv"]
+    with pytest.raises(UsageError, match="data for finetune or pairs for mine"):
+        updates(out=tmp_path)
+    (tmp_path / "recipe.toml").write_text('pairs = "a.csv"\nlearns = "well"\n')
+    assert verb_of(tmp_path / "recipe.toml") is mine
+    config: Any = PairsConfig(Path("a.csv"))
+    assert sweep_plan.score_names(config) == ["rank"]
+    assert sweep_plan.prepare_trial(config, tmp_path).cache == tmp_path / "features"
+    with pytest.raises(UsageError, match="is not a recipe of pretrain or finetune, the verbs that plan predicts"):
+        read_run(PlanConfig(tmp_path / "recipe.toml"))
 
 
 def test_a_family(monkeypatch: pytest.MonkeyPatch) -> None:

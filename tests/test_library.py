@@ -186,7 +186,7 @@ def test_a_wrong_setting_is_the_command_lines_message(
 def test_updates_says_at_the_call_what_is_wrong(pretraining: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Did you mean"):
         lambert.updates(**pretraining, optim__lrr=1.0)
-    with pytest.raises(UsageError, match="corpus for pre-training or data for fine-tuning"):
+    with pytest.raises(UsageError, match="corpus for pretrain or data for finetune"):
         lambert.updates(out=tmp_path / "x")
     with pytest.raises(UsageError, match=r"No such recipe: -x\.toml"):
         lambert.pretrain("-x.toml")

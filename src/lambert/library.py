@@ -27,7 +27,7 @@ from lambert.engine.device import keep_current_gpu
 from lambert.engine.progress import aside, in_notebook
 from lambert.runs.result import Say, silent
 from lambert.text.memory import is_path, is_rows, write_data
-from lambert.verb import Verb, all_verbs, list_training, name_of, settings_of
+from lambert.verb import Verb, all_verbs, list_training, record_of, settings_of
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:[.-][a-z0-9]+)*)")
 _DOTTED = re.compile(r"(?<![\w./\"'-])[a-z_]+(?:\.[a-z0-9_]+)+(?![\w/\"'-])")
@@ -70,7 +70,7 @@ def _without_dots(text: str, *, of_call: bool) -> str:
     words are settings, in others only those that training has."""
     words = set(_DOTTED.findall(text))
     if words and not of_call:
-        words &= {*chain.from_iterable(map(tables.list_dotted_names, list_training().values()))}
+        words &= {*chain.from_iterable(map(tables.list_dotted_names, map(settings_of, list_training())))}
     return _DOTTED.sub(lambda word: word[0].replace(".", "__") if word[0] in words else word[0], text)
 
 
@@ -84,19 +84,15 @@ def lines(console: bool | None = None) -> Say:
 
 def find_training_verb(recipe: object, settings: Mapping[str, Any], caller: str) -> str:
     """Returns the verb that trains with these settings. Errors name the `caller`."""
-    if isinstance(recipe, tuple(list_training().values())):
-        return name_of(type(recipe))
+    if isinstance(recipe, tuple(map(settings_of, list_training()))):
+        return record_of(type(recipe)).name
     is_file = isinstance(recipe, str | Path) and Path(recipe).is_file()
     values = {**(tables.read(Path(str(recipe))) if is_file else {}), **settings}
-    named = {name for name, value in values.items() if value is not None}
-    if ("corpus" in named) == ("data" in named):
-        raise UsageError(
-            f"{caller}: give corpus for pre-training or data for fine-tuning, in the recipe or in the call."
-        )
-    own = "corpus" if "corpus" in named else "data"
-    return next(
-        one for one, kind in list_training().items() if own in {field.name for field in dataclasses.fields(kind)}
-    )
+    named = [one.name for one in list_training() if values.get(one.data) is not None]
+    if len(named) != 1:
+        data = " or ".join(f"{one.data} for {one.name}" for one in list_training())
+        raise UsageError(f"{caller}: give {data}, in the recipe or in the call.")
+    return named[0]
 
 
 def call_settings(verb: str, recipe: object, given: Mapping[str, Any]) -> Any:

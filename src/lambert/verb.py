@@ -23,7 +23,7 @@ LESS_MEMORY = "Free memory that other programs use."
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb. `settings`, `run`, `updates` and `split` are places, written "package.module:name" below `lambert`."""
+    """A verb. Its functions and `settings` are places, written "package.module:name" below `lambert`."""
 
     name: str
     """One word, or two, as in "corpus verify"."""
@@ -53,7 +53,14 @@ class Verb:
     ranks: bool = False
     """Whether several processes can share its work."""
     updates: str = ""
-    """A function of the settings that yields the updates of a run: the verb trains."""
+    """A function of the settings, a RunConfig, that yields the updates of a run: the verb trains."""
+    data: str = ""
+    """The setting that names what a run learns from."""
+    scores: str = ""
+    """A function of the settings that returns the names of the held-out scores of a run, the headline first."""
+    trial: str = ""
+    """A function of the settings and of the folder of a sweep that returns the settings of a run of this sweep, or
+    raises UsageError; "": the settings do not change."""
     one_of: tuple[tuple[str, ...], ...] = ()
     """Groups of settings or tables (with a dot at the end), of which at least one must be given."""
     rows: tuple[str, ...] = ()
@@ -107,12 +114,12 @@ def settings_of(verb: Verb) -> Any:
     return load(verb.settings)
 
 
-def name_of(kind: type) -> str:
-    """Returns the name of the verb with this settings dataclass."""
+def record_of(kind: type) -> Verb:
+    """Returns the verb with this settings dataclass."""
     place = f"{kind.__module__.removeprefix('lambert.')}:{kind.__name__}"
-    return next(one.name for one in all_verbs().values() if one.settings == place)
+    return next(one for one in all_verbs().values() if one.settings == place)
 
 
-def list_training() -> Mapping[str, Any]:
-    """Returns the settings dataclasses of the verbs that train, by verb."""
-    return {one.name: settings_of(one) for one in all_verbs().values() if one.updates}
+def list_training() -> list[Verb]:
+    """Returns the verbs that train."""
+    return [one for one in all_verbs().values() if one.updates]

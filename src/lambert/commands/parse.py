@@ -220,7 +220,7 @@ def _refuse_name(name: str) -> None:
 def _setting_of_a_run(name: str) -> str:
     """Returns the setting of a verb that trains with this name, "" if there is none."""
     setting = name.replace("-", "_")
-    return next((setting for kind in list_training().values() if setting in list_dotted_names(kind)), "")
+    return next((setting for one in list_training() if setting in list_dotted_names(settings_of(one))), "")
 
 
 def _format_default(value: Any) -> str | None:

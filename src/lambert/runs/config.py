@@ -1,9 +1,9 @@
 """The settings that pre-training and fine-tuning share."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
@@ -203,7 +203,9 @@ class DistilConfig(RelationConfig):
 
 
 class RunConfig(Protocol):
-    """The settings that pretrain and finetune have in common."""
+    """What the settings of all verbs that train have in common. They are dataclasses."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
     def init(self) -> Path | None: ...
@@ -225,6 +227,12 @@ class RunConfig(Protocol):
     def log(self) -> LogConfig: ...
     @property
     def expect(self) -> ExpectConfig | None: ...
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The names of the held-out scores; none if the data determine them."""
+
+    def resolve(self) -> Self:
+        """Returns the settings as a run records them, as far as they follow from other settings."""
 
 
 def check_together(config: RunConfig) -> None:

@@ -30,6 +30,8 @@ VERBS = (
         replaces=True,
         ranks=True,
         updates="verbs.pretrain:updates",
+        data="corpus",
+        scores="verbs.pretrain:score_names",
         one_of=(("init", "model."), ("train.steps", "train.epochs")),
     ),
     Verb(
@@ -44,6 +46,9 @@ VERBS = (
         replaces=True,
         ranks=True,
         updates="verbs.finetune:updates",
+        data="data",
+        scores="verbs.finetune:score_names",
+        trial="verbs.finetune:prepare_trial",
         rows=("data", "dev"),
     ),
     Verb(

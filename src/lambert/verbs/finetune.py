@@ -79,16 +79,28 @@ def run(config: FinetuneConfig, say: Say = silent) -> Result:
     return run_to_end(partial(updates, config, say=say), config.out)
 
 
-def first_scores(config: FinetuneConfig) -> dict[str, float]:
-    """Returns the scores on `dev` before the first update, whose names are those of the whole run; empty without `dev`.
+def score_names(config: FinetuneConfig) -> list[str]:
+    """Returns the names of the scores, the headline first; none without `dev`. Scores `dev` once, without training.
     Writes nothing but features to `cache`."""
     with detect(config.train.device, config.train.timeout) as world, numerics(world, threads=config.train.threads):
         run = _prepare(config, world)
         if run.dev is None:
-            return {}
+            return []
         precision = Precision(resolve_precision(config.train.precision, world), world.device)
         found = outputs(run.model.to(world.device), run.dev, precision, world, config.train.micro_tokens or _TOKENS)
-        return score_predictions(run.task, run.dev, run.task.predictions(run.dev, found))
+        names = score_predictions(run.task, run.dev, run.task.predictions(run.dev, found))
+    headline = "" if config.task.metrics else own_class(config.task.name).headline
+    return sorted(names, key=lambda name: name != headline)
+
+
+def prepare_trial(config: FinetuneConfig, sweep: Path) -> FinetuneConfig:
+    """Returns the settings of a run of the sweep in the folder `sweep`, which has the features of its labelled files.
+    Raises UsageError if the run computes no scores, or has several seeds."""
+    if config.seeds:
+        raise UsageError("seeds is a setting of finetune alone: give the seeds as sweep.seeds.")
+    if find_splits(config.data, config.dev)[1] is None:
+        raise UsageError("A sweep compares the scores on held-out data: set dev.")
+    return replace(config, cache=config.cache or sweep / FOLDER)
 
 
 def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = silent) -> Iterator[Step]:
@@ -207,7 +219,7 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
         task.layers = data.layers = layers
     config = replace(config, train=config.train.resolve(data.size(0)))
     notes = [*_list_chosen(given, config), *parts]
-    config = replace(config, optim=config.optim.at_batch(config.train.batch_size))
+    config = config.resolve()
     dev = cache.read(task, dev_path) if dev_path else None
     halves: list[tuple[Path | None, Any]] = [(train_path, data), (dev_path, dev)] if parts else []
     for path, rows in halves:

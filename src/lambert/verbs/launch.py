@@ -22,7 +22,7 @@ from lambert.core.signals import LAUNCHED
 from lambert.distributed.launch_environment import address_toward, slurm_rendezvous
 from lambert.engine import process
 from lambert.runs.result import Say, silent
-from lambert.verb import all_verbs, name_of
+from lambert.verb import all_verbs, find
 
 T = TypeVar("T")
 _PORT = 29500
@@ -140,8 +140,9 @@ def run(config: LaunchConfig, tokens: list[str], say: Say = silent) -> None:
         MachineError: The machines cannot connect.
     """
     command = tokens[_verb_at(tokens) :]
-    shared = [one.name for one in all_verbs().values() if one.ranks]
-    if command[0] not in shared:
+    verb = find(command)
+    if verb is None or not verb.ranks:
+        shared = [one.name for one in all_verbs().values() if one.ranks]
         raise UsageError(f"{command[0]} cannot run in several processes. These verbs can: {', '.join(shared)}.")
     _check_order(tokens)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read when torch is imported
@@ -164,9 +165,7 @@ def run(config: LaunchConfig, tokens: list[str], say: Say = silent) -> None:
     chosen = parse.settings(command)  # before any process starts, so that a wrong setting is reported once
     if chosen is None:
         return
-    if (
-        config.machines[1] == 1 and all_verbs()[name_of(type(chosen))].updates
-    ):  # the processes of other machines are not known here
+    if config.machines[1] == 1 and verb.updates:  # the processes of other machines are not known here
         from lambert.engine import archive
 
         chosen.train.check_ranks(processes, archive.find_last(chosen.out))

@@ -9,8 +9,10 @@ from typing import Any
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.step import Step
 from lambert.library import call_settings, find_training_verb, lines, remove_unused_rows, report_stops
+from lambert.runs.config import RunConfig
 from lambert.runs.result import Result
 from lambert.text.memory import data_path, is_rows
+from lambert.verb import load, record_of
 from lambert.verbs import compare as comparison
 from lambert.verbs import evaluate as evaluation
 from lambert.verbs import finetune as finetuning
@@ -126,6 +128,6 @@ def verify(
         return verification.verify_run(VerifyConfig(name, tuple(settings), updates, own, compared), config)
 
 
-def _updates(config: PretrainConfig | FinetuneConfig) -> Generator[Step, None, None]:
+def _updates(config: RunConfig) -> Generator[Step, None, None]:
     with keep_current_gpu():
-        yield from pretraining.updates(config) if isinstance(config, PretrainConfig) else finetuning.updates(config)
+        yield from load(record_of(type(config)).updates)(config)

@@ -120,8 +120,9 @@ def score_names(config: PretrainConfig) -> list[str]:
     _check_complete(config)
     made = not config.text or config.corpus.exists()
     documents = read_manifest(config.corpus)["splits"]["heldout"]["documents"] if made else 2
-    objectives = _objectives(config.packing if documents > 1 else dataclasses.replace(config.packing, mode="full"))
-    return [name + suffix for name in objectives for suffix in ("", "_accuracy")] if documents else []
+    if documents < 2:
+        config = dataclasses.replace(config, packing=dataclasses.replace(config.packing, mode="full"))
+    return [*config.scores] if documents else []
 
 
 def texts(run: Path, step: int) -> list[str]:

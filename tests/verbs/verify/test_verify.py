@@ -198,7 +198,7 @@ def test_the_library(made: tuple[Path, list[Path]]) -> None:
     assert library.verify(recipe, run=runs[1]).on_curve
     with pytest.raises(UsageError, match="no table \\[expect\\]"):
         library.verify(recipe, expect=None)
-    with pytest.raises(UsageError, match=r"^verify: give corpus for pre-training or data"):
+    with pytest.raises(UsageError, match=r"^verify: give corpus for pretrain or data"):
         library.verify(recipe, corpus=None)
 
 

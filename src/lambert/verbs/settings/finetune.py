@@ -1,9 +1,9 @@
 """The settings of `lambert finetune`."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from cyclopts import Parameter
 
@@ -76,6 +76,15 @@ class FinetuneConfig:
             raise UsageError(f"dev = {str(self.dev)!r}: write a share of the rows as a decimal number, such as 0.1.")
         if len(set(self.seeds)) < len(self.seeds):
             raise UsageError(f"seeds = {' '.join(map(str, self.seeds))} names a seed twice.")
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """No names: the data determine the scores."""
+        return ()
+
+    def resolve(self) -> Self:
+        """Returns the settings as a run records them, as far as they follow from other settings."""
+        return replace(self, optim=self.optim.at_batch(self.train.batch_size))
 
     def check_dev(self) -> None:
         """Raises UsageError if a setting needs dev data and there are none. `dev` is that of `find_splits`."""

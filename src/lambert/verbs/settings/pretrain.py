@@ -1,8 +1,8 @@
 """The settings of `lambert pretrain`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from cyclopts import Parameter
 
@@ -72,3 +72,16 @@ class PretrainConfig:
             raise UsageError("text needs init, whose tokenizer it is converted with. Otherwise run `lambert prepare`.")
         if self.distil.student_layers and self.init is None:
             raise UsageError("distil.student_layers needs init, the model whose layers are taken; see model.layers.")
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The names of the held-out scores, if the held-out part has two documents or more."""
+        objectives = ("mlm",) if self.packing.mode == "full" else ("mlm", "nsp")
+        return tuple(name + suffix for name in objectives for suffix in ("", "_accuracy"))
+
+    def resolve(self) -> Self:
+        """Returns the settings as a run records them, as far as they follow from other settings."""
+        model = self.model
+        if model is not None and self.init is None:
+            model = model.resolve(model.shape(vocabulary=1000))
+        return replace(self, model=model, optim=self.optim.at_batch(self.train.batch_size))

@@ -1,7 +1,7 @@
 """The plan of a sweep, checked before its first trial: the verb, its settings for each trial, the space, the metric."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,9 @@ from lambert.core.settings import as_dict, as_word, flatten, merge, read, text
 from lambert.engine.progress import COUNTS
 from lambert.optim.optimizers import check_names
 from lambert.runs.best import lower_is_better
+from lambert.runs.config import RunConfig
 from lambert.runs.folder import FREE
-from lambert.tasks.reading.cache import FOLDER
-from lambert.tasks.reading.files import find_splits
-from lambert.tasks.task import own_class
-from lambert.verb import list_training
-from lambert.verbs import finetune, pretrain
-from lambert.verbs.settings.finetune import FinetuneConfig
-from lambert.verbs.settings.pretrain import PretrainConfig
+from lambert.verb import load, record_of, settings_of
 from lambert.verbs.settings.sweep import SweepConfig
 from lambert.verbs.settings.training import find_verb
 from lambert.verbs.sweep.processes import is_worker
@@ -90,17 +85,16 @@ def make_plan(config: SweepConfig) -> Plan:
         raise UsageError("How long to search? Set trials, minutes or updates (updates of all trials together).")
     recipe = {} if config.recipe is None else read(config.recipe)
     verb = find_verb({*flatten(recipe), *flatten(config.base)})
-    space = dimensions(config.space, list_training()[verb])
+    space = dimensions(config.space, settings_of(verb))
     for name in flatten(config.base):
         if name in {dimension.name for dimension in space}:
             raise UsageError(f"{name} is both in [sweep.space] and set beside it: remove one.")
-    plan = Plan(config, verb, space, False)
+    plan = Plan(config, verb.name, space, False)
     first = plan.settings({**plan.lowest, "out": str(config.out / "trials")})  # with the seed of the recipe
     text(first)  # raises for paths that config.toml cannot hold
-    if isinstance(first, FinetuneConfig):
-        _check_finetuning(first)
+    first = prepare_trial(first, config.out)
     _check_ends(plan)
-    names = [config.metric] if config.metric and is_worker() else score_names(share_features(first, config.out))
+    names = [config.metric] if config.metric and is_worker() else score_names(first)
     metric, minimized = metric_of(config.metric, config.direction, names)
     study = config.study or config.out.absolute().name
     return replace(
@@ -110,17 +104,10 @@ def make_plan(config: SweepConfig) -> Plan:
     )
 
 
-def share_features(run: Any, out: Path) -> Any:
-    """Returns the settings of a run of the sweep in `out`, which has the features of its labelled files there."""
-    return replace(run, cache=run.cache or out / FOLDER) if isinstance(run, FinetuneConfig) else run
-
-
-def _check_finetuning(config: FinetuneConfig) -> None:
-    """Raises UsageError if the runs compute no scores, or if each is to have several seeds."""
-    if config.seeds:
-        raise UsageError("seeds is a setting of finetune alone: give the seeds as sweep.seeds.")
-    if find_splits(config.data, config.dev)[1] is None:
-        raise UsageError("A sweep compares the scores on held-out data: set dev.")
+def prepare_trial(config: RunConfig, out: Path) -> Any:
+    """Returns these settings as those of a run of the sweep in `out`. Raises UsageError if they cannot be."""
+    place = record_of(type(config)).trial
+    return load(place)(config, out) if place else config
 
 
 def _check_ends(plan: Plan) -> None:
@@ -142,22 +129,15 @@ def _problem(plan: Plan, values: Mapping[str, Any]) -> LambertError | None:
     return None
 
 
-def score_names(config: Any) -> list[str]:
-    """Returns the names of the scores that runs with these settings compute, the headline first. Fine-tuning scores
-    `dev` once for it, without training.
+def score_names(config: RunConfig) -> list[str]:
+    """Returns the names of the scores that runs with these settings compute, the headline first.
 
     Raises UsageError if the runs compute no scores, LambertError if they cannot begin.
     """
-    names = pretrain.score_names(config) if isinstance(config, PretrainConfig) else _of_finetuning(config)
+    names = _without_counts(load(record_of(type(config)).scores)(config))
     if not names:
         raise NoSuchScore("The runs of this sweep compute no held-out scores: their data has no held-out part.")
     return names
-
-
-def _of_finetuning(config: FinetuneConfig) -> list[str]:
-    names = _without_counts(finetune.first_scores(config))
-    headline = "" if config.task.metrics else own_class(config.task.name).headline
-    return sorted(names, key=lambda name: name != headline)
 
 
 def metric_of(name: str, direction: str, names: Sequence[str]) -> tuple[str, bool]:
@@ -182,5 +162,5 @@ def value_of(scores: Mapping[str, float], metric: str) -> tuple[float, float | N
     return float(scores[metric]), None if error is None or not math.isfinite(error) else float(error)
 
 
-def _without_counts(scores: Mapping[str, float]) -> list[str]:
+def _without_counts(scores: Iterable[str]) -> list[str]:
     return [name for name in scores if not name.endswith((*COUNTS, "_se"))]

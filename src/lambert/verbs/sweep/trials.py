@@ -18,7 +18,7 @@ from lambert.engine.device import ran_out, release
 from lambert.engine.signals import StopRequest
 from lambert.runs.result import SCORES, Result, Say
 from lambert.verb import all_verbs, load
-from lambert.verbs.sweep.plan import NoSuchScore, share_features, value_of
+from lambert.verbs.sweep.plan import NoSuchScore, prepare_trial, value_of
 from lambert.verbs.sweep.result import write_results
 from lambert.verbs.sweep.study import Study
 
@@ -102,7 +102,7 @@ def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> dict[str,
     scores of the first seed."""
     plan = study.plan
     config = plan.run_settings(plan.values(trial.params), seed, plan.folder(trial.number, seed))
-    config = share_features(config, plan.config.out)
+    config = prepare_trial(config, plan.config.out)
     metric, judged = plan.config.metric, seed == plan.seeds[0]
     if judged and _report_missed(study, trial, config.out):
         raise _Pruned

@@ -9,11 +9,10 @@ from lambert.core.files import scratch_folder
 from lambert.engine import archive
 from lambert.engine.progress import progress
 from lambert.engine.signals import START_AGAIN, graceful_stop
+from lambert.runs.config import RunConfig
 from lambert.runs.expect import ExpectConfig
 from lambert.runs.result import Say, silent
-from lambert.verbs import finetune, pretrain
-from lambert.verbs.settings.finetune import FinetuneConfig
-from lambert.verbs.settings.pretrain import PretrainConfig
+from lambert.verb import list_training, load, record_of
 from lambert.verbs.settings.training import verb_of
 from lambert.verbs.settings.verify import VerifyConfig
 from lambert.verbs.verify.comparison import Verified, compare_run
@@ -31,13 +30,15 @@ def run(config: VerifyConfig, say: Say = silent) -> Verified | None:
     Raises DivergedError if the run is off the curve.
     """
     verb = verb_of(config.recipe)
-    if not verb:
-        raise UsageError(f"{config.recipe} is not a recipe of pretrain or finetune, the verbs that verify checks.")
+    if verb is None:
+        verbs = " or ".join(one.name for one in list_training())
+        raise UsageError(f"{config.recipe} is not a recipe of {verbs}, the verbs that verify checks.")
     if config.write_from:
         write(config.recipe, expect := make_expectation(config.write_from))
         say(f"[expect] of {config.recipe}: {len(expect.losses)} bands of the loss from {expect.seeds} seeds")
         return None
-    whole = parse.settings([verb, str(config.recipe), "--out=run", *config.overrides])  # a run has a folder of its own
+    tokens = [verb.name, str(config.recipe), "--out=run", *config.overrides]  # a run has a folder of its own
+    whole = parse.settings(tokens)
     overrides = tuple(token for token in config.overrides if token.startswith("-"))
     found = verify_run(dataclasses.replace(config, overrides=overrides), whole, say)
     if config.json:
@@ -51,7 +52,7 @@ def run(config: VerifyConfig, say: Say = silent) -> Verified | None:
     return found
 
 
-def verify_run(given: VerifyConfig, config: PretrainConfig | FinetuneConfig, say: Say = silent) -> Verified:
+def verify_run(given: VerifyConfig, config: RunConfig, say: Say = silent) -> Verified:
     """Runs the first updates of a run, or reads a run, and compares it with `config.expect`. It has the schedule of
     the whole run and stops early.
 
@@ -81,9 +82,9 @@ def verify_run(given: VerifyConfig, config: PretrainConfig | FinetuneConfig, say
         return compare_run(given, config, expect, read_measured(folder), problem)
 
 
-def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say: Say) -> str:
+def _begin(config: RunConfig, count: int, recipe: str, say: Say) -> str:
     """Runs `count` updates. Returns why it diverged, or an empty string."""
-    stepping = pretrain.updates if isinstance(config, PretrainConfig) else finetune.updates
+    updates = load(record_of(type(config)).updates)
     if done := archive.find_last(config.out):
         read_measured(config.out).check_logged(config.log.every, min(done, count))
     if done >= count:
@@ -93,7 +94,7 @@ def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say
         with (
             graceful_stop("; the recipe is not verified", START_AGAIN) as stop,
             progress(count, f"verify {recipe}", unit="updates", quiet=quiet, done=done, summary=False) as bar,
-            closing(stepping(config, stop, silent)) as steps,  # type: ignore[type-var, arg-type]
+            closing(updates(config, stop, silent)) as steps,
         ):
             for step in steps:
                 bar.advance(1)
@@ -104,7 +105,7 @@ def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say
     return ""
 
 
-def _check(config: PretrainConfig | FinetuneConfig, expect: ExpectConfig, recipe: str) -> None:
+def _check(config: RunConfig, expect: ExpectConfig, recipe: str) -> None:
     """Raises UsageError if a band or a score cannot be one of this run."""
     steps = config.train.steps
     if expect.updates and steps is not None and expect.updates[-1] > steps:
@@ -112,14 +113,13 @@ def _check(config: PretrainConfig | FinetuneConfig, expect: ExpectConfig, recipe
             f"{recipe}: expect.losses has a band up to update {expect.updates[-1]:,}, and the run has train.steps = "
             f"{steps:,}. A run of another length has another curve."
         )
-    if isinstance(config, PretrainConfig):
-        known = ["mlm", "mlm_accuracy", *(["nsp", "nsp_accuracy"] if config.packing.mode != "full" else [])]
-        for score in expect.scores:
-            if score.name not in known:
-                raise UsageError(f"{recipe}: expect.scores names {score.name!r}, and the run has: {', '.join(known)}.")
+    for score in expect.scores:
+        if config.scores and score.name not in config.scores:
+            known = ", ".join(config.scores)
+            raise UsageError(f"{recipe}: expect.scores names {score.name!r}, and the run has: {known}.")
 
 
-def _updates(config: PretrainConfig | FinetuneConfig, expect: ExpectConfig, given: int, recipe: str) -> int:
+def _updates(config: RunConfig, expect: ExpectConfig, given: int, recipe: str) -> int:
     """Returns the number of updates to run: that of the last band within the `given` ones."""
     if not expect.updates:
         raise UsageError(f"{recipe}: [expect] has no losses, so only a finished run can be compared: --run RUN.")

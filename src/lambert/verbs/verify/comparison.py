@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,9 @@ from typing import Any
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text
 from lambert.core.settings import kinds_of
+from lambert.runs.config import RunConfig
 from lambert.runs.expect import ExpectConfig
 from lambert.runs.folder import CONFIG, UNSET, changes
-from lambert.verbs.settings.finetune import FinetuneConfig
-from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.verify import VerifyConfig
 from lambert.verbs.verify.intervals import prediction_interval
 from lambert.verbs.verify.measured import VARIES, Measured
@@ -127,9 +126,7 @@ class Verified:
         return json_text(found)
 
 
-def compare_run(
-    given: VerifyConfig, config: PretrainConfig | FinetuneConfig, expect: ExpectConfig, here: Measured, problem: str
-) -> Verified:
+def compare_run(given: VerifyConfig, config: RunConfig, expect: ExpectConfig, here: Measured, problem: str) -> Verified:
     """Compares a run with the table [expect] of its recipe. The final scores are compared if the run has the length of
     the recipe.
 
@@ -174,15 +171,12 @@ def compare_run(
     return Verified(str(given.recipe), here.updates, rows, expect.utilisation, here, differences, problem)
 
 
-def _changes(config: Any, path: Path) -> list[tuple[str, Any, Any]]:
+def _changes(config: RunConfig, path: Path) -> list[tuple[str, Any, Any]]:
     """Returns the settings of a run that are not those of its recipe, as `changes` does, without those that the recipe
     leaves to the run."""
-    config = replace(config, optim=config.optim.at_batch(config.train.batch_size))  # as a run records them
-    if isinstance(config, PretrainConfig) and config.model is not None and config.init is None:
-        config = replace(config, model=config.model.resolve(config.model.shape(vocabulary=1000)))
     return [
         (name, run, own)
-        for name, run, own in changes(config, path, VARIES)
+        for name, run, own in changes(config.resolve(), path, VARIES)
         if own != UNSET and (name not in _AUTOMATIC or own)
     ]
 

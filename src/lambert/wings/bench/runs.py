@@ -38,7 +38,7 @@ from lambert.model.families import family_of
 from lambert.planning import operations as flops
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
-from lambert.verb import name_of
+from lambert.verb import record_of
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.wings.bench import batches, environments
 from lambert.wings.bench.environments import Trial
@@ -206,7 +206,7 @@ def own_command(config: BenchConfig, encoder: EncoderConfig, out: Path) -> list[
         "train.threads": config.threads, "train.evaluate-sequences": HELDOUT, "log.every": 1,
     }  # fmt: skip
     flags = [f"--{name}={value}" for name, value in settings.items()]
-    return [sys.executable, "-P", "-m", "lambert", name_of(PretrainConfig), *flags]
+    return [sys.executable, "-P", "-m", "lambert", record_of(PretrainConfig).name, *flags]
 
 
 def _trial(config: BenchConfig, name: str, command: Command, tokens: int, folder: Path) -> Trial:

@@ -14,7 +14,7 @@ from lambert.core.settings import SEEDS, as_dict, check
 from lambert.core.urls import check_url, is_remote, public
 from lambert.text.encodings import look_up_encoding
 from lambert.text.sentences import LINES
-from lambert.verb import name_of
+from lambert.verb import record_of
 from lambert.wings.corpus.filters import FILTERS
 from lambert.wings.corpus.filters.c4 import C4
 from lambert.wings.corpus.filters.decontamination import Decontaminate
@@ -257,7 +257,7 @@ def _check_inputs(config: PrepareConfig) -> None:
             raise UsageError(f"{name} = {quote(value)} must be a list; lambert.prepare also takes one value.")
     required = {"--input": config.input} | ({"--out": Path(config.out).parts} if config.WRITES else {})
     if lacking := [flag for flag, value in required.items() if not value]:
-        verb = name_of(type(config))
+        verb = record_of(type(config)).name
         raise UsageError(
             f"{verb} requires {' and '.join(lacking)}. Give what is missing as flags or in a recipe; `lambert "
             f"{verb} --help` explains it."

@@ -1,6 +1,6 @@
 """Determines the work of a recipe from its settings and from those of its files that exist."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from lambert.distributed import agreement
 from lambert.model import folder as layout
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.model.folder import model_folder
+from lambert.runs.config import RunConfig
 from lambert.tasks import TASKS, resolve, task_class
 from lambert.tasks.reading.cache import FeatureCache
 from lambert.tasks.reading.files import find_splits
 from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
-from lambert.verb import list_training, name_of
+from lambert.verb import Verb, record_of, settings_of
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.training import verb_of
@@ -44,7 +45,7 @@ class Planned:
     """A run that can be planned."""
 
     verb: str
-    config: PretrainConfig | FinetuneConfig
+    config: RunConfig
     work: Work
     """The work of an update. Its precision and software depend on the device and are set later."""
     updates: int
@@ -60,19 +61,18 @@ def read_run(plan: PlanConfig) -> Planned:
     Raises UsageError for the recipe of another verb, and for settings that neither the recipe nor its files give.
     """
     verb = verb_of(plan.recipe)
-    if not verb:
-        raise UsageError(f"{plan.recipe} is not a recipe of pretrain or finetune, the verbs that plan predicts.")
-    config = parse.settings([verb, str(plan.recipe), *parse_overrides(plan.set), *_list_stand_ins(verb, plan)])
-    if isinstance(config, PretrainConfig):
-        return _read_pretraining(config, plan)
-    return _read_fine_tuning(config, plan)
+    if verb is None or settings_of(verb) not in PLANNERS:
+        verbs = " or ".join(record_of(kind).name for kind in PLANNERS)
+        raise UsageError(f"{plan.recipe} is not a recipe of {verbs}, the verbs that plan predicts.")
+    config = parse.settings([verb.name, str(plan.recipe), *parse_overrides(plan.set), *_list_stand_ins(verb, plan)])
+    return PLANNERS[type(config)](config, plan)
 
 
-def _list_stand_ins(verb: str, plan: PlanConfig) -> list[str]:
+def _list_stand_ins(verb: Verb, plan: PlanConfig) -> list[str]:
     """Returns flags for the paths that the run requires and the recipe lacks, whose files are then missing. Raises
     UsageError if a script is to start the run."""
     given = {*flatten(read(plan.recipe)), *(one.partition("=")[0].strip().replace("-", "_") for one in plan.set)}
-    lacking = [flag[2:] for flag in find_missing(list_training()[verb], given)]
+    lacking = [flag[2:] for flag in find_missing(settings_of(verb), given)]
     if lacking and plan.cluster:
         advice = " ".join(f"{name}=PATH" for name in lacking)
         raise UsageError(
@@ -155,6 +155,13 @@ def _read_fine_tuning(config: FinetuneConfig, plan: PlanConfig) -> Planned:
                 int(frozen))  # fmt: skip
 
 
+PLANNERS: Mapping[type, Callable[[Any, PlanConfig], Planned]] = {
+    PretrainConfig: _read_pretraining,
+    FinetuneConfig: _read_fine_tuning,
+}
+"""The verbs whose runs can be planned, by their settings, with what reads a run."""
+
+
 def _complete(
     config: Any, plan: PlanConfig, shape: EncoderConfig, lengths: list[int], targets: dict[str, float],
     labels: dict[str, int], source: Any, assumed: list[str], train: Any, frozen: int = 0,
@@ -171,7 +178,7 @@ def _complete(
         "float32" if exchange.method == "auto" or train.deterministic else exchange.method, exchange.rank,
         exchange.nodes == "on", exchange.sync_every, train.shard_optimizer, frozen, jitter=plan.jitter, slow=plan.slow,
     )  # fmt: skip
-    return Planned(name_of(type(config)), config, work, updates, train.sizes.before(updates), tuple(assumed))
+    return Planned(record_of(type(config)).name, config, work, updates, train.sizes.before(updates), tuple(assumed))
 
 
 def _find_shape(init: Path | None, plan: PlanConfig) -> EncoderConfig:
