@@ -133,12 +133,14 @@ def _nest(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_files(verb: Verb, recipe: object, given: Mapping[str, Any]) -> dict[str, Any]:
     """Writes keywords that are rows to files beside the run folder, and returns the keywords with their paths."""
-    base = given.get("base") if verb.takes == "table" else None
-    nested = {f"base__{name}": value for name, value in base.items()} if isinstance(base, Mapping) else {}
-    found = {name: value for name, value in given.items() if not nested or name != "base"} | nested
+    found = dict(given)
     for name in verb.rows:
+        table, _, setting = name.rpartition("__")
+        if isinstance(nested := found.get(table), Mapping) and nested:
+            found = {key: value for key, value in found.items() if key != table}
+            found |= {f"{table}__{key}": value for key, value in nested.items()}
         if is_rows(found.get(name)):
-            found[name] = _write_rows(found[name], name.rpartition("__")[2], _out(verb, recipe, given))
+            found[name] = _write_rows(found[name], setting, _out(verb, recipe, given))
     return found
 
 

@@ -38,6 +38,10 @@ class Verb:
     takes: Takes = "recipe"
     first: str = ""
     """The setting that the folder before the flags is."""
+    runs: str = ""
+    """What the folders before the flags are, for the help of a verb that takes runs."""
+    override: str = ""
+    """The setting that takes settings of the recipe of a run, as NAME=VALUE."""
     example: str = ""
     """What may follow its name, for the error about something missing before the flags."""
     less_memory: str = LESS_MEMORY

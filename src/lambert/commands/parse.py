@@ -41,10 +41,6 @@ from lambert.runs.expect import TABLE, expectation
 from lambert.verb import Verb, all_verbs, find, list_training, load, settings_of
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
-Runs = Annotated[
-    list[Path], Parameter(help="Run folders; for report also sweeps and corpora, for compare also seeds and files.")
-]
-RunRecipe = Annotated[Path, Parameter(help="TOML file: the recipe of a run of pretrain or finetune.")]
 Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
 
 NOT_YET = {
@@ -114,7 +110,8 @@ class _Line:
     def take_values(self, values: Mapping[str, Any], source: str) -> Mapping[str, Any]:
         """Takes the settings of a call, and returns those that the parser reads."""
         if self.takes == "table":
-            own = ("space", "base")
+            flags = {name.partition(".")[0] for name in list_dotted_names(self.kind)}
+            own = {one.name for one in dataclasses.fields(self.kind)} - flags
             self.unparsed |= {name: values[name] for name in own if values.get(name) is not None}
             values = {name: value for name, value in values.items() if name not in own}
         if self.trains:
@@ -182,8 +179,11 @@ class _Line:
                 for verb in all_verbs():
                     if verb.endswith(f" {name}"):
                         return UsageError(f"Unknown option: {flag}. It is a verb: lambert {verb} --help")
-                if "set" in known and (setting := _setting_of_a_run(name)):
-                    return UsageError(f"Unknown option: {flag}. It is a setting of the recipe: --set {setting}=VALUE")
+                override = self.verb.override if self.verb else ""
+                if override and (setting := _setting_of_a_run(name)):
+                    return UsageError(
+                        f"Unknown option: {flag}. It is a setting of the recipe: --{override} {setting}=VALUE"
+                    )
                 ours = our_setting(flag.lstrip("-").replace("-", "_"), known)
                 hint = f"Unknown option: {flag}. Did you mean --{ours.replace('_', '-')}?" if ours else ""
                 return UsageError(hint) if hint else error
@@ -240,6 +240,7 @@ def _command(
 ) -> Callable[..., Any]:
     """Returns the function of a verb's command. `unparsed` has settings that the parser does not read."""
     kind = settings_of(verb)
+    of_run = f"TOML file: the recipe of a run of {' or '.join(one.name for one in list_training())}."
 
     def run_verb(*given: Any, **named: Any) -> Any:
         called = run or getattr(import_quickly(f"lambert.{verb.run.partition(':')[0]}"), verb.run.partition(":")[2])
@@ -251,13 +252,13 @@ def _command(
         chosen = config or kind()
         return run_verb(dataclasses.replace(chosen, **unparsed) if unparsed else chosen, say=_say)
 
-    def with_runs(runs: Runs, /, *, config: Any) -> Any:
+    def with_runs(runs: Annotated[list[Path], Parameter(help=verb.runs)], /, *, config: Any) -> Any:
         return run_verb(dataclasses.replace(config or kind(), runs=tuple(runs)), say=_say)
 
     def with_folder(folder: Annotated[Path, Parameter(help=f"Folder of the {verb.first}.")], /, *, config: Any) -> Any:
         return run_verb(dataclasses.replace(config or kind(), **{verb.first: folder}), say=_say)
 
-    def with_run_recipe(recipe: RunRecipe, /, *, config: Any) -> Any:
+    def with_run_recipe(recipe: Annotated[Path, Parameter(help=of_run)], /, *, config: Any) -> Any:
         if recipe.suffix != ".toml" or not recipe.is_file():
             raise explain_no_recipe(recipe, None)
         return run_verb(dataclasses.replace(config or kind(), recipe=recipe, **unparsed), say=_say)

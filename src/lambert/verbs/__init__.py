@@ -120,6 +120,7 @@ VERBS = (
         "verbs.report:ReportConfig",
         order=170,
         takes="runs",
+        runs="Run folders, sweeps and corpora.",
         example="runs/NAME",
     ),
     Verb(
@@ -129,6 +130,7 @@ VERBS = (
         "verbs.compare:CompareConfig",
         order=180,
         takes="runs",
+        runs="Run folders, folders of several seeds, and files of scored examples.",
         example="runs/NAME",
     ),
     Verb(

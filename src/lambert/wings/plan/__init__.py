@@ -10,6 +10,7 @@ VERBS = (
         "wings.plan.settings:PlanConfig",
         order=130,
         takes="recipe of a run",
+        override="set",
         example="recipes/bert-base-128.toml --device A100-80GB --devices 8",
     ),
 )
