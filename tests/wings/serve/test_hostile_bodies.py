@@ -23,7 +23,7 @@ REST = {"/similarity": {"source": "a"}, "/rerank": {"query": "a"}}
 @pytest.fixture(scope="module")
 def service(tuned: Callable[[str], Path]) -> Iterator[Service]:
     models = [f"{task}={tuned(task)}" for task in ("classify", "squad", "tag")]
-    with serving(*models, precision="float32") as running:
+    with serving(*models, precision="float32", seconds=600) as running:  # so that a slow machine refuses no body
         yield running
         assert running.end() == (0, "")
 
