@@ -78,20 +78,24 @@ class EuroBertEncoder(PreNormEncoder):
         return dropout(embed(batch.ids_T, self.words, batch.compute), self.config.dropout, self.training)
 
 
+def pools_last(config: EncoderConfig) -> bool:
+    """Returns whether the layer of the pooler reads the states of all tokens, and its outputs are pooled."""
+    return config.modern.pooling == "late"
+
+
 class EuroPooler(Pooler):
     """Maps states [T, D] to one row per sequence [S, D]."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config, nn.functional.gelu)
-        self.pooling = config.modern.pooling
-        self.of_tokens = self.pooling == "late"
+        self.pooling, self.last = config.modern.pooling, pools_last(config)
 
     def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
         pool = first_vectors if self.pooling == "cls" else mean_vectors
-        if not self.of_tokens:
+        if not self.last:
             states_TD = pool(states_TD, batch).to(states_TD.dtype)
         rows = self.transform(states_TD, batch.compute)
-        return pool(rows, batch).to(rows.dtype) if self.of_tokens else rows
+        return pool(rows, batch).to(rows.dtype) if self.last else rows
 
 
 class OwnDecoder(MaskedLanguageModel):
@@ -204,6 +208,7 @@ EUROBERT = Family(
     encoder=EuroBertEncoder,
     heads={"mlm": OwnDecoder},
     pooler=EuroPooler,
+    pools_last=pools_last,
     segments=False,
     defaults={
         "dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5, "modern": ModernConfig(theta=THETA),

@@ -29,6 +29,8 @@ class Family:
     """Heads by objective, where they differ from `objectives.HEADS`."""
     pooler: Callable[[EncoderConfig], nn.Module] = Pooler
     """Module from (states [T, D], batch) to one row per sequence [S, D], made from an EncoderConfig."""
+    pools_last: Callable[[EncoderConfig], bool] = lambda config: False
+    """Whether the layer of the pooler reads the states of all tokens, and its outputs are pooled."""
     defaults: Mapping[str, float | ModernConfig] = field(default_factory=dict)
     """Defaults of a fresh encoder's settings where they differ from those of EncoderConfig."""
     determine: Callable[[EncoderConfig], EncoderConfig] = lambda config: config

@@ -108,9 +108,12 @@ class Model(nn.Module):
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """Returns logits for inference: [S, L] of the heads of sentences, [S, 1] of choice, [T, 2] of span, [T, L] of
         tag, and [N, V] of mlm at the mlm targets of the batch, if it has any."""
-        at: dict[str, Tensor | None] = {name: None for name in self.objectives if name != "mlm"}
-        if "mlm" in self.objectives and "mlm" in batch.targets:
-            at["mlm"] = batch.targets["mlm"].at_N
+        own = {name: self.head(name).targets_only for name in self.objectives}
+        at = {
+            name: batch.targets[name].at_N if only else None
+            for name, only in own.items()
+            if not only or name in batch.targets
+        }
         return self._logits(self.encoder(batch), batch, at)
 
 

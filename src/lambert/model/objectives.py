@@ -17,7 +17,7 @@ from lambert.model.config import EncoderConfig
 from lambert.model.crossentropy import cross_entropy
 from lambert.model.dropout import dropout
 from lambert.model.linear import linear
-from lambert.model.pooling import pool
+from lambert.model.pooling import first_rows, pool
 from lambert.model.transform import tanh, transform
 
 Activation = Callable[[Tensor], Tensor]
@@ -37,7 +37,7 @@ class Pooler(nn.Linear):
         self.activation = activation
 
     def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
-        return self.transform(states_TD[batch.bounds_S1[:-1].long()], batch.compute)
+        return self.transform(first_rows(states_TD, batch), batch.compute)
 
     def transform(self, rows_SD: Tensor, compute: Compute = PLAIN) -> Tensor:
         """Returns the pooled rows [S, D] from the states of the first tokens."""
@@ -58,7 +58,7 @@ class HeadInputs(NamedTuple):
     def rows(self, reads: str) -> Tensor:
         """Returns the rows that `Head.reads` names, [T, D] or [S, D]."""
         if reads == "first":
-            return self.states_TD[self.batch.bounds_S1[:-1].long()]
+            return first_rows(self.states_TD, self.batch)
         if reads != "pooled":
             return self.states_TD
         assert self.pooled_SD is not None
@@ -71,7 +71,9 @@ class Head(nn.Module):
 
     `reads`: the states of all tokens [T, D] ("tokens"), one row per sequence: the state of its first token ("first") or
     the output of the pooler ("pooled"), [S, D]. `everywhere`: logits are computed for all of these rows, whichever
-    targets there are. `joint`: the loss may depend on all examples of the global batch (engine/joint.py).
+    targets there are. `targets_only`: logits are computed only at targets, also in inference. `joint`: the loss may
+    depend on all examples of the global batch (engine/joint.py). `table_weights`: number of weights, apart from those
+    of linear layers, by which the head multiplies each row.
 
     Args:
         config: The encoder.
@@ -83,7 +85,9 @@ class Head(nn.Module):
 
     reads = "tokens"
     everywhere = False
+    targets_only = False
     joint = False
+    table_weights = 0
     activation: Activation | None = None
 
     def __init__(
@@ -146,8 +150,11 @@ class MaskedLanguageModel(Head):
     Source: Devlin et al., 2018, section 3.1.
     """
 
+    targets_only = True
+
     def __init__(self, config: EncoderConfig, labels: int, *, activation: str = "") -> None:
         nn.Module.__init__(self)
+        self.table_weights = config.table_width * config.vocabulary
         self.dense = nn.Linear(config.hidden, config.table_width)
         self.norm = nn.LayerNorm(config.table_width, eps=config.norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))

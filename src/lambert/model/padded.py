@@ -32,7 +32,7 @@ class Joined(Product):
 
 
 class PaddedEncoder(nn.Module):
-    """Maps ids [B, M], the mask [B, M] of 1 and 0, and segment types [B, M] or None to states [B, M, D].
+    """Maps a batch of padded rows, which `collate` makes, to states [B, M, D].
 
     It is the encoder itself, on rows with a mask. It shares the parameters of the encoder, apart from layers that
     it joins.
@@ -59,13 +59,14 @@ class PaddedEncoder(nn.Module):
             for names in block.products:
                 setattr(block, names[0], make(getattr(block, names[0])))
 
-    def forward(self, ids_BM: Tensor, mask_BM: Tensor, types_BM: Tensor | None = None) -> Tensor:
+    def collate(self, ids_BM: Tensor, mask_BM: Tensor, types_BM: Tensor | None = None) -> Batch:
+        """Returns the batch of these ids [B, M], with the mask [B, M] of 1 and 0, and segment types [B, M] or None."""
         B, M = ids_BM.shape
         places_M = torch.arange(M, device=ids_BM.device)
         types_BM = torch.zeros_like(ids_BM) if types_BM is None else types_BM
         inputs = (ids_BM, types_BM, places_M.expand(B, M))
         ids, types, positions = (values.flatten() for values in inputs) if self.flat else inputs
-        batch = Batch(
+        return Batch(
             ids_T=ids,
             types_T=types,
             positions_T=positions,
@@ -74,8 +75,11 @@ class PaddedEncoder(nn.Module):
             targets={},
             mask_BM=mask_BM,
         )
+
+    def forward(self, batch: Batch) -> Tensor:
+        assert batch.mask_BM is not None
         states: Tensor = self.encoder(batch)
-        return states.view(B, M, -1)
+        return states.view(*batch.mask_BM.shape, -1)
 
 
 def _copy(module: Any) -> Any:

@@ -25,14 +25,22 @@ def mean_vectors(states_TD: Tensor, batch: Batch) -> Tensor:
     return _reduce(states_TD.float(), batch, "mean")
 
 
+def first_rows(states_TD: Tensor, batch: Batch) -> Tensor:
+    """Returns the state of the first token of each sequence, [S, D]."""
+    return states_TD[batch.bounds_S1[:-1].long()] if batch.mask_BM is None else states_TD[:, 0]
+
+
 def first_vectors(states_TD: Tensor, batch: Batch) -> Tensor:
-    """Returns the state of the first token of each sequence, float32 [S, D]."""
-    return states_TD[first_tokens(batch)].float()
+    """Returns the state of the first pooled token of each sequence, float32 [S, D]."""
+    return (states_TD[first_tokens(batch)] if batch.mask_BM is None else states_TD[:, 0]).float()
 
 
 def _last_vectors(states_TD: Tensor, batch: Batch) -> Tensor:
     """Returns the state of the last token of each sequence, float32 [S, D]."""
-    return states_TD[batch.bounds_S1[1:].long() - 1].float()
+    if batch.mask_BM is None:
+        return states_TD[batch.bounds_S1[1:].long() - 1].float()
+    places_B11 = (batch.mask_BM.sum(1) - 1)[:, None, None]
+    return states_TD.gather(1, places_B11.expand(-1, 1, states_TD.shape[2]))[:, 0].float()
 
 
 def _largest(states_TD: Tensor, batch: Batch) -> Tensor:
@@ -42,15 +50,16 @@ def _largest(states_TD: Tensor, batch: Batch) -> Tensor:
 
 def _sum_by_root(states_TD: Tensor, batch: Batch) -> Tensor:
     """Returns the sum of the states of each sequence over the square root of their number, float32 [S, D]."""
-    counts_S = batch.bounds_S1[1:].long() - first_tokens(batch)
-    return _reduce(states_TD.float(), batch, "sum") / counts_S[:, None].sqrt()
+    ones_T1 = torch.ones_like(states_TD[..., :1], dtype=torch.float32)
+    return _reduce(states_TD.float(), batch, "sum") / _reduce(ones_T1, batch, "sum").clamp(min=1).sqrt()
 
 
 def _mean_by_position(states_TD: Tensor, batch: Batch) -> Tensor:
     """Returns the mean of the states, weighted by the position of the token in its sequence, from 1, float32
     [S, D]."""
-    weights_T1 = (batch.positions_T + 1)[:, None].float()
-    return _reduce(states_TD.float() * weights_T1, batch, "sum") / _reduce(weights_T1, batch, "sum")
+    numbers_T = batch.positions_T + 1 if batch.mask_BM is None else batch.mask_BM.cumsum(1)
+    weights_T1 = numbers_T[..., None].float()
+    return _reduce(states_TD.float() * weights_T1, batch, "sum") / _reduce(weights_T1, batch, "sum").clamp(min=1)
 
 
 POOLINGS: Mapping[str, Callable[[Tensor, Batch], Tensor]] = {
@@ -61,7 +70,8 @@ POOLINGS: Mapping[str, Callable[[Tensor, Batch], Tensor]] = {
     "weightedmean": _mean_by_position,
     "lasttoken": _last_vectors,
 }
-"""Function from (states [T, D], batch) to vectors, float32 [S, D], by its name in sentence-transformers."""
+"""Function from (states [T, D], batch) to vectors, float32 [S, D], by its name in sentence-transformers. The batch may
+consist of padded rows (`Batch.mask_BM`)."""
 
 
 def pool(states_TD: Tensor, batch: Batch, modes: tuple[str, ...]) -> Tensor:
@@ -89,6 +99,13 @@ def find_pooling(head: str) -> str | None:
 
 def _reduce(values_TD: Tensor, batch: Batch, how: str) -> Tensor:
     """Returns the sum, mean or maximum of the rows of each sequence's pooled tokens, [S, D]."""
+    if batch.mask_BM is not None:
+        inside_BM1 = batch.mask_BM[:, :, None]
+        if how == "max":
+            return values_TD.masked_fill(inside_BM1 == 0, -torch.inf).amax(1)
+        weights_BM1 = inside_BM1.to(values_TD.dtype)
+        total_BD = (values_TD * weights_BM1).sum(1)
+        return total_BD if how == "sum" else total_BD / weights_BM1.sum(1).clamp(min=1)
     lengths_S = batch.bounds_S1.long().diff()
     if batch.pooled_from_S is not None:
         skipped_S = batch.pooled_from_S - batch.bounds_S1[:-1].long()

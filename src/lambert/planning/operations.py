@@ -14,7 +14,7 @@ from torch import nn
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
 from lambert.model.heads import make_head
-from lambert.model.objectives import Head, MaskedLanguageModel
+from lambert.model.objectives import Head
 
 
 def encoder_forward(config: EncoderConfig, lengths: Iterable[int]) -> int:
@@ -36,8 +36,7 @@ def heads_forward(
     products, heads = 0, {name: _meta_head(config, name, labels.get(name, 0)) for name in targets}
     for name, head in heads.items():
         everywhere = sum(lengths) if head.reads == "tokens" else len(lengths)
-        decoder = config.table_width * config.vocabulary if isinstance(head, MaskedLanguageModel) else 0
-        products += (everywhere if head.everywhere else targets[name]) * (_products(head) + decoder)
+        products += (everywhere if head.everywhere else targets[name]) * (_products(head) + head.table_weights)
     if any(head.reads == "pooled" for head in heads.values()):
         reads, own = _pooler_products(config)
         products += own * (sum(lengths) if reads == "tokens" else len(lengths))
@@ -54,9 +53,9 @@ def _meta_head(config: EncoderConfig, name: str, labels: int) -> Head:
 @cache
 def _pooler_products(config: EncoderConfig) -> tuple[str, int]:
     """Returns whether the layer of the pooler reads "tokens" or "sequences", and its multiply-adds for one of them."""
+    family = family_of(config)
     with torch.device("meta"):
-        pooler = family_of(config).pooler(config)
-    return "tokens" if getattr(pooler, "of_tokens", False) else "sequences", _products(pooler)
+        return "tokens" if family.pools_last(config) else "sequences", _products(family.pooler(config))
 
 
 def _products(module: nn.Module) -> int:

@@ -1,6 +1,6 @@
 """A model for padded rows, with the names of inputs and outputs of Hugging Face and Optimum. Exporters trace it."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lambert.model.families import reads_segments
 from lambert.model.heads import Model
-from lambert.model.objectives import MaskedLanguageModel, Vector
+from lambert.model.objectives import HeadInputs
 from lambert.model.padded import PaddedEncoder
 from lambert.model.pooling import find_pooling
 from lambert.model.vector_layers import VectorLayers
@@ -49,7 +49,7 @@ class PaddedModel(nn.Module):
     def __init__(self, model: Model, finish: VectorLayers) -> None:
         super().__init__()
         self.encoder, self.finish = PaddedEncoder(model.encoder), finish
-        self.heads, self.pooler = model.heads, model.pooler
+        self.heads, self.pooler, self.names = model.heads, model.pooler, model.objectives
         self.words = model.encoder.words
         self.choices = "choice" in model.labels
         self.inputs, self.outputs = input_names(model), output_names(model.labels)
@@ -67,62 +67,19 @@ class PaddedModel(nn.Module):
         return (logits_S1.view(shape),)
 
     def _rows(self, ids_BM: Tensor, mask_BM: Tensor, types_BM: Tensor | None) -> tuple[Tensor, ...]:
-        states_BMD: Tensor = self.encoder(ids_BM, mask_BM, types_BM)
-        pooled_BD = self._pool(states_BMD, mask_BM) if self.pooled else None
+        batch = self.encoder.collate(ids_BM, mask_BM, types_BM)
+        states_BMD: Tensor = self.encoder(batch)
+        pooled_BD = self.pooler(states_BMD, batch) if self.pooler is not None and self.pooled else None
+        inputs = HeadInputs(states_BMD, batch, self.words.weight, pooled_BD)
+        heads: list[Any] = [*self.heads.values()]
         found: list[Tensor] = []
-        for name, head in self.heads.items():
-            if isinstance(head, Vector):
-                parts = [_POOLINGS[mode](states_BMD, mask_BM) for mode in head.modes]
-                found += [states_BMD, self.finish(parts[0] if len(parts) == 1 else torch.cat(parts, 1))]
-            elif isinstance(head, MaskedLanguageModel):
-                found.append(head(states_BMD, None, self.words.weight))
-            elif name == "span":
-                found += head(states_BMD).unbind(-1)
+        for name, head in zip(self.names, heads, strict=True):
+            logits: Tensor = head.predict(inputs, None)
+            if find_pooling(name) is not None:
+                found += [states_BMD, self.finish(logits)]
             else:
-                rows = {"pooled": pooled_BD, "first": states_BMD[:, 0]}.get(str(head.reads), states_BMD)
-                found.append(head(rows))
+                found += logits.unbind(-1) if len(outputs_of(name)) > 1 else [logits]
         return tuple(found) or (states_BMD,)
-
-    def _pool(self, states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
-        assert self.pooler is not None
-        mean = getattr(self.pooler, "pooling", "cls") != "cls"
-        transform: Any = self.pooler.transform
-        of_tokens = getattr(self.pooler, "of_tokens", False)
-        rows = transform(states_BMD) if of_tokens else states_BMD
-        rows_BD: Tensor = _mean(rows, mask_BM) if mean else rows[:, 0]
-        return rows_BD if of_tokens else transform(rows_BD)
-
-
-def _mean(states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
-    """Returns the mean state of the tokens of each row, [B, D]."""
-    weights_BM1 = mask_BM[:, :, None].to(states_BMD.dtype)
-    return (states_BMD * weights_BM1).sum(1) / weights_BM1.sum(1).clamp(min=1)
-
-
-def _sum_by_root(states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
-    weights_BM1 = mask_BM[:, :, None].to(states_BMD.dtype)
-    return (states_BMD * weights_BM1).sum(1) / weights_BM1.sum(1).clamp(min=1).sqrt()
-
-
-def _mean_by_position(states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
-    weights_BM1 = (mask_BM * mask_BM.cumsum(1))[:, :, None].to(states_BMD.dtype)
-    return (states_BMD * weights_BM1).sum(1) / weights_BM1.sum(1).clamp(min=1)
-
-
-def _last(states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
-    places_B11 = (mask_BM.sum(1) - 1)[:, None, None]
-    return states_BMD.gather(1, places_B11.expand(-1, 1, states_BMD.shape[2]))[:, 0]
-
-
-_POOLINGS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cls": lambda states_BMD, mask_BM: states_BMD[:, 0],
-    "max": lambda states_BMD, mask_BM: states_BMD.masked_fill(mask_BM[:, :, None] == 0, -torch.inf).amax(1),
-    "mean": _mean,
-    "mean_sqrt_len_tokens": _sum_by_root,
-    "weightedmean": _mean_by_position,
-    "lasttoken": _last,
-}
-"""Function from (states, mask) to vectors [B, D] by pooling (`model.pooling.POOLINGS`)."""
 
 
 def export_program(padded: PaddedModel, positions: int) -> torch.export.ExportedProgram:
