@@ -180,11 +180,16 @@ class Task(ABC, Generic[D, P]):
         """Whether the class defines `examples`."""
         return type(self).examples is not Task.examples
 
+    @staticmethod
+    def score_file(file: Any) -> Examples:
+        """Returns the scored examples of another system's predictions, a `scores.predictions.PredictionFile`. Raises
+        DataError."""
+        raise NotImplementedError
+
     @classmethod
-    def score_file(cls, file: Any) -> Examples | None:
-        """Returns the scored examples of another system's predictions, a `scores.predictions.PredictionFile`; None:
-        the task has none. Raises DataError."""
-        return None
+    def scores_files(cls) -> bool:
+        """Returns whether the class defines `score_file`."""
+        return cls.score_file is not Task.score_file
 
     def tune(self, data: D, predictions: Sequence[P]) -> Self:
         """Returns the task with the settings that its predictions for the dev data choose: the thresholds of multilabel

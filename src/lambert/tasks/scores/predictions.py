@@ -44,10 +44,11 @@ def score_file(
         UsageError: Predictions of this task cannot be read from a file, or not without a model.
         DataError: Predictions are missing, superfluous or malformed.
     """
-    found = own_class(config.name).score_file(PredictionFile(path, gold, config, like, say))
-    if found is None:
-        known = ", ".join(name for name in TASKS if "score_file" in vars(own_class(name)))
+    task = own_class(config.name)
+    if not task.scores_files():
+        known = ", ".join(name for name in TASKS if own_class(name).scores_files())
         raise UsageError(f"Files of predictions are compared for {known}, not for {config.name!r}.")
+    found = task.score_file(PredictionFile(path, gold, config, like, say))
     return Examples(found.rows, found.formulas, config.name, str(gold), digest(gold))
 
 

@@ -170,8 +170,8 @@ class Choice(SentenceTask):
         loss = Formula("mean", ("loss",), lower_is_better=True)
         return ScoredExamples(rows, {"accuracy": Formula("mean", ("correct",)), "loss": loss})
 
-    @classmethod
-    def score_file(cls, file: PredictionFile) -> ScoredExamples:
+    @staticmethod
+    def score_file(file: PredictionFile) -> ScoredExamples:
         return file.score_rows(_score_choices)
 
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:

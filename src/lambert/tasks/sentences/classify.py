@@ -179,8 +179,8 @@ class Classify(SentenceTask):
         loss = {"loss": Formula("mean", ("loss",), lower_is_better=True)}
         return Examples(rows, {"accuracy": Formula("mean", ("correct",)), **two, **rest, **loss})
 
-    @classmethod
-    def score_file(cls, file: PredictionFile) -> Examples:
+    @staticmethod
+    def score_file(file: PredictionFile) -> Examples:
         return file.score_rows(_score_labels)
 
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
@@ -261,8 +261,8 @@ class Regress(SentenceTask):
         mse = Formula("mean", ("squared_error",), lower_is_better=True)
         return Examples(rows, {"pearson": Formula("pearson"), "spearman": Formula("spearman"), "mse": mse})
 
-    @classmethod
-    def score_file(cls, file: PredictionFile) -> Examples:
+    @staticmethod
+    def score_file(file: PredictionFile) -> Examples:
         return file.score_rows(_score_values)
 
     def rows(self, data: Sentences, predictions: Sequence[float]) -> list[Row]:

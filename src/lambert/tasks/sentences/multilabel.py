@@ -155,8 +155,8 @@ class MultiLabel(SentenceTask):
         loss = Formula("mean", ("loss",), lower_is_better=True)
         return Examples(rows, {"f1_micro": f1, "exact_match": Formula("mean", ("correct",)), "loss": loss})
 
-    @classmethod
-    def score_file(cls, file: PredictionFile) -> Examples:
+    @staticmethod
+    def score_file(file: PredictionFile) -> Examples:
         return file.score_rows(_score_labels, blank=True)
 
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:

@@ -169,8 +169,8 @@ class Squad(Task[Windows, Answer]):
             row["tokens"] = lengths[question.paragraph]
         return found
 
-    @classmethod
-    def score_file(cls, file: PredictionFile) -> Examples:
+    @staticmethod
+    def score_file(file: PredictionFile) -> Examples:
         squad, found = read_squad(file.gold), file.read_json()
         if not isinstance(found, dict) or not all(isinstance(answer, str) for answer in found.values()):
             raise DataError(

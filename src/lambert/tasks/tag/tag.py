@@ -190,8 +190,8 @@ class Tag(Task[Words, list[int | None]]):
         tags = [[None if label is None else labels[label] for label in found] for found in predictions]
         return tag_examples([" ".join(words) for words in data.sentences], truth, tags, self.reader, labels)
 
-    @classmethod
-    def score_file(cls, file: PredictionFile) -> Examples:
+    @staticmethod
+    def score_file(file: PredictionFile) -> Examples:
         config, path = file.config, file.path
         truth, matched = read_labelled_sentences(file.gold, config.columns, config.labels)
         for line in matched.notes:
