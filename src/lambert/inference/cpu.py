@@ -128,9 +128,7 @@ def for_cpu(model: Model, kind: Kind) -> Model:
     for block in blocks:
         block.replace_layers(make)
     encoder.converted = True
-    kept = [*encoder.blocks.parameters()] if native else []  # the kernels read norms in float32
-    if native and hasattr(encoder, "final_norm"):
-        kept += encoder.final_norm.parameters()
+    kept = encoder.kernel_parameters() if native else []
     values = [parameter.data for parameter in kept]
     model.eval().to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
     for parameter, value in zip(kept, values, strict=True):

@@ -35,6 +35,10 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
 
+    def kernel_parameters(self) -> list[nn.Parameter]:
+        """Returns the parameters that the compiled kernels read in float32 after a conversion for inference."""
+        return [*self.blocks.parameters()]
+
     def embed(self, batch: Batch) -> Tensor:
         """Returns the embeddings of the tokens, [T, D], which the first block reads."""
         raise NotImplementedError

@@ -81,6 +81,9 @@ class PreNormEncoder(Encoder):
 
     final_norm: nn.LayerNorm | nn.RMSNorm
 
+    def kernel_parameters(self) -> list[nn.Parameter]:
+        return [*super().kernel_parameters(), *self.final_norm.parameters()]
+
     def states(self, batch: Batch) -> Iterator[Tensor]:
         states_TD, rotations = self.embed(batch), self._rotations(batch)
         blocks: list[Any] = [*self.blocks]

@@ -65,7 +65,7 @@ def card(model: Model, config: RunConfig, scores: Mapping[str, float], trained: 
     """Returns the model card: the shape of the model, its held-out scores, how to load it, and its recipe; of a
     fine-tuned model also its task, its data and the limits of its scores."""
     rows = "".join(f"| {plain(name)} | {text} |\n" for name, text in format_scores(scores).items())
-    base = None if getattr(config, "random_init", False) or config.init is None else Origin.of(config.init)
+    base = None if config.random_init or config.init is None else Origin.of(config.init)
     task = trained.task if trained else None
     return (
         format_heading(model, config.out.name, base, task)

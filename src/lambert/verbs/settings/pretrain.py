@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from cyclopts import Parameter
 
@@ -36,6 +36,7 @@ class PretrainConfig:
     """Run folder: settings, metrics, checkpoints, and the encoder in model/."""
     init: Path | None = None
     """Model folder or run folder to start from. Unset: fresh weights in the shape of [model]."""
+    random_init: ClassVar[bool] = False
     text: tuple[str, ...] = ()
     """Files, folders and globs of raw text, which `lambert prepare` first converts to `corpus` with the tokenizer of
     `init`. If `corpus` holds them already, nothing is converted."""

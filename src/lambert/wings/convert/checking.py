@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lambert.core.batch import Batch, Source, Target, flat_batch
+from lambert.core.batch import Batch, Ints, Source, Target, flat_batch
 from lambert.core.errors import DataError, UsageError, quote
 from lambert.inference.text_model import TextModel
 from lambert.inference.text_model import load as load_model
@@ -282,7 +282,8 @@ class _FolderComparison:
 
     def _vectors(self, facts: Mapping[str, Any], arrays: Mapping[str, Any], exact: Callable[[str], Any]) -> None:
         texts = [row.texts[0] for row in self.rows]
-        same = self._cut_ids(facts, self.model.vectors(texts, prompt="").source)
+        source: Any = self.model.vectors(texts, prompt="").source
+        same = self._cut_ids(facts, source, source.texts_NG[:, 0])
         computed = self.model.encode(texts, prompt="")
         self._close("vectors", same, arrays["vectors"], computed, lambda row: exact("vectors")[row])
         few = len(arrays["default"])
@@ -382,14 +383,15 @@ class _FolderComparison:
         self.found.add_equal("token ids", f"{len(computed):,} rows", problem)
         return same
 
-    def _cut_ids(self, facts: Mapping[str, Any], source: Source) -> list[int]:
-        """Compares the token ids after texts are cut, and returns the rows that have equal ones."""
+    def _cut_ids(self, facts: Mapping[str, Any], source: Source, texts_N: Ints | None = None) -> list[int]:
+        """Compares the token ids after texts are cut, and returns the rows that have equal ones. `texts_N`: numbers of
+        the sequences of the rows, if equal texts are computed once."""
         indices_S = np.arange(source.size(0))
         batch: Batch = source.collate(np.zeros_like(indices_S), indices_S)
         ids_T = batch.ids_T.tolist()
         computed = [ids_T[start:end] for start, end in pairwise(batch.bounds_S1.tolist())]
-        if hasattr(source, "texts_NG"):  # equal texts are computed once
-            computed = [computed[text] for text in source.texts_NG[:, 0]]
+        if texts_N is not None:
+            computed = [computed[text] for text in texts_N]
         if len(computed) != len(self.rows):
             self.found.notes.append("the model divides long texts into windows, so their tokens were not compared.")
             return []
