@@ -13,7 +13,7 @@ from lambert.core.errors import DataError, quote
 from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.segments import concatenate_outputs, text_keys
-from lambert.tasks.reading.table import column, read_labelled_rows, text_cell
+from lambert.tasks.reading.table import column, text_cell
 from lambert.tasks.scores import metrics
 from lambert.tasks.scores.examples import Examples as ScoredExamples
 from lambert.tasks.scores.formulas import Formula
@@ -75,8 +75,8 @@ class Choice(SentenceTask):
     def read(self, path: Path, *, training: bool = False) -> Examples:
         examples, truth = [], []
         notes: list[str] = []
-        for place, row in read_labelled_rows(path, self.config.columns, notes):
-            pairs = self._pairs(row, *self._read_texts(row, place), place)
+        for place, row, texts in self._read_rows(path, notes):
+            pairs = self._pairs(row, *texts, place)
             truth.append(choice_number(row, self.config.columns, len(pairs), place))
             examples.append(pairs)
         data = self._examples(examples)

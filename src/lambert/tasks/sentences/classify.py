@@ -14,14 +14,7 @@ from lambert.core.errors import DataError, UsageError, quote
 from lambert.model.labels import label_keys
 from lambert.model.vector_layers import activation_named
 from lambert.tasks.config import Columns, TaskConfig
-from lambert.tasks.labels import (
-    LabelLoss,
-    check_different,
-    check_one_for_each,
-    learn_labels,
-    note_absent,
-    note_doubtful,
-)
+from lambert.tasks.labels import LabelLoss, check_different, check_one_for_each, learn_labels, note_absent
 from lambert.tasks.reading.files import class_names
 from lambert.tasks.reading.label_names import check_known, match
 from lambert.tasks.reading.table import label_cell, read_labelled_rows, sort_labels, text_cell, value_cell
@@ -31,24 +24,22 @@ from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats
 from lambert.tasks.scores.predictions import PredictedRows, PredictionFile
-from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings
+from lambert.tasks.sentences.sentences import LabelTask, Sentences, SentenceTask, beginnings
 from lambert.tasks.task import Outputs, Row, describe_task, most_probable
 from lambert.tasks.vectors.sentence_transformers import config_keys
 
 _NEVER_SEARCHED = 1.0  # for temperature = "best" without dev data
 
 
-class Classify(SentenceTask):
+class Classify(LabelTask):
     """One label for each sentence or pair. Scores: accuracy, f1 (of the second of two labels), f1_macro, matthews, loss
     (mean cross-entropy in nats), ece (expected calibration error), temperature (the divisor of the logits that would
     minimise the loss on these data; left out at a bound of its range); with groups (`Columns.group`) exact_match, the
     share of groups that are all right."""
 
     head = "label"
-    ranks = True
     soft_targets = "softened"
     unused_settings = ("task.squad.", "task.tag.", "task.top")
-    names_labels = True
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -61,35 +52,28 @@ class Classify(SentenceTask):
         self.reranks = self.labels == 2 and not config.columns.text_b_optional
 
     @classmethod
-    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
-        if not config.labels:
-            name = config.columns.label
-            rows = read_labelled_rows(path, config.columns, [], all_labelled=True)  # `read` has the notes
-            found = learn_labels((place, label_cell(row, name, place)) for place, row in rows)
-            if len(found) < 2:
-                raise DataError(
-                    f"{path}: every label (column {name!r}) is {quote(found[0])}. Training needs at least two labels."
-                )
-            config = replace(config, labels=found)
-        task, data = super().learn(config, tokenizer, path)
-        data.notes = (*data.notes, *note_doubtful(config.labels, path))
-        return task, data
+    def learn_labels(cls, config: TaskConfig, path: Path) -> tuple[str, ...]:
+        name = config.columns.label
+        rows = read_labelled_rows(path, config.columns, [], all_labelled=True)  # `read` has the notes
+        found = learn_labels((place, label_cell(row, name, place)) for place, row in rows)
+        if len(found) < 2:
+            raise DataError(
+                f"{path}: every label (column {name!r}) is {quote(found[0])}. Training needs at least two labels."
+            )
+        return found
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
-        texts, texts_b, labels, groups = [], [], [], []
+        pairs, labels, groups = [], [], []
         columns, places = self.config.columns, dict[str, str]()
         notes: list[str] = []
-        for place, row in read_labelled_rows(path, columns, notes, all_labelled=True):
-            label = label_cell(row, columns.label, place)
-            places.setdefault(label, place)
-            text, text_b = self._read_texts(row, place)
-            texts.append(text)
-            texts_b.append(text_b)
-            labels.append(label)
+        for place, row, texts in self._read_rows(path, notes, all_labelled=True):
+            labels.append(label_cell(row, columns.label, place))
+            places.setdefault(labels[-1], place)
+            pairs.append(texts)
             groups.append(self._group(row, place))
         found = match(places, self.config.labels, columns.label_names, path, columns.label)
         check_known(found, places, self.config.labels)
-        data = self._tokenise(texts, texts_b)
+        data = self._tokenise(pairs)
         data.truth_N = np.array([found.numbers[label] for label in labels], dtype=np.int64)
         lacking = note_absent(np.bincount(data.truth_N, minlength=self.labels), self.config.labels, path)
         data.by_order, data.notes = found.by_order, (*notes, *found.notes, *lacking)
@@ -216,14 +200,12 @@ class Regress(SentenceTask):
         return task, data
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
-        texts, texts_b, values = [], [], []
+        pairs, values = [], []
         notes: list[str] = []
-        for place, row in read_labelled_rows(path, self.config.columns, notes):
+        for place, row, texts in self._read_rows(path, notes):
             values.append(value_cell(row, self.config.columns.label, place))
-            text, text_b = self._read_texts(row, place)
-            texts.append(text)
-            texts_b.append(text_b)
-        data = self._tokenise(texts, texts_b)
+            pairs.append(texts)
+        data = self._tokenise(pairs)
         data.truth_N, data.notes = np.array(values, dtype=np.float64), notes
         return data
 

@@ -14,7 +14,7 @@ from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, quote
 from lambert.model.labels import label_keys
 from lambert.tasks.config import Columns, TaskConfig
-from lambert.tasks.labels import check_one_for_each, learn_labels, note_absent, note_doubtful
+from lambert.tasks.labels import check_one_for_each, learn_labels, note_absent
 from lambert.tasks.reading.label_names import check_known, drop_fraction, is_number, match
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import column, label_cell, read_labelled_rows
@@ -23,7 +23,7 @@ from lambert.tasks.scores.examples import Examples
 from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats
 from lambert.tasks.scores.predictions import PredictedRows, PredictionFile
-from lambert.tasks.sentences.sentences import Sentences, SentenceTask, beginnings
+from lambert.tasks.sentences.sentences import LabelTask, Sentences, beginnings
 from lambert.tasks.task import Outputs, Row, describe_task, most_probable
 
 Flags = npt.NDArray[np.bool_]
@@ -31,14 +31,12 @@ _SEPARATORS = (";", "|", ",", "\t", "/")
 _NEVER_SEARCHED = 0.5  # for thresholds to be found, without dev data
 
 
-class MultiLabel(SentenceTask):
+class MultiLabel(LabelTask):
     """Any number of labels for each text or pair. Scores: f1_micro, f1_macro, average_precision (macro), exact_match,
     loss (mean binary cross-entropy over texts and labels, in nats), and the threshold if all labels have the same."""
 
     head = "multilabel"
-    ranks = True
     soft_targets = "mixed"
-    names_labels = True
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -48,35 +46,27 @@ class MultiLabel(SentenceTask):
         check_one_for_each(config, "label_thresholds")
 
     @classmethod
-    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
-        if not config.labels:
-            rows = read_labelled_rows(path, config.columns, [])  # `read` has the notes
-            found = learn_labels(
-                (place, label) for place, row in rows for label in labels_of(row, config.columns, place)
-            )
-            if not found:
-                raise DataError(f"{path}: no row has a label (column {config.columns.label!r}).")
-            config = replace(config, labels=found)
-        task, data = super().learn(config, tokenizer, path)
-        data.notes = (*data.notes, *note_doubtful(config.labels, path))
-        return task, data
+    def learn_labels(cls, config: TaskConfig, path: Path) -> tuple[str, ...]:
+        rows = read_labelled_rows(path, config.columns, [])  # `read` has the notes
+        found = learn_labels((place, label) for place, row in rows for label in labels_of(row, config.columns, place))
+        if not found:
+            raise DataError(f"{path}: no row has a label (column {config.columns.label!r}).")
+        return found
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
-        texts, texts_b, every = [], [], []
+        pairs, every = [], []
         columns, places = self.config.columns, dict[str, str]()
         notes: list[str] = []
         cells: list[str] = []
-        for place, row in read_labelled_rows(path, columns, notes):
+        for place, row, texts in self._read_rows(path, notes):
             labels = labels_of(row, columns, place)
             cells += [cell] if isinstance(cell := row.get(columns.label), str) else []
             places |= dict.fromkeys((label for label in labels if label not in places), place)
-            text, text_b = self._read_texts(row, place)
-            texts.append(text)
-            texts_b.append(text_b)
+            pairs.append(texts)
             every.append(labels)
         found = match(places, self.config.labels, columns.label_names, path, columns.label)
         check_known(found, places, self.config.labels)
-        data = self._tokenise(texts, texts_b)
+        data = self._tokenise(pairs)
         data.truth_N = np.zeros((len(every), self.labels))
         for number, labels in enumerate(every):
             data.truth_N[number, [found.numbers[label] for label in labels]] = 1.0

@@ -1,10 +1,10 @@
 """Sentences and sentence pairs with one prediction each: what classify, multilabel, regress and choice share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from lambert.core.batch import Ints, Target, exact_weights
 from lambert.core.errors import DataError
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import Teacher
-from lambert.tasks.labels import LabelLoss
+from lambert.tasks.labels import LabelLoss, note_doubtful
 from lambert.tasks.reading.segments import (
     NO_TEXT,
     Cuts,
@@ -25,7 +25,7 @@ from lambert.tasks.reading.segments import (
     readable,
     text_keys,
 )
-from lambert.tasks.reading.table import text_cell
+from lambert.tasks.reading.table import read_labelled_rows, text_cell
 from lambert.tasks.reading.templates import is_template
 from lambert.tasks.reading.texts import Texts, encode
 from lambert.tasks.reading.unknown import count_unknown
@@ -34,6 +34,8 @@ from lambert.tasks.task import Outputs, Row, Task, text_of, write_rows
 from lambert.text.tokenizers.roles import template
 
 _MOST_WINDOWS = 10_000_000  # about 50 bytes each
+TextPair = tuple[str, str | None]
+"""The text of an example, and the second one of a pair."""
 
 
 class Sentences(Segments):
@@ -172,18 +174,25 @@ class SentenceTask(Task[Sentences, Any]):
     cut_by_tokenizer = True
     cross_encoder = True
 
-    def _tokenise(self, texts: Sequence[str], texts_b: Sequence[str | None]) -> Sentences:
-        data = tokenise(self.tokenizer, self.config, texts, texts_b)
+    def _tokenise(self, pairs: Sequence[TextPair]) -> Sentences:
+        data = tokenise(self.tokenizer, self.config, [text for text, _ in pairs], [text_b for _, text_b in pairs])
         data.objective = self.head
         return data
 
-    def _read_texts(self, row: Row, place: str) -> tuple[str, str | None]:
+    def _read_rows(
+        self, path: Path, notes: list[str], *, all_labelled: bool = False
+    ) -> Iterator[tuple[str, Row, TextPair]]:
+        """Yields (place, row, texts) of the rows of a labelled file, as `read_labelled_rows` reads them."""
+        for place, row in read_labelled_rows(path, self.config.columns, notes, all_labelled=all_labelled):
+            yield place, row, self._read_texts(row, place)
+
+    def _read_texts(self, row: Row, place: str) -> TextPair:
         """Returns the texts of a labelled row, None for the second one of a single sentence."""
         columns = self.config.columns
         text = text_cell(row, columns.text, "text", place)
         return text, text_cell(row, columns.text_b, "text_b", place) if self._is_pair(row) else None
 
-    def _parse_texts(self, row: Row, place: str) -> tuple[str, str | None]:
+    def _parse_texts(self, row: Row, place: str) -> TextPair:
         """Returns the texts of a row to predict, None for the second one of a single sentence."""
         key, key_b = self.config.columns.row_keys()
         texts = [
@@ -198,8 +207,7 @@ class SentenceTask(Task[Sentences, Any]):
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Sentences:
         """Reads rows to predict."""
-        pairs = [self._parse_texts(row, place) for row, place in zip(rows, places, strict=True)]
-        return self._tokenise([text for text, _ in pairs], [text_b for _, text_b in pairs])
+        return self._tokenise([self._parse_texts(row, place) for row, place in zip(rows, places, strict=True)])
 
     def _logits(self, data: Sentences, outputs: Outputs) -> Floats:
         """Returns the logits [N, L] of the examples: of their sequence, or of their windows as `long_text` says."""
@@ -225,3 +233,22 @@ class SentenceTask(Task[Sentences, Any]):
     def _cell(self, row: Row) -> Any:
         """Returns the prediction of a row as one cell of a table."""
         return row[self.head]
+
+
+class LabelTask(SentenceTask):
+    """The common part of the tasks whose labels have names."""
+
+    ranks = True
+    names_labels = True
+
+    @classmethod
+    def learn_labels(cls, config: TaskConfig, path: Path) -> tuple[str, ...]:
+        """Returns the labels of a training file. Raises DataError if they are too few."""
+        raise NotImplementedError
+
+    @classmethod
+    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
+        config = config if config.labels else replace(config, labels=cls.learn_labels(config, path))
+        task, data = super().learn(config, tokenizer, path)
+        data.notes = (*data.notes, *note_doubtful(config.labels, path))
+        return task, data
