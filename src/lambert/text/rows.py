@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -118,9 +119,11 @@ def read_json_values(path: Path) -> Iterator[tuple[str, Any]]:
     """Yields (place, value) of every value of a JSON file: of every element of an array that is the whole file, unless
     it begins with a text; of the one value of another .json file; else of every line that is not blank. Raises
     DataError that names the line, and as `open_unpacked`."""
-    numbered: Iterable[tuple[int, str]] = read_lines(path)
+    lines = read_lines(path)
+    first = next((line for line in lines if line[1].strip()), (0, ""))
+    numbered: Iterable[tuple[int, str]] = chain([first], lines)
     whole: Any = None
-    if kind(path) == ".json" or _begins_an_array(path):
+    if kind(path) == ".json" or _begins_an_array(first[1]):
         numbered = [*numbered]
         with contextlib.suppress(ValueError, RecursionError):
             whole = [json.loads("".join(line for _, line in numbered))]
@@ -138,9 +141,8 @@ def read_json_values(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"{path}:{number}", value
 
 
-def _begins_an_array(path: Path) -> bool:
-    """Returns whether the first line that is not blank begins an array that ends in another line."""
-    line = next((text for _, text in read_lines(path) if text.strip()), "")
+def _begins_an_array(line: str) -> bool:
+    """Returns whether a line begins an array that ends in another line."""
     if not line.lstrip().startswith("["):
         return False
     try:
