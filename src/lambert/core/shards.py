@@ -299,6 +299,11 @@ def _digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
+def is_corpus(folder: Path) -> bool:
+    """Returns whether a folder is a corpus that `lambert prepare` wrote."""
+    return (folder / "manifest.json").is_file() and (folder / "tokenizer.json").is_file()
+
+
 def read_manifest(corpus: Path) -> dict[str, Any]:
     """Returns the manifest of a prepared corpus. Raises DataError if it is missing, damaged or of another format."""
     path = corpus / "manifest.json"

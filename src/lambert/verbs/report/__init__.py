@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import check_replaceable, write_atomic
+from lambert.core.shards import is_corpus
 from lambert.engine.metrics_file import METRICS
 from lambert.runs.result import Say, silent
 from lambert.verb import load_provided
@@ -48,8 +49,8 @@ def run(config: ReportConfig, say: Say = silent) -> Path:
     folders = list(dict.fromkeys(run for folder in given for run in _runs_of(folder)))
     named = [*zip(folders, _names(folders), strict=True)]
     sweeps = [sweep.read(folder, name) for folder, name in named if sweep.is_sweep(folder)]
-    runs = [read(folder, name) for folder, name in named if not _is_corpus(folder) and not sweep.is_sweep(folder)]
-    corpora = [load_provided("page of a corpus")(folder, name, runs) for folder, name in named if _is_corpus(folder)]
+    runs = [read(folder, name) for folder, name in named if not is_corpus(folder) and not sweep.is_sweep(folder)]
+    corpora = [load_provided("page of a corpus")(folder, name, runs) for folder, name in named if is_corpus(folder)]
     out = config.out or (config.runs[0] if len(given) == 1 else Path()) / "report.html"
     check_replaceable(out, lambda beginning: b"<!doctype html>" in beginning and b"--run-" in beginning, "report")
     page = (
@@ -67,10 +68,6 @@ def _runs_of(folder: Path) -> list[Path]:
         return [folder]
     seeds = [path.parent for path in folder.glob(f"seed-*/{METRICS}")]
     return sorted(seeds, key=lambda path: (len(path.name), path.name)) or [folder]
-
-
-def _is_corpus(folder: Path) -> bool:
-    return (folder / "manifest.json").is_file()
 
 
 def render(

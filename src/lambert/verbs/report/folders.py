@@ -74,7 +74,10 @@ def read(folder: Path, name: str) -> Run:
         if not folder.is_dir():
             raise DataError(f"No such folder: {folder}.{near}")
         check_regular(metrics)
-        raise DataError(f"{folder} is neither a run nor a corpus: it has no {METRICS} and no manifest.json.{near}")
+        raise DataError(
+            f"{folder} is neither a run nor a corpus: it has no {METRICS}, and not both manifest.json and "
+            f"tokenizer.json.{near}"
+        )
     notices: list[str] = []
     rows = _rows(metrics, name, notices)
     recipe: dict[str, Any] = {}

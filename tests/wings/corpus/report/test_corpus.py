@@ -130,6 +130,7 @@ def test_corpora_and_runs_share_a_page(single: Path, stepped: Path, tmp_path: Pa
 
 def test_a_damaged_corpus_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "tokenizer.json").write_text("{}")
     (tmp_path / "corpus" / "manifest.json").write_text("{")
     with pytest.raises(DataError, match="is not JSON"):
         page(tmp_path / "corpus")

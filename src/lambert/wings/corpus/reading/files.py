@@ -9,12 +9,13 @@ from typing import Any
 from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError
 from lambert.core.files import not_read, open_regular
+from lambert.core.shards import is_corpus
 from lambert.core.unsupported import explain_markup, is_work_folder, refuse_archive
 from lambert.text.arrow import is_dataset, list_dataset_files
 from lambert.text.encodings import UTF8
 from lambert.text.streams import EXPANSION, Stream, inner_suffix, unpack
 from lambert.wings.corpus.config import PrepareConfig
-from lambert.wings.corpus.reading.labelled import LABELLED, is_corpus, refuse_corpus
+from lambert.wings.corpus.reading.labelled import LABELLED, refuse_corpus
 from lambert.wings.corpus.reading.readers import SUFFIXES, recognise
 
 

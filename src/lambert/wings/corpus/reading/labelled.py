@@ -1,13 +1,13 @@
 """Recognises files and folders that are not text to learn from: labelled data and corpora."""
 
-import csv
-import io
 import re
 from codecs import BOM_UTF8
 from pathlib import Path
 
 from lambert.core.errors import DataError
+from lambert.core.shards import is_corpus
 from lambert.core.unsupported import CONLL
+from lambert.text.tables import read_cells
 
 LABELLED = {
     **dict.fromkeys(CONLL, "CoNLL, one word and its tag a line"),
@@ -43,26 +43,10 @@ def _table(beginning: bytes) -> str:
     for separator, suffix in _SEPARATORS.items():
         names = [cell.strip('"' if separator == "," else ' "') for cell in header.split(separator)]
         if len(set(names)) == len(names) > 1 and all(map(_COLUMN_NAME.fullmatch, names)):
-            *rows, _ = _rows(text, separator)  # the beginning may end within the last row
-            equal = all(len(row) == len(names) for row in rows)
+            *rows, _ = read_cells(beginning[:_TABLE_BYTES], suffix)  # the beginning may end within the last row
+            equal = all(len(cells) == len(names) for _, cells, problem in rows if not problem)
             return LABELLED[suffix] if equal and len(rows) > _TABLE_ROWS else ""
     return ""
-
-
-def _rows(text: str, separator: str) -> list[list[str]]:
-    """Returns the rows of a table without blank lines, or a single empty one if the text is not a table."""
-    raw = separator == "\t"
-    lines = io.StringIO(text, "")
-    try:
-        rows = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE if raw else csv.QUOTE_MINIMAL)
-        return [row for row in rows if row]
-    except csv.Error:
-        return [[]]
-
-
-def is_corpus(folder: Path) -> bool:
-    """Returns whether a folder is a corpus that `lambert prepare` wrote."""
-    return (folder / "manifest.json").is_file() and (folder / "tokenizer.json").is_file()
 
 
 def refuse_corpus(path: Path) -> None:
