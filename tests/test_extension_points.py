@@ -15,7 +15,7 @@ from lambert import updates, verbs
 from lambert.core.errors import UsageError
 from lambert.core.world import World
 from lambert.distributed.config import TRAITS, Name
-from lambert.distributed.exchange.methods import METHODS
+from lambert.distributed.exchange.overlapped import METHODS
 from lambert.engine.trackers import TRACKERS, check_trackers
 from lambert.model.config import EncoderConfig
 from lambert.model.families import FAMILIES, family_of

@@ -21,7 +21,7 @@ from benchmarks.network.model import step
 from benchmarks.network.run import BEGIN_DENSE, METHODS
 from benchmarks.support.experiment import read
 from lambert.distributed.config import ExchangeConfig
-from lambert.distributed.exchange.methods import EARLY
+from lambert.distributed.exchange.overlapped import EARLY
 
 UNCOMPRESSED = ("horovod", "float32")
 Seconds = dict[tuple[str, str], dict[int, float]]

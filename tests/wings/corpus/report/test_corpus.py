@@ -14,7 +14,7 @@ from lambert.core.shards import Split
 from lambert.data.batch_sizes import BatchSizes
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.pipeline import prepare
-from lambert.wings.corpus.report import corpus, histogram
+from lambert.wings.corpus.report import corpus
 from lambert.wings.corpus.report import inputs as corpus_inputs
 from lambert.wings.corpus.report import packing as corpus_packing
 from lambert.wings.corpus.report import sample as corpus_sample
@@ -224,7 +224,7 @@ def test_the_recipes_are_those_of_the_folder() -> None:
 
 @pytest.mark.parametrize("lengths", [[1], [7, 7, 7], [1, 2, 300, 20_000], [*range(1, 200)]])
 def test_histograms(lengths: list[int]) -> None:
-    svg = histogram.draw("Tokens", np.array(lengths))
+    svg = corpus.draw_histogram("Tokens", np.array(lengths))
     assert "var(--run-0)" in svg
     assert "#fe0" not in svg
-    assert dict(histogram.list_quantiles(np.array(lengths)))["longest"] == f"{max(lengths):,}"
+    assert dict(corpus.list_quantiles(np.array(lengths)))["longest"] == f"{max(lengths):,}"

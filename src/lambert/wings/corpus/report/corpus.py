@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from lambert.core.batch import Ints
 from lambert.core.settings import flatten
 from lambert.core.shards import SPLITS, Split, content_hash, read_manifest
 from lambert.text.tokenizers import roles, tokenizer
 from lambert.verbs.report.cells import cell, table
+from lambert.verbs.report.curves import INK, RUNS, compact, svg
 from lambert.verbs.report.folders import Run
-from lambert.wings.corpus.report import histogram
 from lambert.wings.corpus.report.inputs import make_files_table, make_inputs_table
 from lambert.wings.corpus.report.packing import Packed
 from lambert.wings.corpus.report.sample import SampledSplit, count_pieces, sample_split
@@ -24,6 +25,9 @@ MOST_PIECES = 60
 """Number of the most frequent pieces on the page."""
 MOST_INPUTS = 50
 """Number of input files that the page names with their hashes."""
+_BINS = 40
+_LAST, _WIDE = 0.995, 256
+"""The percentile at which the linear axis of a histogram ends, and the length from which on an axis is logarithmic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ def read(folder: Path, name: str, runs: Sequence[Run] = ()) -> CorpusPage:
         return found
     sample = sample_split(split)
     found.charts = [
-        {"title": title, "values": histogram.list_quantiles(lengths), "svg": histogram.draw(title, lengths)}
+        {"title": title, "values": list_quantiles(lengths), "svg": draw_histogram(title, lengths)}
         for title, lengths in (
             ("Tokens of a document", sample.document_lengths),
             ("Tokens of a sentence", sample.sentence_lengths),
@@ -265,3 +269,44 @@ def _list_hashes(manifest: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     if len(manifest["inputs"]) > MOST_INPUTS:
         rows.append((f"{len(manifest['inputs']) - MOST_INPUTS:,} more input files", "in manifest.json"))
     return [(label, [text]) for label, text in rows if text]
+
+
+def draw_histogram(title: str, lengths: Ints) -> str:
+    """Returns the histogram of positive lengths in tokens as an SVG element. The axis is logarithmic if the lengths
+    differ much; otherwise it ends at the 99.5th percentile, and the last bar has all longer ones."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    least, high, most = (int(value) for value in np.quantile(lengths, (0, _LAST, 1), method="nearest"))
+    wide = high > _WIDE
+    edges: Any
+    if wide:
+        edges = np.unique(np.geomspace(least, most + 1, _BINS + 1).round()) - 0.5
+    else:
+        edges = np.arange(least, high + 1 + (step := -(-(high + 1 - least) // _BINS)), step) - 0.5
+    counts, _ = np.histogram(np.minimum(lengths, edges[-1]), edges)
+
+    def plot(axes: Any) -> None:
+        axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=RUNS[0], linewidth=0)
+        if wide:
+            axes.set_xscale("log")
+            labels = (1.0, 2.0, 5.0) if edges[-1] < 3e3 * edges[0] else (1.0,)
+            axes.xaxis.set_major_locator(LogLocator(10, labels, numticks=12))
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes.set_axisbelow(True)
+        axes.set_xlim(edges[0], edges[-1])
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value, ",.0f")))
+        axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value, ",.0f")))
+        axes.set_xlabel("tokens", color=INK)
+
+    return svg(title, plot)
+
+
+def list_quantiles(lengths: Ints) -> list[tuple[str, str]]:
+    """Returns the labels and values of some quantiles."""
+    found = np.quantile(lengths, (0, 0.05, 0.5, 0.95, 1), method="nearest")
+    labels = ("shortest", "5%", "median", "95%", "longest")
+    named = [(label, f"{value:,}") for label, value in zip(labels, found, strict=True)]
+    return [*named[:3], ("mean", f"{lengths.mean():,.1f}"), *named[3:]]
