@@ -142,8 +142,6 @@ class _Reader:
     """The inverse of _Writer."""
 
     def __init__(self, arrays: Sequence[_Array]) -> None:
-        self._arrays = arrays
-
         self._kinds: dict[str, Callable[..., Any]] = {
             "tuple": lambda items: tuple(map(self.value, items)),
             "frozenset": frozenset,

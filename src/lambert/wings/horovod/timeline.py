@@ -28,11 +28,6 @@ class Timeline:
         self._start = 0.0
         self._rows: dict[str, int] = {}
 
-    @property
-    def recording(self) -> bool:
-        """Whether events are being recorded."""
-        return self._file is not None
-
     def start(self, path: str, mark_cycles: bool = False) -> None:
         """Starts a recording to the file `path` and ends the previous recording. If `path` is being recorded already,
         the recording continues."""
