@@ -26,7 +26,6 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 ARMS: dict[str, tuple[str, ...]] = {
@@ -51,7 +50,6 @@ KINDS = {
     "sums": r"reduce|sum",
 }
 """Parts of the names of kernels, tried in this order; the rest is `other`."""
-MANY = 10**6
 PROFILED = 5
 WARM = 8
 """Updates that are not counted: they compile, and record graphs of each size."""
@@ -93,15 +91,12 @@ def measure(work: str, device_name: str, tokens: int, rounds: int, updates: int)
     """The measurements of this process's arm."""
     import torch
 
+    from benchmarks.support.training import as_update, build_optimizer, train_on
     from lambert.core.world import World
     from lambert.engine.compiler import compile_blocks
     from lambert.engine.device import device_named, peak_megabytes
     from lambert.engine.graphs import choose_graphs
-    from lambert.engine.loop import train
-    from lambert.engine.precision import Precision
     from lambert.model import weights
-    from lambert.optim import optimizers
-    from lambert.optim.config import OptimConfig
 
     size, length, lengths = work.rsplit("-", 2)
     encoder, world = encoder_of(size, int(length)), World(device=device_named(device_name, 0))
@@ -114,18 +109,8 @@ def measure(work: str, device_name: str, tokens: int, rounds: int, updates: int)
     graphs = choose_graphs(world, max(batch.tokens for batch in batches), said.append)
     recorder = _Counting(graphs.recorder) if graphs else None
     graphs = replace(graphs, recorder=recorder) if graphs and recorder else None
-    data: Any = [
-        SimpleNamespace(
-            shares=[[(0, batch)]], counts={name: target.count for name, target in batch.targets.items()},
-            loads=[batch.tokens], sequences=batch.sequences, wait_seconds=0.0,
-        )
-        for batch in batches
-    ]  # fmt: skip
-    steps = train(
-        net, optimizers.build(net, OptimConfig(name="lamb", lr=1e-3)), itertools.cycle(data),
-        schedule=lambda step: 1e-3, max_grad_norm=1.0, precision=Precision("bfloat16", world.device), world=world,
-        seed=0, start=0, steps=MANY, graphs=graphs,
-    )  # fmt: skip
+    data = itertools.cycle(map(as_update, batches))
+    steps = train_on(net, build_optimizer(net), data, world, lr=1e-3, graphs=graphs)
     take = partial(_take, steps)
     take(WARM)
     times = []

@@ -15,29 +15,26 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import Generator, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.support.experiment import record
-from benchmarks.support.ranks import MANY, fresh, updates
+from benchmarks.support.ranks import fresh, updates
+from benchmarks.support.training import MANY, train_on, train_with_ddp
 from lambert.core.world import World
 from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange import build
 from lambert.distributed.failure_detector import FailureDetector
 from lambert.distributed.group import Group
 from lambert.engine.compiler import compile_blocks
-from lambert.engine.device import device_named, on_device
-from lambert.engine.loop import train
-from lambert.engine.precision import Precision
+from lambert.engine.device import device_named
 
-Updates = Callable[[int], None]
 EXACT = "float32", "bfloat16", "float16"
 
 
@@ -51,47 +48,15 @@ def group(device: torch.device, folder: str) -> Group:
     return Group(0, 1, 0, 1, device, "one rank", detector=FailureDetector(store, 0, 1))
 
 
-def own(args: argparse.Namespace, world: World, method: Any, closers: list[Callable[[], None]]) -> Updates:
+def own(args: argparse.Namespace, world: World, method: Any) -> Generator[Any]:
     net, optimizer = place(args, world.device)
     exchange = build(net, world, ExchangeConfig(method=method), updates=MANY)
-    steps = train(
-        net, optimizer, updates(args, world, args.aggregate), schedule=lambda update: 1e-4, max_grad_norm=1.0,
-        precision=Precision(args.precision, world.device), world=world, seed=0, start=0, steps=MANY, exchange=exchange,
-    )  # fmt: skip
-
-    closers.append(steps.close)
-
-    def run(count: int) -> None:
-        for _ in range(count):
-            next(steps)
-
-    return run
-
-
-def ddp(args: argparse.Namespace, world: World) -> Updates:
-    net, optimizer = place(args, world.device)
-    wrapped = DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True)
-    precision = Precision(args.precision, world.device)
     source = updates(args, world, args.aggregate)
-    done: list[bool] = []
+    return train_on(net, optimizer, source, world, args.precision, exchange=exchange)
 
-    def run(count: int) -> None:
-        for _ in range(count):
-            update = next(source)
-            counts_K = on_device([update.counts[name] for name in net.objectives], world.device)
-            optimizer.zero_grad()
-            micro_batches = update.micro_batches
-            for place, (_, batch) in enumerate(micro_batches):
-                with nullcontext() if place == len(micro_batches) - 1 or not done else wrapped.no_sync():
-                    with precision.autocast():
-                        sums_K = wrapped(world.put(batch).with_compute(precision.compute))
-                    precision.backward((sums_K / counts_K).sum())
-            done.append(True)  # a static graph is learnt in the very first pass, which torch cannot do without a sync
-            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            optimizer.step()
-            precision.drop_rounded_weights()
 
-    return run
+def ddp(args: argparse.Namespace, world: World) -> Generator[Any]:
+    return train_with_ddp(*place(args, world.device), updates(args, world, args.aggregate), world, args.precision)
 
 
 def place(args: argparse.Namespace, device: torch.device) -> tuple[Any, torch.optim.Optimizer]:
@@ -105,23 +70,21 @@ def place(args: argparse.Namespace, device: torch.device) -> tuple[Any, torch.op
 
 def rounds(args: argparse.Namespace, world: Group) -> Iterator[dict[str, Any]]:
     apart = World(device=world.device)
-    closers: list[Callable[[], None]] = []
-    sides = {"alone": own(args, apart, "float32", closers)}
-    sides |= {method: own(args, world, method, closers) for method in args.methods}
+    sides = {"alone": own(args, apart, "float32")} | {name: own(args, world, name) for name in args.methods}
     sides["ddp"] = ddp(args, world)
     times: dict[str, list[float]] = {name: [] for name in sides}
-    for run in sides.values():
-        run(args.warm_up)
+    for steps in sides.values():
+        deque(islice(steps, args.warm_up), maxlen=0)
     for _ in range(args.rounds):
         gc.collect()
-        for name, run in sides.items():
+        for name, steps in sides.items():
             _wait(world.device)
             began = time.perf_counter()
-            run(args.updates)
+            deque(islice(steps, args.updates), maxlen=0)
             _wait(world.device)
             times[name].append((time.perf_counter() - began) / args.updates)
-    for close in closers:
-        close()
+    for steps in sides.values():
+        steps.close()
     for name, seconds in times.items():
         over = [one / base - 1 for one, base in zip(seconds, times["alone"], strict=True)]
         yield {

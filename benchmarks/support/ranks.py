@@ -15,24 +15,19 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from benchmarks.support.training import build_optimizer, train_on
 from lambert.core.world import World
 from lambert.data.stream import GlobalBatch
 from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange import Exchange, build
-from lambert.engine.loop import train
-from lambert.engine.precision import Precision
 from lambert.engine.process import TUNABLES
 from lambert.engine.step import Step
 from lambert.measure import batches as drawn
 from lambert.model import weights
 from lambert.model.heads import Model
-from lambert.optim import optimizers
-from lambert.optim.config import OptimConfig
 from lambert.wings.bench import batches
 from lambert.wings.bench.settings import BenchConfig
 
-MANY = 10**6
-"""Updates of a run that is long enough for compiled kernels to pay."""
 POOL = 4
 """Updates that are drawn, and come again."""
 
@@ -89,7 +84,7 @@ def fresh(args: argparse.Namespace) -> tuple[Model, torch.optim.Optimizer]:
     """A net, the same on every rank, and its optimizer."""
     encoder = batches.encoder_of(BenchConfig(size=args.size, length=args.length))
     net = weights.draw(encoder, {"mlm": 0, "nsp": 0}).train()
-    return net, optimizers.build(net, OptimConfig(name=args.optimizer, lr=1e-4))
+    return net, build_optimizer(net, args.optimizer)
 
 
 class Side:
@@ -104,10 +99,8 @@ class Side:
     ) -> None:
         self.net, optimizer = fresh(args)
         self.exchange = exchange_of(self.net) if exchange_of else build(self.net, world, ExchangeConfig())
-        self._steps = train(
-            self.net, optimizer, updates(args, world, aggregate), schedule=lambda update: 1e-4, max_grad_norm=1.0,
-            precision=Precision(args.precision), world=world, seed=0, start=0, steps=MANY, exchange=self.exchange,
-        )  # fmt: skip
+        source = updates(args, world, aggregate)
+        self._steps = train_on(self.net, optimizer, source, world, args.precision, exchange=self.exchange)
         self.take(args.warm_up)
 
     def take(self, updates: int) -> list[Step]:

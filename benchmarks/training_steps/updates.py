@@ -7,7 +7,7 @@ padding: 8 sequences of 64 tokens for tiny, of 128 for the others; LAMB, dropout
 and of next sentences; GOMP_SPINCOUNT is that of runs. Several `--source` are compared, in turn in each round: source
 folders of this and of other commits, each with its compiled kernels. `--busy` starts a process beside each run that
 computes without end. `--kernels` adds the milliseconds of an update in each compiled kernel, the products also by their
-sizes [rows, inputs, outputs] and with their rate in GFLOP/s.
+sizes [rows, inputs, outputs] and with their rate in GFLOP/s; passes are then computed without programs.
 """
 
 import argparse
@@ -19,7 +19,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -79,37 +78,19 @@ def measure(size: str, updates: int, *, kernels: bool = False) -> dict[str, Any]
     the kernels."""
     import numpy as np
 
+    from benchmarks.support.training import as_update, build_optimizer, train_on
     from lambert.core.world import World
-    from lambert.engine.loop import train
-    from lambert.engine.precision import Precision
     from lambert.measure.batches import draw_batch
     from lambert.model import weights
     from lambert.model.config import EncoderConfig
-    from lambert.optim import optimizers
-    from lambert.optim.config import OptimConfig
 
     shape, sequences, length = SIZES[size]
     config = EncoderConfig(**shape, vocabulary=30_522, positions=512, dropout=0.1, attention_dropout=0.1)
     batch = draw_batch(config, np.array([length] * sequences), 0, ("mlm", "nsp"))
     net = weights.draw(config, {"mlm": 0, "nsp": 0})
-
-    counts = {name: target.count for name, target in batch.targets.items()}
-    update: Any = SimpleNamespace(  # what the loop reads of an update
-        shares=[[(0, batch)]], counts=counts, loads=[batch.tokens], sequences=sequences, wait_seconds=0.0
-    )
-    steps = train(
-        net,
-        optimizers.build(net, OptimConfig(name="lamb", lr=1e-4, warmup_ratio=0.0)),
-        itertools.repeat(update),
-        schedule=lambda step: 1e-4,
-        max_grad_norm=1.0,
-        precision=Precision("bfloat16"),
-        world=World(),
-        seed=0,
-        start=0,
-        steps=WARM + updates,
-        **passes_of(net),
-    )
+    data = itertools.repeat(as_update(batch))
+    options = {} if kernels else passes_of(net)  # a program calls the kernels where nobody times them
+    steps = train_on(net, build_optimizer(net), data, World(), steps=WARM + updates, **options)
     spent: dict[str, list[float]] = {}
     if kernels:
         time_kernels(spent)
@@ -132,7 +113,9 @@ def measure_apart(size: str, source: Path, updates: int, *, busy: bool, kernels:
     """The same in a process of its own, of the package in `source`."""
     command = [sys.executable, "-P", __file__, "--measure", size, "--updates", str(updates)]
     command += ["--kernels"] * kernels
-    environment = {"GOMP_SPINCOUNT": "1000"} | os.environ | {"PYTHONPATH": str(source.absolute())}
+    environment = (
+        {"GOMP_SPINCOUNT": "1000"} | os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (source.absolute(), ROOT)))}
+    )
     other = subprocess.Popen(BUSY) if busy else None
     try:
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.support.ranks import MANY, Side, everyones, seconds_of
+from benchmarks.support.ranks import Side, everyones, seconds_of
+from benchmarks.support.training import MANY
 from lambert.core.world import World
 from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange import Exchange

@@ -35,7 +35,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,8 +44,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.support.experiment import record, software
-from benchmarks.support.ranks import MANY, Side, everyones, fresh, run, seconds_of, updates
+from benchmarks.support.ranks import Side, everyones, fresh, run, seconds_of, updates
 from benchmarks.support.restart import restart
+from benchmarks.support.training import MANY, train_with_ddp
 from benchmarks.two_ranks.hidden import hidden
 from lambert.core.world import World
 from lambert.distributed.agreement import compare_weights
@@ -57,7 +57,6 @@ from lambert.distributed.group import Group
 from lambert.distributed.stragglers import Stragglers
 from lambert.engine.gradients import Bucket
 from lambert.engine.guard import Guard, GuardConfig
-from lambert.engine.precision import Precision
 
 COMPARED_EVERY = 1000
 Row = dict[str, Any]
@@ -87,7 +86,11 @@ def _by(world: Group, method: Any, net: nn.Module) -> DistributedExchange:
 
 def ddp(args: argparse.Namespace, world: Group) -> Iterator[Row]:
     own = Side(args, world, args.aggregate)
-    sides = {megabytes: _ddp(args, world, megabytes) for megabytes in (5, 25)}
+    sides = {}
+    for megabytes in (5, 25):
+        source = updates(args, world, args.aggregate)
+        steps = train_with_ddp(*fresh(args), source, world, args.precision, bucket_cap_mb=megabytes)
+        sides[megabytes] = partial(next, steps)
     for step in sides.values():
         seconds_of(step, world, args.warm_up)
     for number in range(args.rounds):
@@ -99,32 +102,6 @@ def ddp(args: argparse.Namespace, world: Group) -> Iterator[Row]:
                 "ddp_seconds": theirs, "ratio": theirs / ours,
             }  # fmt: skip
     own.close()
-
-
-def _ddp(args: argparse.Namespace, world: Group, megabytes: float) -> Callable[[], None]:
-    """An update under DDP: the mean of the same losses, clipped, and the same optimizer."""
-    net, optimizer = fresh(args)
-    precision = Precision(args.precision)
-    wrapped = DistributedDataParallel(net, bucket_cap_mb=megabytes, gradient_as_bucket_view=True, static_graph=True)
-    source = enumerate(updates(args, world, args.aggregate))
-
-    def step() -> None:
-        number, update = next(source)
-        counts_K = torch.tensor([update.counts[name] for name in net.objectives])
-        optimizer.zero_grad()
-        micro_batches = update.micro_batches
-        for place, (_, batch) in enumerate(micro_batches):
-            last = place == len(micro_batches) - 1
-            # A static graph is learnt in the very first pass, which torch cannot do without a sync.
-            with nullcontext() if last or number == 0 else wrapped.no_sync():
-                with precision.autocast():
-                    sums_K = wrapped(batch.with_compute(precision.compute))
-                precision.backward((sums_K / counts_K).sum())
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        precision.drop_rounded_weights()
-
-    return step
 
 
 class Timed(DistributedExchange):
