@@ -42,6 +42,11 @@ class PackingConfig:
             shortest="[1, inf)", duplicates="[1, inf)",
         )  # fmt: skip
 
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """Names of the objectives that sequences have targets of."""
+        return ("mlm",) if self.mode == "full" else ("mlm", "nsp")
+
     def room(self, segments: int) -> int:
         """Returns the text tokens that fit into a sequence: its length minus [CLS] and one [SEP] per segment."""
         return self.sequence_length - 1 - segments

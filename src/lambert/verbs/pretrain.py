@@ -214,13 +214,8 @@ def _prepare_text(config: PretrainConfig, world: World, say: Say) -> None:
     make(say, input=config.text, out=config.corpus, tokenizer=tokenizer, documents=config.documents)
 
 
-def _objectives(packing: PackingConfig) -> dict[str, int]:
-    """Returns the objectives, with the number of labels of each (0: the head's own)."""
-    return {"mlm": 0} if packing.mode == "full" else {"mlm": 0, "nsp": 0}
-
-
 def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Model:
-    objectives, pieces = _objectives(config.packing), roles.size(tokenizer)
+    objectives, pieces = dict.fromkeys(config.packing.objectives, 0), roles.size(tokenizer)
     if config.init is None:
         assert config.model is not None  # by _check_complete
         shape = config.model.shape(pieces, roles.find_id(tokenizer, "pad") or 0)

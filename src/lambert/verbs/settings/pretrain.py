@@ -37,6 +37,7 @@ class PretrainConfig:
     init: Path | None = None
     """Model folder or run folder to start from. Unset: fresh weights in the shape of [model]."""
     random_init: ClassVar[bool] = False
+    """Whether the weights of `init` are replaced by fresh ones, as a setting of finetune may say."""
     text: tuple[str, ...] = ()
     """Files, folders and globs of raw text, which `lambert prepare` first converts to `corpus` with the tokenizer of
     `init`. If `corpus` holds them already, nothing is converted."""
@@ -77,8 +78,7 @@ class PretrainConfig:
     @property
     def scores(self) -> tuple[str, ...]:
         """The names of the held-out scores, if the held-out part has two documents or more."""
-        objectives = ("mlm",) if self.packing.mode == "full" else ("mlm", "nsp")
-        return tuple(name + suffix for name in objectives for suffix in ("", "_accuracy"))
+        return tuple(name + suffix for name in self.packing.objectives for suffix in ("", "_accuracy"))
 
     def resolve(self) -> Self:
         """Returns the settings as a run records them, as far as they follow from other settings."""
