@@ -173,6 +173,20 @@ def test_targets_of_other_objectives(runs: list[int]) -> None:
     assert len(runs) > 12
 
 
+def test_labels_that_are_not_contiguous(runs: list[int]) -> None:
+    """As those of Google's instances, which are a column of a table."""
+    found = batches(20)
+    strided = [*found]
+    for number in range(6, 20):
+        nsp = found[number].targets["nsp"]
+        column_N = torch.stack([nsp.labels_N, nsp.labels_N], 1)[:, 0]
+        assert not column_N.is_contiguous()
+        strided[number] = found[number].with_targets({**found[number].targets, "nsp": Target(nsp.at_N, column_N)})
+    same(Outcome(strided), Outcome(found, programs=False))
+    same(Outcome(strided, programs=False), Outcome(found))
+    assert runs
+
+
 def test_a_wrong_index_is_refused(runs: list[int]) -> None:
     found = batches(12)
     found[-1].ids_T[2] = WORDS

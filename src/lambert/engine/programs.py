@@ -140,7 +140,8 @@ class Programs:
 
 
 def _is_plain(target: Target) -> bool:
-    return type(target) is Target and target.labels_N.ndim == 1 and len(target.at_N) > 0
+    contiguous = target.at_N.is_contiguous() and target.labels_N.is_contiguous()
+    return type(target) is Target and target.labels_N.ndim == 1 and len(target.at_N) > 0 and contiguous
 
 
 def _inputs_of(batch: Batch) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ def cross_entropy(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor | None 
     if logits_NV.requires_grad:
         ops = of_device(logits_NV.device)
         if ops is not None and logits_NV.dtype == torch.bfloat16 and logits_NV.is_contiguous() and len(labels_N):
-            total: Tensor = _Whole.apply(logits_NV, labels_N, weights_N, ops)  # type: ignore[no-untyped-call]
+            total: Tensor = _Whole.apply(logits_NV, labels_N.contiguous(), weights_N, ops)  # type: ignore[no-untyped-call]
             return total
         if logits_NV.device.type == "cpu" and weights_N is None and logits_NV.numel() > _CHUNK:
             chunked: Tensor = _Chunked.apply(logits_NV, labels_N)  # type: ignore[no-untyped-call]
