@@ -185,7 +185,7 @@ def test_notes_about_quotation_marks(tmp_path: Path) -> None:
 def test_rows_without_text_at_the_end_of_a_table_are_left_out(tmp_path: Path) -> None:
     rows, notes = read(written(tmp_path / "x.csv", b"text;label\na;1\n;\nb;2\n;\n;\n"))
     assert [row["text"] for _, row in rows] == ["a", "", "b"]
-    assert notes == ["note: x.csv ends with 2 rows without text in any cell, which are left out."]
+    assert notes == ["note: x.csv: the last 2 rows have no text in any cell. Left out."]
     rows, _ = read(written(tmp_path / "one.csv", b'text\na\n""\n'))
     assert [row["text"] for _, row in rows] == ["a", ""]
 

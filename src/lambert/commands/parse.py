@@ -180,13 +180,14 @@ class _Line:
                     if verb.endswith(f" {name}"):
                         return UsageError(f"Unknown option: {flag}. It is a verb: lambert {verb} --help")
                 override = self.verb.override if self.verb else ""
-                if override and (setting := _setting_of_a_run(name)):
+                if override and _training_with(name):
                     return UsageError(
-                        f"Unknown option: {flag}. It is a setting of the recipe: --{override} {setting}=VALUE"
+                        f"Unknown option: {flag}. It is a setting of the recipe: --{override} "
+                        f"{name.replace('-', '_')}=VALUE"
                     )
                 ours = our_setting(flag.lstrip("-").replace("-", "_"), known)
-                hint = f"Unknown option: {flag}. Did you mean --{ours.replace('_', '-')}?" if ours else ""
-                return UsageError(hint) if hint else error
+                hint = f"Did you mean --{ours.replace('_', '-')}?" if ours else self._explain_other_training(name)
+                return UsageError(f"Unknown option: {flag}. {hint}") if hint else error
             where, setting = place_of(error.token, self.tokens, source)
             return explain_other_verb(where, self.given) or unknown_name(where, setting, known)
         if isinstance(error, CoercionError) and error.token is not None and error.target_type is not None:
@@ -194,6 +195,11 @@ class _Line:
         if isinstance(error, UnusedCliTokensError):
             return explain_stray(self.tokens, (error.unused_tokens or self.tokens[-1:])[0], self.verb)
         return error
+
+    def _explain_other_training(self, name: str) -> str:
+        """Returns which verb that trains has the setting `name`, for a verb that trains and does not; "" if none."""
+        other = _training_with(name) if self.verb and self.verb.updates else None
+        return f"It is a setting of {other.name}." if other else ""
 
     def _add(self, given: Mapping[str, Any], read_by_parser: Mapping[str, Any], source: str) -> None:
         self.given.update(flatten(given))
@@ -217,10 +223,10 @@ def _refuse_name(name: str) -> None:
         raise UsageError(f"There is no verb {name}. {NOT_YET[name]}")
 
 
-def _setting_of_a_run(name: str) -> str:
-    """Returns the setting of a verb that trains with this name, "" if there is none."""
+def _training_with(name: str) -> Verb | None:
+    """Returns a verb that trains and has the setting of this flag."""
     setting = name.replace("-", "_")
-    return next((setting for one in list_training() if setting in list_dotted_names(settings_of(one))), "")
+    return next((one for one in list_training() if setting in list_dotted_names(settings_of(one))), None)
 
 
 def _format_default(value: Any) -> str | None:

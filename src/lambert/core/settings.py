@@ -188,7 +188,9 @@ def _first(kinds: Iterable[Any]) -> str:
 def wrong_type(where: str, name: str, value: str | float, hint: Any) -> UsageError:
     """Returns the error for a value that is not of the type `hint` of a setting. `where` is empty for a flag."""
     place = f"{where}: " if where else ""
-    return UsageError(f"{place}{name} must be {_describe_type(hint)}, not {json.dumps(value, ensure_ascii=False)}.")
+    shown = json.dumps(value, ensure_ascii=False)
+    advice = " Write it without commas." if isinstance(value, str) and re.fullmatch(r"\d{1,3}(,\d{3})+", value) else ""
+    return UsageError(f"{place}{name} must be {_describe_type(hint)}, not {shown}.{advice}")
 
 
 def _describe_type(hint: Any) -> str:

@@ -66,10 +66,13 @@ class Programs:
     def run(self, batch: Batch, divisors_K: Tensor) -> Tensor | None:
         """Adds the gradients of a micro-batch to the buffer, and returns its summed losses [K]; None: nothing was done,
         as it has no program."""
-        adds, targets = self._gradients.is_written(), [batch.targets.get(name) for name in self._objectives]
-        if adds is None or batch.tokens * self._passes.states > _LARGEST or not self._are_ready():
+        if batch.tokens * self._passes.states > _LARGEST or self._recordings >= _RECORDINGS:
             return None
+        targets = [batch.targets.get(name) for name in self._objectives]
         if not all(target is not None and _is_plain(target) for target in targets):
+            return None
+        adds = self._gradients.is_written()
+        if adds is None or not self._are_ready():
             return None
         inputs, sizes = _inputs_of(batch), {"tokens": batch.tokens, "sequences": batch.sequences}
         inverse_K = 1.0 / divisors_K
@@ -92,14 +95,14 @@ class Programs:
     def _are_ready(self) -> bool:
         """Returns whether passes can be recorded or computed by programs: the packed weights are those of now.
         Programs are dropped if weights, their copies or settings are not where and what they were."""
-        parameters, settings = self._gradients.parameters, self._passes.settings()
-        places = [(one.data_ptr(), one.requires_grad) for one in parameters]
+        settings = self._passes.settings()
+        places = [parameter.data_ptr() for parameter in self._gradients.parameters]
         state = self._copies.changes, settings, places
         if state != self._state:
             self._found.clear()
             self._last.clear()
             self._state = state
-        return settings is not None and self._recordings < _RECORDINGS and self._copies.are_current()
+        return settings is not None and self._copies.are_current()
 
     def _record(
         self, batch: Batch, sizes: Mapping[str, int], inputs: Mapping[str, Tensor], *, adds: bool

@@ -270,8 +270,8 @@ class RowFile:
             yield read
         if empty:
             self._notes.append(
-                f"note: {self.path} ends with {len(empty):,} row{'s' * (len(empty) > 1)} without text in any cell, "
-                "which are left out."
+                f"note: {self.path}: the last {f'{len(empty):,} rows have' if empty[1:] else 'row has'} no text in any "
+                "cell. Left out."
             )
         if whole:
             self._notes.append(

@@ -18,7 +18,7 @@ from lambert.verbs.verify.intervals import prediction_interval
 from lambert.verbs.verify.measured import VARIES, Measured
 
 _LENGTH = {"train.steps", "train.epochs"}
-_PEAK = "share of the device's peak"
+_SHARE = "share of the ceiling"
 _AS_FAR = ", so the curve is compared as far as the run goes, and the final scores are not"
 _AUTOMATIC = {
     "optim.lr", "task.max_length", "task.labels", "task.embed.pooling", "task.embed.prompt", "task.embed.prompt_b",
@@ -35,7 +35,9 @@ class Row:
     low: float
     high: float
     here: float | None
-    """None: the run did not get there. NaN: a loss is not finite."""
+    """None: the run did not get there, or a score is not compared. NaN: a loss is not finite."""
+    is_score: bool = False
+    """Whether it is a score at the end of a whole run, otherwise a mean loss."""
 
     @property
     def on_curve(self) -> bool | None:
@@ -85,16 +87,16 @@ class Verified:
             if row.here is not None:
                 answer = "on the curve" if row.on_curve else "OFF the curve"
                 yield f"{row.what:28s}{row.expected:>20s}{row.here:>10.4f}  {answer}"
-        waiting = [row.what for row in self.rows if row.here is None]
-        if waiting:
-            yield f"not reached: {waiting[0]}" + (f" and {len(waiting) - 1} more" if waiting[1:] else "")
+        for what, scores in ("not reached", False), ("not compared", True):
+            if names := [row.what for row in self.rows if row.here is None and row.is_score is scores]:
+                yield f"{what}: {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "")
         if (share := self.here.utilisation) is not None:
             expected, answer = "", ""
             if self.utilisation:
                 low, high = self.utilisation
                 expected = f"{low:.1%} to {high:.1%}"
                 answer = "as expected" if low <= share <= high else "slower" if share < low else "faster"
-            yield f"{_PEAK:28s}{expected:>20s}{share:>10.1%}  {answer}".rstrip()
+            yield f"{_SHARE:28s}{expected:>20s}{share:>10.1%}  {answer}".rstrip()
         if self.here.tokens_per_second is not None:
             yield f"{'tokens/s':28s}{'':20s}{self.here.tokens_per_second:>10,.0f}"
         if self.here.memory_mb is not None:
@@ -148,7 +150,7 @@ def compare_run(given: VerifyConfig, config: RunConfig, expect: ExpectConfig, he
         if here.scores and score.name not in here.scores:
             raise UsageError(f"expect.scores: the run has no score {score.name!r}. It has: {', '.join(here.scores)}.")
         low, high = prediction_interval(score.mean, score.deviation, score.seeds)
-        rows.append(Row(f"{score.name} at the end", low, high, scores.get(score.name)))
+        rows.append(Row(f"{score.name} at the end", low, high, scores.get(score.name), is_score=True))
     if not problem and all(row.here is None for row in rows):
         raise DataError(
             f"{here.folder} has losses up to update {here.updates:,}, and the first number of [expect] is the "

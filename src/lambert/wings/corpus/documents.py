@@ -240,7 +240,8 @@ def ends_early(what: str) -> bool:
 def check_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> None:
     """Raises DataError, which names the first unreadable document, if their share exceeds `max_bad`."""
     if bad > max_bad * read:
-        other = "Name the encoding (--encoding NAME) if it is another one. " if "is not UTF-8" in named[0] else ""
+        text = "is not UTF-8" in named[0] and "no text file" not in named[0]
+        other = "Name the encoding (--encoding NAME) if it is another one. " if text else ""
         raise DataError(
             f"{named[0]}. {bad} of {read} documents cannot be read, more than max_bad = {max_bad:g}. {other}Repair or "
             "remove them, or raise max_bad to drop them."
