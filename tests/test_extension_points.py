@@ -26,8 +26,7 @@ from lambert.planning.traffic import UPDATE_BYTES
 from lambert.tasks.config import TASKS, TaskConfig
 from lambert.verb import Verb, all_verbs, packages
 from lambert.verbs.settings.training import verb_of
-from lambert.verbs.sweep import plan as sweep_plan
-from lambert.verbs.sweep import search
+from lambert.verbs.sweep import search, sweep
 from lambert.wings.bench.settings import BenchConfig
 from lambert.wings.bench.works import WORKS, work_of
 from lambert.wings.convert.verb import FORMATS
@@ -157,8 +156,8 @@ def test_a_verb_that_trains(add_verb: Callable[[Verb], None], tmp_path: Path) ->
     (tmp_path / "recipe.toml").write_text('pairs = "a.csv"\nlearns = "well"\n')
     assert verb_of(tmp_path / "recipe.toml") is mine
     config: Any = PairsConfig(Path("a.csv"))
-    assert sweep_plan.score_names(config) == ["rank"]
-    assert sweep_plan.prepare_trial(config, tmp_path).cache == tmp_path / "features"
+    assert sweep.score_names(config) == ["rank"]
+    assert sweep.prepare_trial(config, tmp_path).cache == tmp_path / "features"
     with pytest.raises(UsageError, match="is not a recipe of pretrain or finetune, the verbs that plan predicts"):
         read_run(PlanConfig(tmp_path / "recipe.toml"))
 

@@ -42,7 +42,7 @@ from lambert.tasks import score_predictions
 from lambert.wings.convert import onnx, openvino, original, program
 from lambert.wings.convert.formats import compare_outputs, name_outputs
 from lambert.wings.convert.padded import input_names, output_names
-from lambert.wings.convert.sample import Arrays, Difference, Runtime, cut, pad
+from lambert.wings.convert.sample import Arrays, LargestDifference, Runtime, cut, pad
 from lambert.wings.convert.settings import ExportConfig
 from lambert.wings.convert.verb import FORMATS
 
@@ -89,7 +89,7 @@ class Kind:
     name: str
     megabytes: float
     run: Callable[[Arrays], object]
-    difference: Difference | None
+    difference: LargestDifference | None
     scores: Mapping[str, float]
     seconds: list[float]
 

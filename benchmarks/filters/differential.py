@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.filters.run import documents
 from lambert.text.sentences import split
-from lambert.wings.corpus.batch import Batch, Outcome
+from lambert.wings.corpus.batch import Outcome, TextBatch
 from lambert.wings.corpus.filters.c4 import C4, c4
 from lambert.wings.corpus.filters.fineweb import FineWeb, fineweb
 from lambert.wings.corpus.filters.gopher import Gopher, gopher
@@ -44,7 +44,7 @@ def datatrove_filters(spacy: bool) -> dict[str, Any]:
     }
 
 
-OURS: dict[str, Callable[[Batch], Outcome]] = {
+OURS: dict[str, Callable[[TextBatch], Outcome]] = {
     "gopher": lambda batch: gopher(batch, Gopher()),
     "gopher-repetition": lambda batch: gopher_repetition(batch, Repetition()),
     "c4": lambda batch: c4(batch, C4(), "en"),
@@ -62,7 +62,7 @@ def main() -> None:
 
     texts = [piece.text.strip() for piece in documents(arguments.files, arguments.megabytes)]
     for name, theirs in datatrove_filters(arguments.spacy).items():
-        dropped = OURS[name](Batch(texts)).dropped
+        dropped = OURS[name](TextBatch(texts)).dropped
         pairs: Counter[tuple[str, str]] = Counter()
         for number, text in enumerate(texts):
             answer = theirs.filter(Document(text=text, id=str(number)))

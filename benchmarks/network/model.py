@@ -17,7 +17,7 @@ from benchmarks.network.lab import bits_per_second
 from benchmarks.network.run import METHODS
 from benchmarks.plan import run as plan
 from benchmarks.support.experiment import read
-from lambert.wings.plan.costs.steps import Step, predict
+from lambert.wings.plan.costs.steps import UpdateCost, predict
 
 LATENCY = 5e-5
 """Seconds of a small message between two nodes of the lab (lab.py)."""
@@ -42,7 +42,7 @@ def plan_row(measured: Mapping[str, Any], method: str, rate: float) -> dict[str,
     return {**base, **work, **sent, "nodes": nodes, "network": network, "stages": [{**base["stages"][0], **stage}]}
 
 
-def step(measured: Mapping[str, Any], method: str, rate: float) -> Step:
+def step(measured: Mapping[str, Any], method: str, rate: float) -> UpdateCost:
     """Returns the predicted update."""
     row = plan_row(measured, method, rate)
     return predict(plan.work_of(row, row["stages"][0]), plan.devices_of(row))

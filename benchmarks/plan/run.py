@@ -20,7 +20,7 @@ from benchmarks.support import experiment
 from lambert.model.config import MODERN_SIZES, SIZES, EncoderConfig
 from lambert.wings.plan.costs.devices import ALONE, DEVICES, LINKS, Cluster, Device, Link, cluster
 from lambert.wings.plan.costs.steps import predict
-from lambert.wings.plan.costs.work import SOFTWARE, Work
+from lambert.wings.plan.costs.work import SOFTWARE, Workload
 
 ROWS = Path(__file__).with_name("rows.jsonl")
 PAGE = ROWS.with_name("README.md")
@@ -87,14 +87,14 @@ def _run(row: Mapping[str, Any]) -> tuple[float, float, float]:
     return seconds, sequences, tokens
 
 
-def work_of(row: Mapping[str, Any], stage: Mapping[str, Any]) -> Work:
+def work_of(row: Mapping[str, Any], stage: Mapping[str, Any]) -> Workload:
     """Returns what a stage of a row trains."""
     config = EncoderConfig(**SHAPES[stage["size"]], vocabulary=stage.get("vocabulary", 30_522))
     task = stage.get("task", "")
     targets = _HEADS.get(task) or {"mlm": stage["predictions"]} | ({} if task == "mlm" else {"nsp": 1.0})
     software = SOFTWARE[row["software"]]
     mean = sum(stage["lengths"]) / len(stage["lengths"])
-    return Work(
+    return Workload(
         config, stage["lengths"], stage["batch"], targets, _LABELS.get(task, {"nsp": 2}), row["optimizer"],
         row["precision"], round(stage["micro"] * mean), row["method"], row.get("rank", 32),
         sync_every=row.get("sync_every", 1),

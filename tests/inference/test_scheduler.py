@@ -16,7 +16,7 @@ from torch import Tensor
 from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.core.world import World
 from lambert.engine.precision import Precision
-from lambert.inference.scheduler import Observer, OverloadedError, Scheduler, Work
+from lambert.inference.scheduler import Observer, OverloadedError, ReadyModel, Scheduler
 
 
 class Texts:
@@ -68,8 +68,8 @@ def model() -> Model:
 
 
 @pytest.fixture
-def work(model: Model) -> Work:
-    return Work(model, Precision("float32"))
+def work(model: Model) -> ReadyModel:
+    return ReadyModel(model, Precision("float32"))
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def scheduler() -> Iterator[Scheduler]:
     made.close()
 
 
-def test_each_caller_gets_its_own_outputs(model: Model, work: Work, scheduler: Scheduler) -> None:
+def test_each_caller_gets_its_own_outputs(model: Model, work: ReadyModel, scheduler: Scheduler) -> None:
     model.go.set()
     asked = [Texts(number, [2 + number, 3, 200 * (number % 3) + 2], targets=True) for number in range(4)]
     for source, future in [(source, scheduler.submit(work, source)) for source in asked]:
@@ -91,7 +91,7 @@ def test_each_caller_gets_its_own_outputs(model: Model, work: Work, scheduler: S
     assert scheduler.waiting_tokens == 0
 
 
-def test_a_short_request_does_not_wait_for_a_long_one(model: Model, work: Work, scheduler: Scheduler) -> None:
+def test_a_short_request_does_not_wait_for_a_long_one(model: Model, work: ReadyModel, scheduler: Scheduler) -> None:
     first = scheduler.submit(work, Texts(0, [10]))
     assert model.begun.acquire(timeout=HANGS)
     long, short = scheduler.submit(work, Texts(1, [100] * 18)), scheduler.submit(work, Texts(2, [100]))
@@ -102,7 +102,7 @@ def test_a_short_request_does_not_wait_for_a_long_one(model: Model, work: Work, 
     assert sum(batch.count(1) for batch in model.batches) == 18
 
 
-def test_a_second_worker_starts_for_enough_tokens_only(model: Model, work: Work) -> None:
+def test_a_second_worker_starts_for_enough_tokens_only(model: Model, work: ReadyModel) -> None:
     scheduler = Scheduler(World(), workers=2, batch_tokens=600)
     futures = [scheduler.submit(work, Texts(0, [10]))]
     assert model.begun.acquire(timeout=HANGS)
@@ -118,32 +118,34 @@ def test_a_second_worker_starts_for_enough_tokens_only(model: Model, work: Work)
     assert sorted(map(sorted, model.batches)) == [[0], [1, 2], [3]]
 
 
-def test_an_odd_output_fails_its_request_and_the_worker_lives(work: Work) -> None:
+def test_an_odd_output_fails_its_request_and_the_worker_lives(work: ReadyModel) -> None:
     class Odd(Model):
         def outputs(self, batch: Batch) -> dict[str, Tensor]:
             return {"odd": torch.tensor(1.0)}
 
     scheduler = Scheduler(World(), workers=2)
     with pytest.raises(IndexError):
-        scheduler.submit(Work(Odd(), work.precision), Texts(0, [10])).result(10)
+        scheduler.submit(ReadyModel(Odd(), work.precision), Texts(0, [10])).result(10)
     assert isinstance(work.model, Model)
     work.model.go.set()
     assert scheduler.submit(work, Texts(1, [10])).result(10)[0]["texts"].tolist() == [1]
     scheduler.close()
 
 
-def test_models_are_not_mixed(model: Model, work: Work, scheduler: Scheduler) -> None:
+def test_models_are_not_mixed(model: Model, work: ReadyModel, scheduler: Scheduler) -> None:
     other = Model()
     model.go.set()
     other.go.set()
-    futures = [scheduler.submit(Work(m, work.precision), Texts(n, [50] * 3)) for n, m in enumerate([model, other] * 3)]
+    futures = [
+        scheduler.submit(ReadyModel(m, work.precision), Texts(n, [50] * 3)) for n, m in enumerate([model, other] * 3)
+    ]
     for future in futures:
         future.result(10)
     assert {number % 2 for batch in model.batches for number in batch} == {0}
     assert {number % 2 for batch in other.batches for number in batch} == {1}
 
 
-def test_too_much_work_is_refused_until_some_is_done(model: Model, work: Work, scheduler: Scheduler) -> None:
+def test_too_much_work_is_refused_until_some_is_done(model: Model, work: ReadyModel, scheduler: Scheduler) -> None:
     scheduler.submit(work, Texts(0, [600]))
     assert model.begun.acquire(timeout=HANGS)
     big = scheduler.submit(work, Texts(1, [600] * 5))  # more than the queue holds, but nothing waits
@@ -158,7 +160,7 @@ def test_too_much_work_is_refused_until_some_is_done(model: Model, work: Work, s
     scheduler.submit(work, Texts(2, [10])).result(10)
 
 
-def test_work_that_would_wait_too_long_is_refused(model: Model, work: Work) -> None:
+def test_work_that_would_wait_too_long_is_refused(model: Model, work: ReadyModel) -> None:
     scheduler = Scheduler(World(), workers=1, most_tokens=10**7, most_seconds=30)
     futures = [scheduler.submit(work, Texts(0, [10]))]
     assert model.begun.acquire(timeout=HANGS)
@@ -191,7 +193,7 @@ def test_work_that_would_wait_too_long_is_refused(model: Model, work: Work) -> N
     scheduler.close()
 
 
-def test_the_speed_follows_the_batches_that_are_not_small(model: Model, work: Work) -> None:
+def test_the_speed_follows_the_batches_that_are_not_small(model: Model, work: ReadyModel) -> None:
     scheduler = Scheduler(World(), workers=1)
     model.go.set()
     scheduler.submit(work, Texts(0, [10])).result(10)
@@ -210,7 +212,7 @@ def test_the_speed_follows_the_batches_that_are_not_small(model: Model, work: Wo
     assert scheduler._speed > 1e-9
 
 
-def test_cancelled_requests_are_not_computed(model: Model, work: Work, scheduler: Scheduler) -> None:
+def test_cancelled_requests_are_not_computed(model: Model, work: ReadyModel, scheduler: Scheduler) -> None:
     running = scheduler.submit(work, Texts(0, [10]))
     assert model.begun.acquire(timeout=HANGS)
     left = scheduler.submit(work, Texts(1, [600] * 2))
@@ -226,7 +228,9 @@ def test_cancelled_requests_are_not_computed(model: Model, work: Work, scheduler
     assert scheduler.waiting_tokens == 0
 
 
-def test_a_failure_reaches_the_caller_and_the_worker_lives(model: Model, work: Work, scheduler: Scheduler) -> None:
+def test_a_failure_reaches_the_caller_and_the_worker_lives(
+    model: Model, work: ReadyModel, scheduler: Scheduler
+) -> None:
     model.go.set()
     model.fails = True
     with pytest.raises(RuntimeError, match="broken"):
@@ -235,7 +239,7 @@ def test_a_failure_reaches_the_caller_and_the_worker_lives(model: Model, work: W
     assert scheduler.submit(work, Texts(1, [10])).result(10)[0]["texts"].tolist() == [1]
 
 
-def test_a_failing_request_fails_alone(model: Model, work: Work, scheduler: Scheduler) -> None:
+def test_a_failing_request_fails_alone(model: Model, work: ReadyModel, scheduler: Scheduler) -> None:
     class Broken(Texts):
         def collate(self, epochs_S: Ints, indices_S: Ints) -> Batch:
             raise RuntimeError("broken")
@@ -250,7 +254,7 @@ def test_a_failing_request_fails_alone(model: Model, work: Work, scheduler: Sche
         futures[1].result(10)
 
 
-def test_closing_computes_what_was_accepted(model: Model, work: Work) -> None:
+def test_closing_computes_what_was_accepted(model: Model, work: ReadyModel) -> None:
     scheduler = Scheduler(World(), workers=2, batch_tokens=100)
     futures = [scheduler.submit(work, Texts(number, [60])) for number in range(9)]
     model.go.set()
@@ -260,7 +264,7 @@ def test_closing_computes_what_was_accepted(model: Model, work: Work) -> None:
         scheduler.submit(work, Texts(0, [10]))
 
 
-def test_closing_at_once_computes_no_more_than_has_begun(model: Model, work: Work) -> None:
+def test_closing_at_once_computes_no_more_than_has_begun(model: Model, work: ReadyModel) -> None:
     scheduler = Scheduler(World(), workers=1, batch_tokens=100)
     begun = scheduler.submit(work, Texts(0, [60]))
     assert model.begun.acquire(timeout=HANGS)
@@ -275,7 +279,7 @@ def test_closing_at_once_computes_no_more_than_has_begun(model: Model, work: Wor
     assert model.batches == [[0]]
 
 
-def test_an_observer_is_told_of_waiting_and_of_batches(model: Model, work: Work) -> None:
+def test_an_observer_is_told_of_waiting_and_of_batches(model: Model, work: ReadyModel) -> None:
     class Seen(Observer):
         waits: ClassVar[list[float]] = []
         batches: ClassVar[list[tuple[int, int]]] = []

@@ -31,7 +31,7 @@ from lambert.runs import microbatch, updates
 from lambert.runs.microbatch import MicrobatchSize, Sample, check_model
 from lambert.wings.plan.costs.devices import Cluster, Device
 from lambert.wings.plan.costs.steps import find_micro_tokens
-from lambert.wings.plan.costs.work import Work, shapes_of
+from lambert.wings.plan.costs.work import Workload, shapes_of
 
 Lambert = Callable[..., Any]
 MB = 10**6
@@ -137,7 +137,7 @@ def test_the_planner_expects_what_a_run_finds(devices: int, model: Model, find: 
         find(of, free, world, batch_size=10**6)
         memory = free / devices + 4 * weights
         device = Device("CPU", {"float32": 1e12}, 1e10, memory, 0.0, "", "cpu", measured=True)
-        work = Work(CONFIG, [20] * 9 + [60], 10**6, {"mlm": 6.0}, precision="float32")
+        work = Workload(CONFIG, [20] * 9 + [60], 10**6, {"mlm": 6.0}, precision="float32")
         assert find_micro_tokens(work, Cluster(device, devices), shapes_of(CONFIG, work.targets, {})) == of.tokens
 
 

@@ -5,12 +5,12 @@ import io
 import pytest
 
 from lambert.text.streams import BLOCK
-from lambert.text.tables import Table, find_row_starts, read_cells, read_table_rows, recognise_table
+from lambert.text.tables import TableFormat, find_row_starts, read_cells, read_table_rows, recognise_table
 
 ROWS = (("good day", "a"), ("bad rain", "b"))
 
 
-def form(content: str | bytes, suffix: str = ".csv") -> Table:
+def form(content: str | bytes, suffix: str = ".csv") -> TableFormat:
     return recognise_table(content if isinstance(content, bytes) else content.encode(), suffix)
 
 

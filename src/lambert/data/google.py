@@ -14,7 +14,7 @@ import numpy as np
 from lambert.core.batch import Ints
 from lambert.core.specials import Specials
 from lambert.data.config import MaskingConfig, PackingConfig
-from lambert.data.packing import Outline, Rows
+from lambert.data.packing import Outline, TokenRanges
 
 
 class Instance(NamedTuple):
@@ -162,9 +162,9 @@ class GooglePlan:
         self._positions = np.array([place for instance in instances for place in instance.positions], dtype=np.int32)
         self._replacements = np.array([new for instance in instances for new in instance.replacements], dtype=np.int32)
 
-    def rows(self, indices_S: Ints) -> Rows:
+    def rows(self, indices_S: Ints) -> TokenRanges:
         """Returns the token ranges of the instances with these indices."""
-        return Rows(*self._columns[:, indices_S])
+        return TokenRanges(*self._columns[:, indices_S])
 
     def mask(self, ids_T: Ints, lengths_S: Ints, epochs_S: Ints, indices_S: Ints) -> tuple[Ints, Ints]:
         """Replaces the masked tokens of `ids_T` in place. Returns their indices into `ids_T`, ascending, and their

@@ -17,7 +17,7 @@ from lambert.data.config import PackingConfig
 BLOCK = 2**18  # sentences processed at a time: large enough for numpy, small enough for the cache
 
 
-class Rows(NamedTuple):
+class TokenRanges(NamedTuple):
     """The token ranges of sequences, each column int64 [S]. Without a segment B, `b_length_S` and `label_S` are 0."""
 
     a_start_S: Ints
@@ -32,12 +32,12 @@ class Rows(NamedTuple):
         return self.a_length_S + 2 + self.b_length_S + (self.b_length_S > 0)
 
 
-class Plan(Protocol):
+class SequencePlan(Protocol):
     """Describes every sequence of one epoch."""
 
     size: int
 
-    def rows(self, indices_S: Ints) -> Rows:
+    def rows(self, indices_S: Ints) -> TokenRanges:
         """Returns the token ranges of the sequences with these indices."""
 
 
@@ -104,7 +104,7 @@ class FullPlan:
                 "Lower packing.shortest, or prepare the corpus with longer documents."
             )
 
-    def rows(self, indices_S: Ints) -> Rows:
+    def rows(self, indices_S: Ints) -> TokenRanges:
         """Returns one segment A per sequence, without segment B and with label 0."""
         document = np.searchsorted(self._numbers, indices_S, side="right") - 1
         piece, pieces = indices_S - self._numbers[document], self._numbers[document + 1] - self._numbers[document]
@@ -115,4 +115,4 @@ class FullPlan:
         start = piece * self._room - np.where(piece == pieces - 1, borrowed, 0)
         end = np.minimum((piece + 1) * self._room, tokens) - np.where(piece == pieces - 2, borrowed, 0)
         none = np.zeros_like(start)
-        return Rows(begin + start, end - start, none, none, none)
+        return TokenRanges(begin + start, end - start, none, none, none)

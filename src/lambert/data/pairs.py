@@ -11,7 +11,7 @@ from lambert.core.batch import Ints
 from lambert.core.errors import DataError
 from lambert.core.randomness import Stream, Words, below, key, unit, words
 from lambert.data.config import PackingConfig
-from lambert.data.packing import BLOCK, Outline, Rows
+from lambert.data.packing import BLOCK, Outline, TokenRanges
 
 
 def truncate(a_S: Ints, b_S: Ints, room: int) -> tuple[Ints, Ints]:
@@ -67,7 +67,7 @@ class PairPlan:
         # cyclically from a random offset.
         self._offset = int(below(self._draw(Stream.PAIR, 4, 0), self.size)) if epoch else 0
 
-    def rows(self, indices_S: Ints) -> Rows:
+    def rows(self, indices_S: Ints) -> TokenRanges:
         """Returns the token ranges of the pairs with these indices, modulo `size`."""
         numbers = (indices_S + self._offset) % self.size
         outline, room = self._outline, self._room
@@ -82,7 +82,7 @@ class PairPlan:
         kept_a, kept_b = truncate(a_length, b_end - b_start, room)
         a_start += toss_coins(self._draw(Stream.CUT, 1, starts), a_length - kept_a)
         b_start += toss_coins(self._draw(Stream.CUT, 2, starts), b_end - b_start - kept_b)
-        return Rows(a_start, kept_a, b_start, kept_b, label)
+        return TokenRanges(a_start, kept_a, b_start, kept_b, label)
 
     def _draw(self, stream: Stream, number: int, part: Ints | int) -> Words:
         return key(self._seed, stream, self._epoch, number, part)

@@ -13,7 +13,7 @@ from lambert.core.shards import Split
 from lambert.core.specials import Specials
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.masking import DynamicMasking
-from lambert.data.packing import FullPlan, Outline, Plan, Rows
+from lambert.data.packing import FullPlan, Outline, SequencePlan, TokenRanges
 from lambert.data.pairs import PairPlan
 
 _PLANS_KEPT = 2  # a batch may contain sequences of two epochs
@@ -58,10 +58,10 @@ class CorpusSource(Source):
         self.objectives = ("mlm",) if packing.mode == "full" else ("mlm", "nsp")
         self._split, self._packing, self._specials, self._seed = split, packing, specials, seed
         self._outline = Outline(split)
-        self._plans: OrderedDict[int, Plan] = OrderedDict()
+        self._plans: OrderedDict[int, SequencePlan] = OrderedDict()
         self._lock = threading.Lock()
         self._masking: Masking = DynamicMasking(masking, specials, seed)
-        self._fixed: Plan | None = None
+        self._fixed: SequencePlan | None = None
         if packing.mode == "full":
             self._fixed = FullPlan(self._outline, packing)
         elif packing.mode == "google":
@@ -90,7 +90,7 @@ class CorpusSource(Source):
             targets["nsp"] = Target(torch.arange(len(lengths_S)), torch.from_numpy(rows.label_S))
         return flat_batch(ids_T, types_T, lengths_S, targets)
 
-    def _tokens(self, rows: Rows, lengths_S: Ints) -> Ints:
+    def _tokens(self, rows: TokenRanges, lengths_S: Ints) -> Ints:
         """Returns the token ids [T] of all sequences, concatenated: [CLS] A [SEP] B [SEP]."""
         take, template = self._split.take, self._specials.template
         ids_T = np.full(lengths_S.sum(), template.sep, dtype=np.int64)
@@ -105,7 +105,7 @@ class CorpusSource(Source):
         self._check(ids_T, rows)
         return ids_T
 
-    def _check(self, ids_T: Ints, rows: Rows) -> None:
+    def _check(self, ids_T: Ints, rows: TokenRanges) -> None:
         """Raises DataError if an id exceeds the vocabulary or the files of the corpus have changed since they were
         opened."""
         self._split.watch()
@@ -114,16 +114,16 @@ class CorpusSource(Source):
                 for start, length in zip(starts_S.tolist(), lengths_S.tolist(), strict=True):
                     self._split.check_ids(start, start + length)
 
-    def _rows(self, epochs_S: Ints, indices_S: Ints) -> Rows:
+    def _rows(self, epochs_S: Ints, indices_S: Ints) -> TokenRanges:
         epochs, which = np.unique(epochs_S, return_inverse=True)
         if len(epochs) == 1:
             return self._plan(int(epochs[0])).rows(indices_S)
         columns = np.zeros((5, len(indices_S)), dtype=np.int64)
         for number, epoch in enumerate(epochs.tolist()):
             columns[:, which == number] = self._plan(epoch).rows(indices_S[which == number])
-        return Rows(*columns)
+        return TokenRanges(*columns)
 
-    def _plan(self, epoch: int) -> Plan:
+    def _plan(self, epoch: int) -> SequencePlan:
         if self._fixed is not None:
             return self._fixed
         with self._lock:

@@ -82,7 +82,7 @@ class Lines:
         self.file.close()
 
 
-class Table(Lines):
+class CsvTable(Lines):
     """CSV with the values of predictions that are not lists or objects."""
 
     def add(self, row: Row) -> None:
@@ -230,5 +230,5 @@ def _link(path: Path, new: Path) -> None:
 
 
 FORMATS: dict[str, Callable[[Path, State | None, Collection[str]], Lines]] = {
-    ".jsonl": Lines, ".csv": Table, ".npy": Array, ".parquet": Parquet,
+    ".jsonl": Lines, ".csv": CsvTable, ".npy": Array, ".parquet": Parquet,
 }  # fmt: skip

@@ -59,7 +59,7 @@ class Observer:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ReadyModel:
     """A model and the precision in which it computes requests."""
 
     model: HasOutputs
@@ -70,7 +70,7 @@ class Work:
 class _Job:
     """A request: the sequences of a Source that one caller waits for."""
 
-    work: Work
+    ready: ReadyModel
     source: Source
     lengths: list[int]
     begin: float = field(default_factory=time.monotonic)
@@ -146,12 +146,12 @@ class Scheduler:
         """Tokens computed per second of all cores so far; 0 before the first batch."""
         return self._computed / self._busy if self._busy else 0.0
 
-    def submit(self, work: Work, source: Source) -> "Future[list[Found]]":
+    def submit(self, ready: ReadyModel, source: Source) -> "Future[list[Found]]":
         """Adds all sequences of a Source, and returns the Future of their outputs, in order. Cancelling it removes the
         sequences that no worker has taken. Raises RuntimeError if the scheduler is closed."""
         indices_S = np.arange(source.size(0))
         lengths = source.lengths(np.zeros_like(indices_S), indices_S).tolist()
-        job = _Job(work, source, lengths)
+        job = _Job(ready, source, lengths)
         if not lengths:
             job.future.set_result([])
             return job.future
@@ -246,13 +246,13 @@ class Scheduler:
         total, full = 0, False
         parts: list[_Part] = []
         others: list[_Job] = []
-        work: Work | None = None
+        ready: ReadyModel | None = None
         while self._jobs and not full:
             job = self._jobs.popleft()
             if job.dropped:
                 continue
-            work = work or job.work
-            if job.work != work:
+            ready = ready or job.ready
+            if job.ready != ready:
                 others.append(job)
                 continue
             low, before = job.taken, total
@@ -289,10 +289,10 @@ class Scheduler:
     def _compute(self, parts: Sequence[_Part]) -> list[_Job]:
         """Computes parts of jobs together, and returns the completed jobs. If that fails, computes each part alone, so
         that an error of one request fails only that one."""
-        work = parts[0].job.work
+        ready = parts[0].job.ready
         try:
             batches = [part.collate() for part in parts]
-            together = compute_outputs(work.model, work.precision, self._world, join_batches(batches), constant=True)
+            together = compute_outputs(ready.model, ready.precision, self._world, join_batches(batches), constant=True)
             found = list(zip(parts, divide_outputs(together, batches), strict=True))
         except BaseException as error:  # any error goes to the caller, and this thread must go on
             if len(parts) > 1:

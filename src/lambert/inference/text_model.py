@@ -22,7 +22,7 @@ from lambert.engine.device import device_named, keep_current_gpu
 from lambert.engine.progress import in_notebook, progress
 from lambert.inference.config import InferenceConfig, Precisions
 from lambert.inference.outputs import load_task, outputs, ready
-from lambert.inference.scheduler import Work
+from lambert.inference.scheduler import ReadyModel
 from lambert.model.encoder import Encoder
 from lambert.model.families import family_of, reads_segments
 from lambert.model.folder import model_folder, read_config
@@ -77,7 +77,7 @@ def load(
 class Request(Generic[R]):
     """Sequences to compute, and a function of their outputs."""
 
-    work: Work
+    ready: ReadyModel
     source: Source
     finish: Callable[[Outputs], R]
     """Returns the result from the outputs for all sequences, in order."""
@@ -115,8 +115,8 @@ class TextModel:
         positions = loaded.model.config.positions
         self._longest = min(max(limit, SHORTEST) if limit else positions, positions)
         self._inference, self._world = inference, world
-        self._work = Work(self._model, self._precision)
-        self._vectors: dict[str, Work] = {}
+        self._ready = ReadyModel(self._model, self._precision)
+        self._vectors: dict[str, ReadyModel] = {}
 
     def __repr__(self) -> str:
         shape, config = self._model.config, self._task.config
@@ -201,7 +201,7 @@ class TextModel:
         places = places or [f"text {number}" for number in range(1, len(texts) + 1)]
         rows = [self._row(text, place) for text, place in zip(texts, places, strict=True)]
         data, finish = make_request(self.task.with_top(top), rows, places)
-        return Request(self._work, data, finish)
+        return Request(self._ready, data, finish)
 
     def readable(
         self, texts: Sequence[Text], places: Sequence[str], top: int = 0
@@ -218,14 +218,14 @@ class TextModel:
         kept = [*rows]
         found = make_readable_request(self.task.with_top(top), [*rows.values()], [places[number] for number in kept])
         errors |= {kept[at]: error for at, error in found[2].items()}
-        request = Request(self._work, *found[1]) if found[1] is not None else None
+        request = Request(self._ready, *found[1]) if found[1] is not None else None
         return [kept[at] for at in found[0]], request, errors
 
     def _compute(
         self, request: "Request[R]", tokens: int = 0, advance: Callable[[int], None] = lambda sequences: None
     ) -> R:
-        work, tokens = request.work, tokens or self._inference.micro_tokens
-        found = outputs(work.model, request.source, work.precision, self._world, tokens, advance, constant=True)
+        ready, tokens = request.ready, tokens or self._inference.micro_tokens
+        found = outputs(ready.model, request.source, ready.precision, self._world, tokens, advance, constant=True)
         return request.finish(found)
 
     def encode(
@@ -343,12 +343,12 @@ class TextModel:
             rows = [vector_1D[0] for vector_1D in task.predictions(source, found)]
             return np.stack(rows) if rows else np.zeros((0, width), dtype=np.float32)
 
-        return Request(self._work_of(task.head), source, finish)
+        return Request(self._ready_of(task.head), source, finish)
 
-    def _work_of(self, head: str) -> Work:
-        """Returns the Work for vectors of a head, always the same, so that callers are computed together."""
+    def _ready_of(self, head: str) -> ReadyModel:
+        """Returns the model for vectors of a head, always the same, so that callers are computed together."""
         if head not in self._vectors:
-            self._vectors[head] = Work(_Vectors(self._model, head), self._precision)
+            self._vectors[head] = ReadyModel(_Vectors(self._model, head), self._precision)
         return self._vectors[head]
 
     @property

@@ -43,7 +43,7 @@ class Dense(nn.Module):
         return out if self.residual is None else out + self.residual(rows_SD)
 
 
-class Unit(nn.Module):
+class Normalize(nn.Module):
     """Divides each row by its length."""
 
     def forward(self, rows_SD: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class VectorLayers(nn.Module):
 
     def __init__(self, layers: Sequence[nn.Module] = (), unit: bool = False, width: int = 0) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([*layers, *([Unit()] if unit else [])])
+        self.layers = nn.ModuleList([*layers, *([Normalize()] if unit else [])])
         self.width = width
 
     def forward(self, rows_SP: Tensor) -> Tensor:

@@ -31,9 +31,9 @@ class TrainConfig:
     epochs: float | None = None
     """Passes over the training data."""
     micro_tokens: int = 0
-    """Maximum tokens of a micro-batch on a device; bounds the memory. A longer sequence is a micro-batch of its own. 0: determined from the available memory and kept
-    when the run continues. It changes results by rounding and, with dropout, by the dropout masks, which are drawn for
-    each micro-batch."""
+    """Maximum tokens of a micro-batch on a device; bounds the memory. A longer sequence is a micro-batch of its own. 0:
+    determined from the available memory and kept when the run continues. It changes results by rounding and, with
+    dropout, by the dropout masks, which are drawn for each micro-batch."""
     precision: Literal["auto", "float32", "bfloat16", "float16", "float8"] = "float32"
     """Precision of the matrix products; weights, moments and summed gradients are always float32. auto: bfloat16 on
     devices with instructions for its products, else float32. float16 scales the loss; float8 is bfloat16 with float8

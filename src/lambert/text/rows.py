@@ -34,7 +34,7 @@ from lambert.text.streams import (
     is_damage,
     unpack,
 )  # fmt: skip
-from lambert.text.tables import Table, read_table_rows, recognise_table, strip_invisible
+from lambert.text.tables import TableFormat, read_table_rows, recognise_table, strip_invisible
 
 TABLES = (".csv", ".tsv", ".txt")
 """Suffixes of tables."""
@@ -224,7 +224,7 @@ class RowFile:
         for read in self._read(offset, line, **more):
             yield self._json(read) if self.names is None and not read.error else read
 
-    def _open_table(self, table: Table, header: bool | None, numbered: bool) -> None:
+    def _open_table(self, table: TableFormat, header: bool | None, numbered: bool) -> None:
         if table.problem:
             raise DataError(f"{self.path} {table.problem}.")
         headed = table.is_headed(header, numbered)

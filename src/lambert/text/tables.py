@@ -43,7 +43,7 @@ _USUAL = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableFormat:
     """The format of a table."""
 
     separator: str
@@ -81,7 +81,7 @@ def as_seen(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", kept).split())
 
 
-def recognise_table(beginning: bytes, suffix: str) -> Table:
+def recognise_table(beginning: bytes, suffix: str) -> TableFormat:
     """Returns the format of a table, given its first `BLOCK` bytes. `suffix`, that of its name, decides where the rows
     do not."""
     begin, number = len(BOM) if beginning.startswith(BOM) else 0, 0
@@ -100,7 +100,7 @@ def recognise_table(beginning: bytes, suffix: str) -> Table:
     own = "," if suffix == ".csv" else "\t"
     if not lines:
         nothing = "" if whole else _ENDLESS.format("row")
-        return Table(given or own, begin=(begin, number), second=(begin, number), problem=nothing)
+        return TableFormat(given or own, begin=(begin, number), second=(begin, number), problem=nothing)
     text = [line.decode(UTF8, "replace") for line in lines[: _JUDGED * 20]]
     forms = [_form(text, separator, whole) for separator in ([given] if given else _SEPARATORS)]
     several = [form for form in forms if len(form.rows[0]) > 1]
@@ -116,7 +116,7 @@ def recognise_table(beginning: bytes, suffix: str) -> Table:
     elif not whole and reader.ended:
         problem = _ENDLESS.format("end of the quotation mark of its first row")
     first = tuple(map(strip_invisible, best.rows[0]))
-    return Table(
+    return TableFormat(
         best.separator, best.quoted, best.spaced, first, (begin, number), (reader.position, reader.number),
         _looks_named(first, [row for row in best.rows[1:] if len(row) == len(first)]), problem,
     )  # fmt: skip
@@ -229,7 +229,7 @@ def _looks_named(first: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return ""
 
 
-def read_table_rows(stream: Any, table: Table, names: Sequence[str], offset: int, line: int) -> Iterator[ReadRow]:
+def read_table_rows(stream: Any, table: TableFormat, names: Sequence[str], offset: int, line: int) -> Iterator[ReadRow]:
     """Yields the rows of a stream from a position between two rows, without blank lines. `names` are the keys of the
     columns; of two equal keys, the first counts."""
     keys, twice = [*names], len({*names}) < len(names)
@@ -246,7 +246,7 @@ def read_table_rows(stream: Any, table: Table, names: Sequence[str], offset: int
             yield ReadRow(f"line {number}", row, "", lines.position, lines.number)
 
 
-def _misfit(cells: Sequence[str], keys: Sequence[str], table: Table) -> str:
+def _misfit(cells: Sequence[str], keys: Sequence[str], table: TableFormat) -> str:
     found = f"has {len(cells)} cell{'s' * (len(cells) != 1)} where the first line has {len(keys)}"
     if len(keys) == 1 and table.begin == (0, 0):
         return (
@@ -266,7 +266,7 @@ def read_cells(content: bytes, suffix: str) -> Iterator[tuple[int, list[str], st
         yield number, cells, problem
 
 
-def find_row_starts(stream: Any, table: Table) -> Iterator[int]:
+def find_row_starts(stream: Any, table: TableFormat) -> Iterator[int]:
     """Yields the position in bytes of each row of a table after the first. The stream must be at its beginning."""
     stream.read(table.second[0])
     lines = _Lines(stream, *table.second)
@@ -274,7 +274,7 @@ def find_row_starts(stream: Any, table: Table) -> Iterator[int]:
         yield position
 
 
-def _split(lines: "_Lines", table: Table | _Form) -> Iterator[tuple[int, int, list[str], str]]:
+def _split(lines: "_Lines", table: TableFormat | _Form) -> Iterator[tuple[int, int, list[str], str]]:
     """Yields (number of the first line, position of the first byte, cells, problem) of each row that is not blank."""
     while not lines.ended:
         rows: Iterator[list[str]] = (

@@ -13,7 +13,7 @@ from lambert.engine import ceiling
 from lambert.engine.signals import StopRequest
 from lambert.runs.config import RunConfig
 from lambert.verbs import finetune
-from lambert.verbs.sweep import plan
+from lambert.verbs.sweep import sweep
 
 Lambert = Callable[..., Any]
 
@@ -59,7 +59,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[RunConfig], 
             config.out.mkdir(parents=True, exist_ok=True)
             (config.out / "scores.json").write_text(json.dumps({"accuracy": value, "accuracy_se": 0.1}))
 
-        monkeypatch.setattr(plan, "score_names", lambda config: ["accuracy"])
+        monkeypatch.setattr(sweep, "score_names", lambda config: ["accuracy"])
         monkeypatch.setattr(finetune, "updates", updates)
         return begun
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from lambert.commands import parse
 from lambert.core.errors import UsageError
 from lambert.verbs.settings.finetune import FinetuneConfig
-from lambert.verbs.sweep import plan, search
-from lambert.verbs.sweep.result import Row, Table
+from lambert.verbs.sweep import search, sweep
+from lambert.verbs.sweep.result import TrialRow, TrialTable
 from lambert.verbs.sweep.space import dimensions
 
 Lambert = Callable[..., Any]
@@ -63,17 +63,17 @@ def test_importances_name_the_setting_that_matters(monkeypatch: pytest.MonkeyPat
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
-def row(number: int, value: float, error: float | None) -> Row:
-    return Row(number, "complete", {}, value, None, error, "", 0.0, 1, [], {}, {})
+def row(number: int, value: float, error: float | None) -> TrialRow:
+    return TrialRow(number, "complete", {}, value, None, error, "", 0.0, 1, [], {}, {})
 
 
 def test_the_verdict_relates_the_lead_to_its_error() -> None:
     rows = [row(0, 0.80, 0.03), row(1, 0.90, 0.03), row(2, 0.85, 0.04), row(3, 0.5, 0.03)]
-    (text,) = Table("accuracy", False, (1,), rows).verdict()
+    (text,) = TrialTable("accuracy", False, (1,), rows).verdict()
     assert "trial 1 is ahead of trial 2 by 0.05, 1.0 standard errors (0.05, over the held-out examples)." in text
     assert "1 of the others are within 2 standard errors" in text  # 0.1 / 0.042 and 0.4 / 0.042 are more
     assert "best of 4 values" in text
-    (text,) = Table("loss", True, (1, 2), rows).verdict()
+    (text,) = TrialTable("loss", True, (1, 2), rows).verdict()
     assert text.startswith("trial 3 is ahead of trial 0 by 0.3, 7.1 standard errors (0.042, over 2 seeds).")
 
 
@@ -101,13 +101,13 @@ def test_the_metrics_are_the_scores_on_dev(case: str, pretrained: Path, tmp_path
     flags = {"data": tmp_path / file, "dev": tmp_path / file, "init": pretrained, "out": tmp_path / "out"}
     flags |= {"task.name": name, "task.max-length": 32}
     given = parse.settings(["finetune", *(f"--{flag}={value}" for flag, value in flags.items())])
-    names = plan.score_names(given)
-    assert plan.metric_of("", "", names) == (first, False)
+    names = sweep.score_names(given)
+    assert sweep.metric_of("", "", names) == (first, False)
     if other:
-        assert plan.metric_of(other, "", names)[0] == other
+        assert sweep.metric_of(other, "", names)[0] == other
     if case in LACKING:
         with pytest.raises(UsageError, match="is not a score of these runs"):
-            plan.metric_of(LACKING[case], "", names)
+            sweep.metric_of(LACKING[case], "", names)
     assert not (tmp_path / "out").exists()
 
 
@@ -116,12 +116,12 @@ def test_the_metrics_of_question_answering_and_pre_training(
 ) -> None:
     flags = [f"--data={labelled('squad', 'dev')}", f"--dev={labelled('squad', 'dev')}", f"--init={pretrained}"]
     given = parse.settings(["finetune", *flags, f"--out={tmp_path}", "--task.name=squad", "--task.squad.max-query=16"])
-    assert plan.score_names(given)[:2] == ["f1", "exact_match"]
+    assert sweep.score_names(given)[:2] == ["f1", "exact_match"]
     scores = json.loads((pretrained / "scores.json").read_text())
     given = parse.settings(["pretrain", str(pretrained / "config.toml")])
-    assert plan.score_names(given) == [name for name in scores if name != "update"]
+    assert sweep.score_names(given) == [name for name in scores if name != "update"]
     whole = parse.settings(["pretrain", str(pretrained / "config.toml"), "--packing.mode=full"])
-    assert plan.score_names(whole) == ["mlm", "mlm_accuracy"]
+    assert sweep.score_names(whole) == ["mlm", "mlm_accuracy"]
 
 
 WRONG = {
@@ -210,7 +210,7 @@ def test_a_score_that_only_some_runs_lack_ends_the_sweep(
     begun = pretend(lambda config: 0.5)
     one_line(lambert("sweep", write("trials = 1\nmetric = 'bleu'")), 2, "metric = 'bleu'", "Known: accuracy.")
     assert not begun
-    monkeypatch.setattr(plan, "score_names", lambda config: ["bleu"])  # of other settings than those of the trial
+    monkeypatch.setattr(sweep, "score_names", lambda config: ["bleu"])  # of other settings than those of the trial
     one_line(lambert("sweep", write("trials = 1")), 2, "metric = 'bleu'", "Known: accuracy.")
 
 
@@ -225,7 +225,7 @@ def test_the_metric_of_a_named_data_set_is_its_official_score(
     recipe.write_text(re.sub('(data|dev) = ".*"', rf'\1 = "{tmp_path / "x.jsonl"}"', text))
     given = parse.settings(["sweep", str(recipe)])
     for asked, found in (("", "f1"), ("exact_match", "exact_match")):
-        assert plan.make_plan(replace(given, metric=asked)).config.metric == found
+        assert sweep.check_sweep(replace(given, metric=asked)).config.metric == found
     recipe.write_text(text.replace("superglue/multirc", "superglue/multircc"))
     one_line(lambert("sweep", recipe), 2, "Did you mean 'superglue/multirc'?")
 

@@ -11,7 +11,7 @@ from exported import HEADS, KINDS, saved
 
 from lambert.wings.convert.original import Original, read
 from lambert.wings.convert.padded import PaddedModel, export_program, output_names
-from lambert.wings.convert.sample import Difference, pad, samples
+from lambert.wings.convert.sample import LargestDifference, pad, samples
 from lambert.wings.convert.settings import ExportConfig
 
 
@@ -30,7 +30,7 @@ def pairs() -> list[Any]:
 @pytest.mark.parametrize(("kind", "head"), pairs())
 def test_equal_outputs(kind: str, head: str, tmp_path: Path) -> None:
     original, net = opened(kind, head, tmp_path)
-    difference = Difference()
+    difference = LargestDifference()
     with torch.inference_mode():
         for rows in samples(original):
             found = net.eval()(*[torch.from_numpy(rows.inputs[name]) for name in net.inputs])

@@ -16,7 +16,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.wings.convert import onnx
 from lambert.wings.convert.formats import compare_outputs, export
 from lambert.wings.convert.original import read
-from lambert.wings.convert.sample import Difference, samples
+from lambert.wings.convert.sample import LargestDifference, samples
 from lambert.wings.convert.settings import ExportConfig
 
 FORMATS = ("hf", "sentence-transformers", "onnx", "openvino", "torch", "aoti")
@@ -152,7 +152,7 @@ def test_differences_are_those_of_tokens(model: Path, tmp_path: Path) -> None:
     shape = (*rows.inputs["input_ids"].shape, 5)
     found = np.full(shape, 1e9, dtype=np.float32)
     found[rows.inputs["attention_mask"] > 0] = rows.expected["logits"]
-    difference = Difference()
+    difference = LargestDifference()
     difference.add(rows, {"logits": found})
     assert difference.absolute == 0
     found[0, 0, 0] += 1

@@ -109,7 +109,7 @@ def test_tasks_and_prepare_do_not_write_at_the_same_time(inputs: Path) -> None:
 
     prepare_on_cluster(chosen, Meanwhile, 2)
     with lock_folder(chosen.work_folder), pytest.raises(UsageError, match="in use by process"):
-        scale.MakeParts(chosen, stages.list_plans(chosen)[0], [])()
+        scale.MakeParts(chosen, stages.list_stages(chosen)[0], [])()
 
 
 def test_without_steps_there_is_nothing_to_distribute(inputs: Path) -> None:

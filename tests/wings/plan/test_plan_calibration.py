@@ -13,11 +13,11 @@ from lambert.wings.plan import calibration
 from lambert.wings.plan.calibration import measure_device
 from lambert.wings.plan.costs.devices import Device, cluster
 from lambert.wings.plan.costs.steps import predict
-from lambert.wings.plan.costs.work import Work
+from lambert.wings.plan.costs.work import Workload
 
 SMALL = EncoderConfig(layers=2, hidden=256, heads=4, intermediate=1024, vocabulary=1000, positions=64)
-WORK = Work(SMALL, [48, 64], 32, {"mlm": 8}, precision="float32")
-Measure = Callable[[World, Work, float], Device]
+WORK = Workload(SMALL, [48, 64], 32, {"mlm": 8}, precision="float32")
+Measure = Callable[[World, Workload, float], Device]
 
 
 def updates(device: Device) -> float:
@@ -29,7 +29,7 @@ def test_a_wrong_ceiling_is_corrected_by_the_micro_batch(monkeypatch: pytest.Mon
     """Other programs disturb every measurement: by a factor of 3, not of 20."""
     measured: Measure = calibration._measure
 
-    def slow(world: World, work: Work, seconds: float) -> Device:
+    def slow(world: World, work: Workload, seconds: float) -> Device:
         found = measured(world, work, seconds)
         peak = {name: rate / 20 for name, rate in found.peak.items()}
         return replace(found, peak=MappingProxyType(peak), bandwidth=found.bandwidth / 20)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Batch, Ints, Target, flat_batch
-from lambert.tasks.reading.texts import Texts
+from lambert.tasks.reading.texts import EncodedTexts
 from lambert.tasks.reading.unknown import Unknown
 from lambert.tasks.scores.examples import shorten
 from lambert.text.tokenizers.roles import get_declared, template
@@ -34,7 +34,7 @@ class Cuts:
     lengths_S: Ints
 
 
-def cut_texts(tokenizer: Tokenizer, texts: Texts, lengths_S: Ints) -> Cuts:
+def cut_texts(tokenizer: Tokenizer, texts: EncodedTexts, lengths_S: Ints) -> Cuts:
     """Returns the parts of texts that remain after cutting to this many tokens: their beginnings, or their ends if the
     tokenizer cuts texts on the left (`truncation_side`)."""
     starts_S = texts.bounds[:-1] if get_declared(tokenizer).truncation_side == "right" else texts.bounds[1:] - lengths_S

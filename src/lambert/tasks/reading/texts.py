@@ -29,7 +29,7 @@ _NONE = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class EncodedTexts:
     """The concatenated ids of many texts, without special tokens."""
 
     ids: Numbers
@@ -44,12 +44,12 @@ class Texts:
         return self.ids[self.bounds[text] : self.bounds[text + 1]]
 
 
-def concatenate_rows(rows: Iterable[Sequence[int]]) -> Texts:
+def concatenate_rows(rows: Iterable[Sequence[int]]) -> EncodedTexts:
     """Returns lists of ids as Texts."""
     kept = list(rows)
     bounds = np.zeros(len(kept) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in kept], out=bounds[1:])
-    return Texts(np.fromiter(chain.from_iterable(kept), dtype=np.int32, count=int(bounds[-1])), bounds)
+    return EncodedTexts(np.fromiter(chain.from_iterable(kept), dtype=np.int32, count=int(bounds[-1])), bounds)
 
 
 class TextEncoder:
@@ -60,14 +60,14 @@ class TextEncoder:
         self._words: WordEncoder | None = None
 
     @library_errors()
-    def __call__(self, texts: Sequence[str], limit: int = 0) -> Texts:
+    def __call__(self, texts: Sequence[str], limit: int = 0) -> EncodedTexts:
         """Returns the ids of the texts. With a `limit`, a long text may be encoded only as far as it has more than
         `limit` ids, unless texts are cut on the left."""
         limit = limit if get_declared(self._tokenizer).truncation_side == "right" else 0
         return _concatenate([*self._parts(texts, limit)])[0]
 
     @library_errors()
-    def with_words(self, texts: Sequence[str]) -> tuple[Texts, Numbers]:
+    def with_words(self, texts: Sequence[str]) -> tuple[EncodedTexts, Numbers]:
         """Returns the ids of the texts, and for each id the number of its word, as divided by SPACES, in its text."""
         return _concatenate([*self._parts(texts, words=True)])
 
@@ -94,7 +94,7 @@ class TextEncoder:
         return self._words
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str], limit: int = 0) -> Texts:
+def encode(tokenizer: Tokenizer, texts: Sequence[str], limit: int = 0) -> EncodedTexts:
     """Returns the ids of the texts, as `TextEncoder` does."""
     return TextEncoder(tokenizer)(texts, limit)
 
@@ -162,10 +162,10 @@ def _lines(texts: Sequence[str], encoder: WordEncoder) -> bytes:
     return lines if encoder.takes(lines) else b""
 
 
-def _concatenate(parts: Sequence[_Part]) -> tuple[Texts, Numbers]:
+def _concatenate(parts: Sequence[_Part]) -> tuple[EncodedTexts, Numbers]:
     bounds = np.concatenate([np.zeros(1, dtype=np.int64), *(lengths for _, lengths, _ in parts)])
     ids, words = (np.concatenate([_NONE, *(part[side] for part in parts)]) for side in (0, 2))
-    return Texts(ids, np.cumsum(bounds)), words
+    return EncodedTexts(ids, np.cumsum(bounds)), words
 
 
 def _truncate(tokenizer: Tokenizer, text: str, limit: int) -> str:

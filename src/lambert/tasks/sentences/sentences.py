@@ -27,7 +27,7 @@ from lambert.tasks.reading.segments import (
 )
 from lambert.tasks.reading.table import read_labelled_rows, text_cell
 from lambert.tasks.reading.templates import is_template
-from lambert.tasks.reading.texts import Texts, encode
+from lambert.tasks.reading.texts import EncodedTexts, encode
 from lambert.tasks.reading.unknown import count_unknown
 from lambert.tasks.scores.metrics import Floats
 from lambert.tasks.task import Outputs, Row, Task, text_of, write_rows
@@ -139,7 +139,7 @@ def longest_first(lengths_A: Ints, lengths_B: Ints, room: Ints | int) -> tuple[I
     return np.where(is_short_A, kept_short, kept_long), np.where(is_short_A, kept_long, kept_short)
 
 
-def _windows(tokenizer: Tokenizer, config: TaskConfig, texts: Texts, counts: dict[str, int]) -> Sentences:
+def _windows(tokenizer: Tokenizer, config: TaskConfig, texts: EncodedTexts, counts: dict[str, int]) -> Sentences:
     """Returns the windows of all texts. They begin every `stride` tokens; the last one ends with the text."""
     room = config.max_length - 2
     step = min(config.stride or max(1, room // 2), room)

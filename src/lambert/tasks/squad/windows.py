@@ -17,7 +17,7 @@ from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import SpanTeacher
 from lambert.tasks.reading.features import Later
 from lambert.tasks.reading.segments import Cuts, Segments, begin_windows, text_keys
-from lambert.tasks.reading.texts import Numbers, TextEncoder, Texts, token_characters, word_numbers
+from lambert.tasks.reading.texts import EncodedTexts, Numbers, TextEncoder, token_characters, word_numbers
 from lambert.tasks.reading.unknown import count_unknown
 from lambert.tasks.squad.text import Question, Questions, nearest_offset, words_of
 from lambert.text.tokenizers import roles
@@ -41,7 +41,7 @@ class Windows(Segments):
     bounds_Q: Ints
     begins_S: Ints
     words_T: Numbers
-    paragraphs: Texts
+    paragraphs: EncodedTexts
     spans_Q2: Ints | None = None
     teacher: SpanTeacher | None = None
     """Predictions for the windows to learn from, in training."""
@@ -161,7 +161,7 @@ def _check_count(windows_Q: Ints, beyond_Q: Ints, questions: Sequence[Question],
 
 
 def _spans(
-    tokenizer: Tokenizer, encoder: TextEncoder, squad: Questions, paragraphs: Texts, words_T: Numbers,
+    tokenizer: Tokenizer, encoder: TextEncoder, squad: Questions, paragraphs: EncodedTexts, words_T: Numbers,
     counts: dict[str, int],
 ) -> Ints:  # fmt: skip
     """Returns the first and last token [questions, 2] of the first answer: -1 for no answer, -2 if it was not found.

@@ -34,14 +34,14 @@ from lambert.tasks.tag.annotations import settle_offsets, tag_words
 from lambert.tasks.tag.conll import Sentence, is_conll, read_sentences, tag_column, tokens_of, word_column
 from lambert.tasks.tag.division import Division, learn
 from lambert.tasks.tag.spans import OUTSIDE, all_tags, check_tags, complete_form, reader_of, tag_examples
-from lambert.tasks.tag.words import NONE, Words, tokenise
+from lambert.tasks.tag.words import NONE, WordWindows, tokenise
 from lambert.tasks.task import Outputs, Row, Task, describe_task, keys_found, text_of, write_rows
 
 _LISTED = 100
 """Unknown tags that an error lists (our choice). More are mostly words of a wrong column."""
 
 
-class Tag(Task[Words, list[int | None]]):
+class Tag(Task[WordWindows, list[int | None]]):
     """One label for each word. Scores: f1, micro-averaged over all labels except "O", and accuracy; if the labels mark
     spans, before them those of `spans.Reader.scores`."""
 
@@ -64,7 +64,7 @@ class Tag(Task[Words, list[int | None]]):
         self.reader = reader_of(complete_form(config.tag, dict.fromkeys(config.labels, 1)), config.labels)
 
     @classmethod
-    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Words]:
+    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, WordWindows]:
         file = _read(config, path, Division(tokenizer, config.tag))
         places, counts = _tags(file.sentences)
         tag = complete_form(file.tag, counts, (sentence.tags for sentence in file.sentences))
@@ -84,18 +84,18 @@ class Tag(Task[Words, list[int | None]]):
         declared = class_names(path)
         return declared.get(tag_column(columns, read_beginning(path)[0]), ()) if declared else ()
 
-    def read(self, path: Path, *, training: bool = False) -> Words:
+    def read(self, path: Path, *, training: bool = False) -> WordWindows:
         form = complete_form(self.config.tag, dict.fromkeys(self.config.labels, 1))
         file = _read(replace(self.config, tag=form), path, self.division)
         return self._make_training_data(file, path) if training else self._make_data(file, path)
 
-    def _make_training_data(self, file: "_File", path: Path) -> Words:
+    def _make_training_data(self, file: "_File", path: Path) -> WordWindows:
         data = self._make_data(file, path)
         assert data.truth_W is not None
         data.loss = LabelLoss.of(self.config, data.truth_W, path)
         return data
 
-    def _make_data(self, file: "_File", path: Path) -> Words:
+    def _make_data(self, file: "_File", path: Path) -> WordWindows:
         sentences = file.sentences
         numbers = {label: number for number, label in enumerate(self.config.labels)}
         places, counts = _tags(sentences)
@@ -132,7 +132,7 @@ class Tag(Task[Words, list[int | None]]):
     def columns_read(self) -> tuple[list[str], list[str]]:
         return [], [word_column(self.config.columns), "text"]
 
-    def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Words:
+    def parse(self, rows: Sequence[Row], places: Sequence[str]) -> WordWindows:
         """Reads rows {"tokens": [...]} to predict, or {"text": ...}, which is divided into words."""
         column = word_column(self.config.columns)
         texts = {
@@ -150,21 +150,21 @@ class Tag(Task[Words, list[int | None]]):
         data.texts = {number: (text, offsets[number]) for number, text in texts.items()}
         return data
 
-    def predictions(self, data: Words, outputs: Outputs) -> list[list[int | None]]:
+    def predictions(self, data: WordWindows, outputs: Outputs) -> list[list[int | None]]:
         """Returns the class of each word of each example, None if the word has no piece."""
         numbers = [logits_TL.argmax(1) for logits_TL in arrays(outputs, self.head)]  # not all logits at once
         found = data.of_words(np.concatenate(numbers or [np.zeros(0, np.int64)])).tolist()
         classes = [None if label == NONE else label for label in found]
         return [classes[begin:end] for begin, end in pairwise(data.bounds_Q.tolist())]
 
-    def soft(self, data: Words, outputs: Outputs) -> Floats:
+    def soft(self, data: WordWindows, outputs: Outputs) -> Floats:
         """Returns what a student learns from: the label probabilities of the words [W, L], NaN without a piece."""
         return data.of_words(metrics.softmax(concatenate_outputs(outputs, self.head)), np.nan)
 
     def score_names(self) -> tuple[str, ...]:
         return (*(self.reader.score_names() if self.reader else ()), "f1", "accuracy")
 
-    def score(self, data: Words, predictions: Sequence[list[int | None]]) -> dict[str, float]:
+    def score(self, data: WordWindows, predictions: Sequence[list[int | None]]) -> dict[str, float]:
         assert data.truth_W is not None, "scoring needs tags"
         found_W = _numbers(predictions)
         spans = {} if self.reader is None else self.reader.scores(data.truth_W, found_W, data.bounds_Q)
@@ -181,7 +181,7 @@ class Tag(Task[Words, list[int | None]]):
         errors = metrics.bootstrap_errors(scores, len(predictions))
         return {**spans, **metrics.with_errors(found, errors), "words": float(len(found_W))}
 
-    def examples(self, data: Words, predictions: Sequence[list[int | None]]) -> Examples:
+    def examples(self, data: WordWindows, predictions: Sequence[list[int | None]]) -> Examples:
         """Returns what `spans.tag_examples` does."""
         assert data.truth_W is not None, "scoring needs tags"
         labels = self.config.labels
@@ -211,7 +211,7 @@ class Tag(Task[Words, list[int | None]]):
         reader = reader_of(complete_form(config.tag, counts, every[0]), labels)
         return tag_examples([" ".join(sentence.words) for sentence in truth], *every, reader, labels)
 
-    def rows(self, data: Words, predictions: Sequence[list[int | None]]) -> list[Row]:
+    def rows(self, data: WordWindows, predictions: Sequence[list[int | None]]) -> list[Row]:
         """Returns rows with the tags; for a text, also its words (`tokens`) and their `offsets`. If the labels mark
         spans, `spans` has their label, start, end (exclusive) and text: words of tokens, or characters of a text."""
         labels = self.config.labels
@@ -225,7 +225,7 @@ class Tag(Task[Words, list[int | None]]):
                 row["spans"] = spans
         return found
 
-    def _spans(self, data: Words, predictions: Sequence[list[int | None]]) -> list[list[Row]]:
+    def _spans(self, data: WordWindows, predictions: Sequence[list[int | None]]) -> list[list[Row]]:
         assert self.reader is not None
         rows: list[list[Row]] = [[] for _ in predictions]
         spans = self.reader.spans(_numbers(predictions), data.bounds_Q)
@@ -244,7 +244,7 @@ class Tag(Task[Words, list[int | None]]):
             rows[owner].append({"label": self.reader.labels[label], "start": start, "end": end, "text": covered})
         return rows
 
-    def write(self, path: Path, data: Words, predictions: Sequence[list[int | None]]) -> list[Path]:
+    def write(self, path: Path, data: WordWindows, predictions: Sequence[list[int | None]]) -> list[Path]:
         """Writes JSON lines {"tags": [...], "spans": [...]}."""
         return [write_rows(path.with_suffix(".jsonl") if path.suffix == ".tsv" else path, self.rows(data, predictions))]
 

@@ -18,7 +18,7 @@ from lambert.core.batch import Ints, Target
 from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
 from lambert.tasks.reading.segments import Cuts, Segments, begin_windows, text_keys
-from lambert.tasks.reading.texts import LONG, Texts
+from lambert.tasks.reading.texts import LONG, EncodedTexts
 from lambert.tasks.reading.unknown import count_unknown
 from lambert.tasks.tag.conll import Offsets
 from lambert.text.tokenizers import roles
@@ -30,7 +30,7 @@ NONE = -1
 """Class of words without a piece, which have no prediction."""
 
 
-class Words(Segments):
+class WordWindows(Segments):
     """The windows over sentences.
 
     `sentences`: the words. `bounds_Q` [sentences + 1]: sentence q has the words bounds_Q[q] to bounds_Q[q + 1] of all.
@@ -41,7 +41,7 @@ class Words(Segments):
 
     sentences: Sequence[Sequence[str]]
     bounds_Q: Ints
-    firsts: Texts
+    firsts: EncodedTexts
     words_N: Ints
     truth_W: Ints | None = None
     loss: LabelLoss | None = None
@@ -69,7 +69,7 @@ class Words(Segments):
 
 
 @library_errors()
-def tokenise(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> Words:
+def tokenise(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> WordWindows:
     """Returns the windows of all sentences, of at most `max_length` tokens. `counts`: all and divided sentences."""
     ids, words, tokens = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)], [0]
     bounds_Q = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
@@ -94,11 +94,11 @@ def tokenise(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_lengt
     bounds = np.concatenate([[0], np.cumsum(np.bincount(window_N, minlength=len(until_S)))])
     divided = int((np.diff(ends_Q) > max_length - 2).sum())
     counts = {"examples": len(sentences), "divided_into_windows": divided}
-    data = Words(tokenizer, Cuts(ids_T, starts_S, sizes_S), None, counts)
+    data = WordWindows(tokenizer, Cuts(ids_T, starts_S, sizes_S), None, counts)
     data.keys = text_keys(sentences)
     data.unknown = count_unknown(tokenizer, [ids_T], chain.from_iterable(sentences))
     data.sentences, data.bounds_Q, data.words_N = sentences, bounds_Q, words_T[first_N]
-    data.firsts = Texts((first_N - starts_S[window_N] + 1).astype(np.int32), bounds)
+    data.firsts = EncodedTexts((first_N - starts_S[window_N] + 1).astype(np.int32), bounds)
     return data
 
 

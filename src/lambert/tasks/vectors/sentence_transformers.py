@@ -19,7 +19,7 @@ from lambert.core.errors import DataError, UsageError, quote
 from lambert.core.files import json_object, json_text, read_file
 from lambert.model import files as tensor_files
 from lambert.model.pooling import split_modes
-from lambert.model.vector_layers import ACTIVATIONS, Dense, Unit, activation_named
+from lambert.model.vector_layers import ACTIVATIONS, Dense, Normalize, activation_named
 from lambert.tasks.config import POOLINGS, EmbedConfig, TaskConfig
 from lambert.tasks.vectors.similarity import SIMILARITIES
 
@@ -112,7 +112,7 @@ def _pooling(embed: EmbedConfig, width: int) -> dict[str, Any]:
 
 def _describe_layer(layer: nn.Module) -> tuple[str, dict[str, Any], nn.Module | None]:
     """Returns the class, the settings and, if it has weights, the layer itself."""
-    if isinstance(layer, Unit):
+    if isinstance(layer, Normalize):
         return "Normalize", {}, None
     if isinstance(layer, nn.LayerNorm):
         return "LayerNorm", {"dimension": layer.normalized_shape[0]}, layer
@@ -230,7 +230,7 @@ def _vectors(folder: Path) -> tuple[TaskConfig, list[nn.Module]]:
             "which Dense, LayerNorm and Normalize may follow."
         )
     after = [_layer(module) for module in modules[2:]]
-    normalize = bool(after) and isinstance(after[-1], Unit)
+    normalize = bool(after) and isinstance(after[-1], Normalize)
     pooling = modules[1].settings
     prompts = _prompts(settings, top / SETTINGS)
     width = settings.get("truncate_dim") or 0
@@ -351,7 +351,7 @@ def _layer(module: Module) -> nn.Module:
             f"{module.folder}: the module {module.kind} reads or writes {quote(names.pop())}; supported: {_VECTOR}."
         )
     makers: dict[str, Callable[[Module], nn.Module]] = {
-        "Dense": _dense, "LayerNorm": _norm, "Normalize": lambda module: Unit(),
+        "Dense": _dense, "LayerNorm": _norm, "Normalize": lambda module: Normalize(),
     }  # fmt: skip
     if module.kind not in makers:
         path = module.folder.parent / MODULES

@@ -18,7 +18,7 @@ from lambert.verb import load_provided
 from lambert.verbs.report import errors, ranks, sweep
 from lambert.verbs.report.cells import side_by_side, table
 from lambert.verbs.report.curves import COLOURS, draw
-from lambert.verbs.report.folders import Run, read, with_one_ceiling
+from lambert.verbs.report.folders import RunContents, read, with_one_ceiling
 from lambert.verbs.report.sections import TRUST, advice, charts, differences, endings, final_numbers, mismatches
 
 
@@ -71,7 +71,11 @@ def _runs_of(folder: Path) -> list[Path]:
 
 
 def render(
-    runs: Sequence[Run], corpora: Sequence[Any] = (), sweeps: Sequence[sweep.SweepPage] = (), *, chain: bool = False
+    runs: Sequence[RunContents],
+    corpora: Sequence[Any] = (),
+    sweeps: Sequence[sweep.SweepPage] = (),
+    *,
+    chain: bool = False,
 ) -> str:
     """Returns the page as HTML. `corpora` are the values of corpus.html."""
     import jinja2
@@ -112,7 +116,7 @@ def render(
     )
 
 
-def _blocks(run: Run) -> list[dict[str, Any]]:
+def _blocks(run: RunContents) -> list[dict[str, Any]]:
     """Returns the tables, then the examples, of summary.json."""
     try:
         found = [*(run.summary.get("tables") or ()), *(run.summary.get("examples") or ())]

@@ -12,7 +12,7 @@ from lambert.tasks.scores.examples import EXAMPLES, Examples
 from lambert.tasks.scores.formulas import Formula, numbers, value
 from lambert.verbs.report.cells import cell, table
 from lambert.verbs.report.curves import INK, RUNS, svg
-from lambert.verbs.report.folders import Run
+from lambert.verbs.report.folders import RunContents
 
 Rows = Sequence[Mapping[str, Any]]
 Counts = tuple[Counter[str], Counter[str], Counter[str]]
@@ -40,7 +40,7 @@ _WORST_FIRST: Sequence[tuple[str, Sequence[str], Callable[[Mapping[str, Any]], A
 """Orders of the examples, the worst first: the first is used whose columns the examples have."""
 
 
-def pages(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
+def pages(runs: Sequence[RunContents]) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns the values of errors.html for each run with scored examples, and a notice about each whose rows are
     damaged."""
     found, notices = [], []

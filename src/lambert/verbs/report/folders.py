@@ -27,7 +27,7 @@ _ALIKE = ("device_name", "threads", "processes")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunContents:
     """The readable contents of a run folder."""
 
     name: str
@@ -59,7 +59,7 @@ class Run:
         return max((row["step"] for row in self.rows), default=0)
 
 
-def read(folder: Path, name: str) -> Run:
+def read(folder: Path, name: str) -> RunContents:
     """Reads a run folder. Only a missing metrics.jsonl is an error; other damage becomes a notice on the page."""
     metrics = folder / METRICS
     if not metrics.is_file():
@@ -92,7 +92,7 @@ def read(folder: Path, name: str) -> Run:
     written_by = environment.get("lambert", __version__)
     if written_by != __version__:
         notices.append(f"{name}: Lambert {written_by} wrote this run, and this is {__version__}: rows may differ.")
-    return Run(
+    return RunContents(
         name,
         sorted(rows, key=lambda row: int(row["step"])),
         _drop_unused(settings.flatten(recipe)),
@@ -177,7 +177,7 @@ def is_rate(value: Any) -> bool:
     return is_number(value) and value > 0
 
 
-def with_one_ceiling(runs: Sequence[Run]) -> list[Run]:
+def with_one_ceiling(runs: Sequence[RunContents]) -> list[RunContents]:
     """Returns the runs with the shares that all rows have of the highest ceiling of any run on an equal machine in the
     same precision. Rows of older versions, without a ceiling, keep their share."""
     best: dict[tuple[str, ...], float] = {}
@@ -198,6 +198,6 @@ def with_one_ceiling(runs: Sequence[Run]) -> list[Run]:
     ]
 
 
-def _machine(run: Run) -> tuple[str, ...]:
+def _machine(run: RunContents) -> tuple[str, ...]:
     precision = run.environment.get("precision") or run.config.get("train.precision")
     return (str(precision), *(str(run.environment.get(name)) for name in _ALIKE))

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from lambert.verbs.report.cells import table
-from lambert.verbs.report.folders import TIME, Run, is_number, is_rate
+from lambert.verbs.report.folders import TIME, RunContents, is_number, is_rate
 
 MOST_INCIDENTS = 40
 """Maximum number of incidents shown per file: half from the start, half from the end."""
@@ -47,7 +47,7 @@ class Event:
     """Number of sequences of the update."""
 
 
-def facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+def facts(runs: Sequence[RunContents]) -> list[tuple[str, list[str]]]:
     """Returns the rows of the table of ranks: a label and a cell for each run. None if all runs had one process."""
     if not any(map(_has_ranks, runs)):
         return []
@@ -56,13 +56,13 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     return [(label, [column.get(label, "") for column in columns]) for label in labels]
 
 
-def timings(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def timings(runs: Sequence[RunContents]) -> list[dict[str, Any]]:
     """Returns the tables from which exchange.method = "auto" made its last choice."""
     chosen = (run for run in runs if any(_TIMED.fullmatch(text) for _, text in run.log))
     return [_timing_table(run, several=len(runs) > 1) for run in chosen]
 
 
-def incidents(runs: Sequence[Run]) -> dict[str, Any] | None:
+def incidents(runs: Sequence[RunContents]) -> dict[str, Any] | None:
     """Returns the table of incidents in order of time, without empty columns."""
     found = [(run.name, event) for run in runs for event in _events(run)]
     if not found:
@@ -71,7 +71,7 @@ def incidents(runs: Sequence[Run]) -> dict[str, Any] | None:
     found.sort(key=lambda pair: (int(pair[1].at), pair[1].sequences is None))
     columns = {
         "Time": [_clock(event.at) for _, event in found],
-        "Run": [name if len(runs) > 1 else "" for name, _ in found],
+        "RunContents": [name if len(runs) > 1 else "" for name, _ in found],
         "Update": [_format_count(event.update) for _, event in found],
         "What": [event.what for _, event in found],
         "Ranks": [event.ranks for _, event in found],
@@ -81,7 +81,7 @@ def incidents(runs: Sequence[Run]) -> dict[str, Any] | None:
     return table("Incidents", [*shown], [*zip(*shown.values(), strict=True)])
 
 
-def advice(run: Run) -> list[str]:
+def advice(run: RunContents) -> list[str]:
     """Returns advice that follows from the measurements of the ranks, one sentence each."""
     sentences = []
     waits = [wait for _, _, wait in exchange_shares(run)]
@@ -99,7 +99,7 @@ def advice(run: Run) -> list[str]:
     return sentences
 
 
-def exchange_shares(run: Run) -> list[tuple[int, float, float]]:
+def exchange_shares(run: RunContents) -> list[tuple[int, float, float]]:
     """Returns (update, share of its time in which gradients were exchanged, share in which the rank only waited for
     them) for each row that has both."""
     counted = [row for row in run.rows if is_number(row.get("sequences")) and is_rate(row.get("sequences_per_second"))]
@@ -113,13 +113,13 @@ def exchange_shares(run: Run) -> list[tuple[int, float, float]]:
     return found
 
 
-def _has_ranks(run: Run) -> bool:
+def _has_ranks(run: RunContents) -> bool:
     """Returns whether the run had several ranks at any time."""
     processes = run.environment.get("processes", 1)
     return any(_starts(run)) or any("imbalance" in row for row in run.rows) or (is_number(processes) and processes > 1)
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _facts(run: RunContents) -> dict[str, str]:
     starts = [*_starts(run)]
     named = sorted({int(match[0].split()[1]) for _, text in run.log if (match := _SLOW.match(text))})
     shares = exchange_shares(run)
@@ -148,13 +148,13 @@ def _facts(run: Run) -> dict[str, str]:
     return {label: text for label, text in found.items() if text}
 
 
-def _last(run: Run) -> list[str]:
+def _last(run: RunContents) -> list[str]:
     """Returns the number of ranks of the last start, which a single process does not log."""
     processes = run.environment.get("processes")
     return [str(processes)] if processes is not None else []
 
 
-def _timing_table(run: Run, *, several: bool) -> dict[str, Any]:
+def _timing_table(run: RunContents, *, several: bool) -> dict[str, Any]:
     last: dict[str, list[str]] = {}
     at = ""
     for when, text in run.log:
@@ -167,12 +167,12 @@ def _timing_table(run: Run, *, several: bool) -> dict[str, Any]:
     return table(caption, ["Method", "Seconds", "Times float32", ""], [*last.values()])
 
 
-def _starts(run: Run) -> Iterator[tuple[str, str, str]]:
+def _starts(run: RunContents) -> Iterator[tuple[str, str, str]]:
     """Returns (ranks, ranks per machine, method) of each start with several ranks."""
     return ((match[1], match[2], match[3]) for _, text in run.log if (match := _START.match(text)))
 
 
-def _events(run: Run) -> list[Event]:
+def _events(run: RunContents) -> list[Event]:
     stopped = [False, *(text.startswith(_STOPPED) for _, text in run.log)]
     logged = [
         _parse_line(at, _CLASS.sub("", text))

@@ -9,7 +9,7 @@ from typing import Any
 from lambert.engine.progress import COUNTS, format_duration, score_text
 from lambert.verbs.report.cells import cell, side_by_side, words
 from lambert.verbs.report.curves import Chart, Line
-from lambert.verbs.report.folders import Run, is_number, is_rate
+from lambert.verbs.report.folders import RunContents, is_number, is_rate
 from lambert.verbs.report.ranks import exchange_shares
 
 UNLEARNT = ("warning: the held-out masked-LM loss is ", "the masked-LM loss has been near the unigram entropy")
@@ -20,7 +20,7 @@ WAIT_IS_HIGH = 0.1
 """Share of the time spent waiting for data from which the page gives advice."""
 
 
-def advice(run: Run) -> list[str]:
+def advice(run: RunContents) -> list[str]:
     """Returns advice that follows from the curves and from the warnings in log.txt, one sentence each."""
     unlearnt = [text.removeprefix("warning: ") for _, text in run.log if text.startswith(UNLEARNT)]
     sentences = [f"{run.name}: {text}" for text in unlearnt[-1:]]
@@ -56,7 +56,7 @@ def advice(run: Run) -> list[str]:
     return sentences
 
 
-def mismatches(runs: Sequence[Run]) -> list[str]:
+def mismatches(runs: Sequence[RunContents]) -> list[str]:
     """Returns a sentence if the runs learn different tasks: losses and scores of one name are then not comparable."""
     tasks = {run.name: str(run.config.get("task.name", "pre-training")) for run in runs if run.config}
     if len(set(tasks.values())) < 2:
@@ -65,7 +65,7 @@ def mismatches(runs: Sequence[Run]) -> list[str]:
     return [f"The runs learn different tasks ({listed}): losses and scores of the same name are not comparable."]
 
 
-def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:
+def charts(runs: Sequence[RunContents], starts: Sequence[int]) -> list[Chart]:
     """Returns the charts with two or more points of a run; the updates of run r are counted from starts[r]."""
 
     def lines(key: str, held_out: bool = False) -> list[Line]:
@@ -105,7 +105,7 @@ def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:
     return [chart for chart in out if any(len(line.points) > 1 for line in chart.lines)]
 
 
-def final_numbers(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+def final_numbers(runs: Sequence[RunContents]) -> list[tuple[str, list[str]]]:
     """Returns the rows of the table of results: a label and a cell for each run."""
 
     def row(label: str, key: str, form: str) -> tuple[str, list[str]]:
@@ -146,13 +146,13 @@ def endings(chart: Chart, runs: int) -> list[tuple[int, str, str]]:
     return [ending for ending in both if ending[1] or ending[2]]
 
 
-def _scores(runs: Sequence[Run]) -> list[str]:
+def _scores(runs: Sequence[RunContents]) -> list[str]:
     """Returns the keys of held-out scores, without those of their standard errors."""
     keys = _keys(runs, "heldout/")
     return [key for key in keys if key.removesuffix("_se") == key or key.removesuffix("_se") not in keys]
 
 
-def _score(run: Run, key: str) -> str:
+def _score(run: RunContents, key: str) -> str:
     """Returns the last score with its standard error, and with train.keep_best that of the published weights."""
     name = key.removeprefix("heldout/")
     if "best_update" in run.scores and name in run.scores:
@@ -169,7 +169,7 @@ def _with_errors(scores: Mapping[str, Any]) -> dict[str, Any]:
     return {name: joined.get(name, value) for name, value in scores.items() if name not in errors}
 
 
-def _keys(runs: Iterable[Run], prefix: str) -> list[str]:
+def _keys(runs: Iterable[RunContents], prefix: str) -> list[str]:
     """Returns the keys with this prefix and at least one number, in order of their first appearance."""
     return list(
         dict.fromkeys(
@@ -178,13 +178,13 @@ def _keys(runs: Iterable[Run], prefix: str) -> list[str]:
     )
 
 
-def _seconds(run: Run) -> float:
+def _seconds(run: RunContents) -> float:
     """Returns the time spent in updates, from counts and rates, without pauses between continuations."""
     rows = [row for row in run.rows if is_number(row.get("sequences")) and is_rate(row.get("sequences_per_second"))]
     counts = [0, *(row["sequences"] for row in rows)]
     return math.fsum((b - a) / row["sequences_per_second"] for (a, b), row in zip(pairwise(counts), rows, strict=True))
 
 
-def _mean(run: Run, key: str, form: str) -> str:
+def _mean(run: RunContents, key: str, form: str) -> str:
     values = [value for _, value in run.series(key)]
     return format(fmean(values), form) if values else ""

@@ -19,10 +19,10 @@ def run(config: SweepConfig, say: Say = silent) -> Result:
     """
     if find_spec("optuna") is None:
         raise UsageError("sweep needs optuna: pip install 'lambert-bert[sweep]'.")
-    from lambert.verbs.sweep.plan import make_plan
     from lambert.verbs.sweep.processes import is_worker, run_processes, with_storage
     from lambert.verbs.sweep.result import write_results
     from lambert.verbs.sweep.study import Study
+    from lambert.verbs.sweep.sweep import check_sweep
     from lambert.verbs.sweep.trials import work
 
     if (info := process_info()).size > 1:
@@ -30,11 +30,11 @@ def run(config: SweepConfig, say: Say = silent) -> Result:
             f"This is one of {info.size} ranks ({info.reason}), and each process of a sweep trains alone. Start "
             "lambert sweep once on each machine, with the same out; --jobs starts several on one (docs/sweep.md)."
         )
-    plan = make_plan(with_storage(config))
+    sweep = check_sweep(with_storage(config))
     with graceful_stop("; all trials that began are saved") as stop:
-        study = Study(plan, say)
+        study = Study(sweep, say)
         if config.jobs > 1 and study.is_open():
-            run_processes(plan.config, stop)
+            run_processes(sweep.config, stop)
         else:
             work(study, stop, say)
         if is_worker():

@@ -25,7 +25,7 @@ SIGNIFICANT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrialRow:
     """A trial in the table."""
 
     number: int
@@ -51,16 +51,16 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TrialTable:
     """All trials of a sweep."""
 
     metric: str
     minimized: bool
     seeds: Sequence[int]
-    rows: Sequence[Row]
+    rows: Sequence[TrialRow]
 
     @property
-    def ranking(self) -> list[Row]:
+    def ranking(self) -> list[TrialRow]:
         """The complete trials, the best first."""
         complete = [row for row in self.rows if row.state == "complete" and row.value is not None]
         return sorted(complete, key=lambda row: (row.value or 0.0) * (1 if self.minimized else -1))
@@ -77,7 +77,7 @@ class Table:
         settings, spent = format_settings(row.values), format_duration(row.seconds)
         return f"trial {number}  {self.text(row)}  {settings}  {spent}{mark}{why}"
 
-    def text(self, row: Row) -> str:
+    def text(self, row: TrialRow) -> str:
         """Returns the value of a trial with its error."""
         if row.value is None:
             return row.state
@@ -123,24 +123,24 @@ class Table:
         return [f"trial {best.number} is ahead of trial {others[0].number} by {gap:.4g}{ratio}.{close} {chance}"]
 
 
-def write_results(study: "Study", *, final: bool = False) -> Table:
+def write_results(study: "Study", *, final: bool = False) -> TrialTable:
     """Writes sweep.json, and if it is `final` also best.toml and the importances. Returns the table."""
-    plan, config = study.plan, study.plan.config
+    sweep, config = study.sweep, study.sweep.config
     with lock_sweep(config.out):
-        rows = [_row(trial, plan.values(trial.params)) for trial in study.trials]
-        table = Table(config.metric, plan.minimized, plan.seeds, rows)
+        rows = [_row(trial, sweep.values(trial.params)) for trial in study.trials]
+        table = TrialTable(config.metric, sweep.minimized, sweep.seeds, rows)
         content = {
             "metric": table.metric, "direction": "minimize" if table.minimized else "maximize",
             "study": config.study, "sampler": config.sampler, "pruner": config.pruner,
             "seeds": list(table.seeds), "best": table.ranking[0].number if table.ranking else None,
             "verdict": " ".join(table.verdict()), "settings": study.signature,
-            "space": {one.name: {"log": one.log, "choices": list(one.labels)} for one in plan.space},
+            "space": {one.name: {"log": one.log, "choices": list(one.labels)} for one in sweep.space},
             "importances": study.compute_importances() if final else {},
             "trials": [asdict(row) for row in rows],
         }  # fmt: skip
         write_atomic(config.out / SWEEP, json_text(content, indent=1) + "\n")
         if final and table.ranking:
-            best = plan.run_settings(table.ranking[0].values, table.seeds[0], config.out / "best")
+            best = sweep.run_settings(table.ranking[0].values, table.seeds[0], config.out / "best")
             write_atomic(config.out / BEST, settings.text(best))
     return table
 
@@ -159,11 +159,11 @@ def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _gap(one: Row, other: Row) -> float:
+def _gap(one: TrialRow, other: TrialRow) -> float:
     return abs((one.value or 0.0) - (other.value or 0.0))
 
 
-def _row(trial: "FrozenTrial", values: Mapping[str, Any]) -> Row:
+def _row(trial: "FrozenTrial", values: Mapping[str, Any]) -> TrialRow:
     attributes = trial.user_attrs
     scores = attributes.get("scores", [])
     found = [score["value"] for score in scores]
@@ -174,7 +174,7 @@ def _row(trial: "FrozenTrial", values: Mapping[str, Any]) -> Row:
     if state == "pruned" and note:
         state = "diverged"
     complete = state in ("complete", "pruned")
-    return Row(
+    return TrialRow(
         trial.number, state, values, trial.value if complete else None, deviation if complete else None,
         error if state == "complete" else None, note, float(attributes.get("seconds", 0.0)),
         int(attributes.get("updates", 0)), scores,

@@ -18,9 +18,9 @@ from lambert.engine.device import ran_out, release
 from lambert.engine.signals import StopRequest
 from lambert.runs.result import SCORES, Result, Say
 from lambert.verb import all_verbs, load
-from lambert.verbs.sweep.plan import NoSuchScore, prepare_trial, value_of
 from lambert.verbs.sweep.result import write_results
 from lambert.verbs.sweep.study import Study
+from lambert.verbs.sweep.sweep import NoSuchScore, prepare_trial, value_of
 
 HOPELESS = 3
 """Failed trials at the beginning, without any that succeeded, after which the sweep ends (our choice)."""
@@ -58,21 +58,21 @@ def work(study: Study, stop: StopRequest, say: Say) -> None:
 
 def _run(study: Study, trial: Trial, stop: StopRequest) -> LambertError | None:
     """Runs a trial with each seed, and records how it ended. Returns the error if it failed."""
-    plan = study.plan
+    sweep = study.sweep
     began, spent = time.monotonic(), float(trial.user_attrs.get("seconds", 0.0))
     starts, _ = trial.user_attrs.get("starts", (0, 0))
-    done = sum(archive.find_last(plan.folder(trial.number, seed)) for seed in plan.seeds)
+    done = sum(archive.find_last(sweep.folder(trial.number, seed)) for seed in sweep.seeds)
     study.note(trial, starts=(starts + 1, done))
     scores: list[dict[str, Any]] = []
     failure: LambertError | None = None
     state, value, note = TrialState.COMPLETE, None, ""
     try:
-        for seed in plan.seeds:
+        for seed in sweep.seeds:
             scores.append(_seed(study, trial, seed, stop))
             study.note(trial, scores=[*scores])
         value = fmean(score["value"] for score in scores)
         if not math.isfinite(value):
-            state, note, value = TrialState.PRUNED, f"{plan.config.metric} is not finite", None
+            state, note, value = TrialState.PRUNED, f"{sweep.config.metric} is not finite", None
     except _Pruned:
         state = TrialState.PRUNED
     except SavedAndStopped:
@@ -91,7 +91,7 @@ def _run(study: Study, trial: Trial, stop: StopRequest) -> LambertError | None:
         state = TrialState.FAIL
         note = "out of memory" if ran_out(error) else _crash(study, trial, error)
         failure = LambertError(note + ".")
-    updates = sum(archive.find_last(plan.folder(trial.number, seed)) for seed in plan.seeds)
+    updates = sum(archive.find_last(sweep.folder(trial.number, seed)) for seed in sweep.seeds)
     study.note(trial, note=" ".join(note.split()), seconds=spent + time.monotonic() - began, updates=updates)
     study.end(trial, state, value)
     return failure
@@ -100,13 +100,13 @@ def _run(study: Study, trial: Trial, stop: StopRequest) -> LambertError | None:
 def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> dict[str, Any]:
     """Runs a trial with one seed, from its newest checkpoint, and returns its row of sweep.json. The pruner judges the
     scores of the first seed."""
-    plan = study.plan
-    config = plan.run_settings(plan.values(trial.params), seed, plan.folder(trial.number, seed))
-    config = prepare_trial(config, plan.config.out)
-    metric, judged = plan.config.metric, seed == plan.seeds[0]
+    sweep = study.sweep
+    config = sweep.run_settings(sweep.values(trial.params), seed, sweep.folder(trial.number, seed))
+    config = prepare_trial(config, sweep.config.out)
+    metric, judged = sweep.config.metric, seed == sweep.seeds[0]
     if judged and _report_missed(study, trial, config.out):
         raise _Pruned
-    with closing(load(all_verbs()[plan.verb].updates)(config, stop)) as updates:
+    with closing(load(all_verbs()[sweep.verb].updates)(config, stop)) as updates:
         for step in updates:
             if not step.scores:
                 continue
@@ -123,14 +123,14 @@ def _report_missed(study: Study, trial: Trial, run: Path) -> bool:
     metrics, done = Result.of_run(run).metrics, archive.find_last(run)
     if not done or (run / SCORES).is_file():
         return False
-    logged = zip(metrics["step"], metrics.get(f"heldout/{study.plan.config.metric}", ()), strict=False)
+    logged = zip(metrics["step"], metrics.get(f"heldout/{study.sweep.config.metric}", ()), strict=False)
     found = [(int(step), float(value)) for step, value in logged if math.isfinite(value) and step <= done]
     return any([study.report(trial, value, step) for step, value in found][-1:])
 
 
 def _crash(study: Study, trial: Trial, error: Exception) -> str:
     """Writes the traceback beside the runs of the trial, and returns the line for the table."""
-    path = study.plan.config.out / "trials" / f"{trial.number:04d}-crash.txt"
+    path = study.sweep.config.out / "trials" / f"{trial.number:04d}-crash.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     return f"bug: {type(error).__name__}: {' '.join(str(error).split())} ({path})"

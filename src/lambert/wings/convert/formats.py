@@ -19,7 +19,7 @@ from lambert.model.publish import TOLERANCE
 from lambert.wings.convert.card import format_card
 from lambert.wings.convert.original import Original, check_pooled, check_traceable, read
 from lambert.wings.convert.padded import PaddedModel, output_names
-from lambert.wings.convert.sample import Arrays, Difference, Runtime, samples
+from lambert.wings.convert.sample import Arrays, LargestDifference, Runtime, samples
 from lambert.wings.convert.settings import ExportConfig
 
 
@@ -93,9 +93,9 @@ def export(form: Format, config: ExportConfig) -> Iterator[str]:
     yield f"model  {config.out}"
 
 
-def compare_outputs(original: Original, runtime: Runtime) -> Difference:
+def compare_outputs(original: Original, runtime: Runtime) -> LargestDifference:
     """Returns the largest difference of the outputs of a runtime from those of the model, on the texts of `samples`."""
-    difference, names = Difference(), output_names(original.model.labels)
+    difference, names = LargestDifference(), output_names(original.model.labels)
     for rows in samples(original):
         difference.add(rows, name_outputs(runtime(rows.inputs), names))
     return difference
@@ -106,7 +106,7 @@ def name_outputs(found: Arrays, names: tuple[str, ...]) -> Arrays:
     return {names[int(name)] if name.isdecimal() else name: values for name, values in found.items()}
 
 
-def check(difference: Difference, config: ExportConfig, tolerance: float, title: str) -> None:
+def check(difference: LargestDifference, config: ExportConfig, tolerance: float, title: str) -> None:
     """Raises DataError if the difference exceeds the tolerance."""
     share = config.precision != "float32"
     if not (difference.relative if share else difference.scaled) <= tolerance:

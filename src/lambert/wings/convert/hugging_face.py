@@ -17,7 +17,7 @@ from lambert.model.publish import quiet_transformers
 from lambert.tasks.card import card_of_converted
 from lambert.wings.convert.formats import check, check_installed, check_precision, quiet
 from lambert.wings.convert.original import Original, read
-from lambert.wings.convert.sample import LONGEST, Difference, samples
+from lambert.wings.convert.sample import LONGEST, LargestDifference, samples
 from lambert.wings.convert.settings import ExportConfig
 
 _VECTORS = 1e-5
@@ -61,7 +61,7 @@ def export_vectors(config: ExportConfig) -> Iterator[str]:
     yield f"model  {config.out}"
 
 
-def _describe_rounding(difference: Difference) -> str:
+def _describe_rounding(difference: LargestDifference) -> str:
     share = f"{difference.relative:.1%} of the outputs on average"
     return f"rounding to bfloat16 changes outputs by at most {difference.absolute:.1e} ({share})"
 
@@ -86,7 +86,7 @@ def _cast_weights(model: Model, precision: str) -> Iterator[Model]:
             parameter.data = values
 
 
-def _reread(original: Original, folder: Path, config: ExportConfig) -> Difference:
+def _reread(original: Original, folder: Path, config: ExportConfig) -> LargestDifference:
     """Returns how the outputs of the folder differ. Raises DataError if its weights are not the rounded ones."""
     again = read(dataclasses.replace(config, model=folder))
     wanted = dict(original.model.named_parameters())
@@ -94,16 +94,16 @@ def _reread(original: Original, folder: Path, config: ExportConfig) -> Differenc
         rounded = wanted[name].to(torch.bfloat16).float() if config.precision == "bfloat16" else wanted[name]
         if not torch.equal(parameter, rounded):
             raise DataError(f"{folder}: the weights {name!r} that were read back differ; nothing was written.")
-    difference = Difference()
+    difference = LargestDifference()
     for rows, found in zip(samples(original), samples(again), strict=True):
         difference.add(rows, found.expected)
     return difference
 
 
-def _by_sentence_transformers(original: Original, folder: Path) -> Difference:
+def _by_sentence_transformers(original: Original, folder: Path) -> LargestDifference:
     from sentence_transformers import SentenceTransformer
 
-    difference = Difference()
+    difference = LargestDifference()
     with quiet_transformers():
         net = SentenceTransformer(
             str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"}

@@ -47,7 +47,7 @@ _ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SampleRows:
     """Padded rows and the outputs of the model for them."""
 
     inputs: Arrays
@@ -60,7 +60,7 @@ class Rows:
     """The text of each row, if each is a single text."""
 
 
-def samples(original: Original) -> Iterator[Rows]:
+def samples(original: Original) -> Iterator[SampleRows]:
     """Yields a short row alone, several padded rows, a row of text pairs, and a long row, each with the outputs of the
     model in float32."""
     singles = [[text] for text in TEXTS]
@@ -76,7 +76,7 @@ def samples(original: Original) -> Iterator[Rows]:
 
 
 @library_errors()
-def _rows(original: Original, texts: Sequence[Sequence[str]]) -> Rows:
+def _rows(original: Original, texts: Sequence[Sequence[str]]) -> SampleRows:
     longest = min(original.longest, LONGEST)
     found = [original.tokenizer.encode(*parts) for parts in texts]
     ids, types = [cut(one.ids, longest) for one in found], [cut(one.type_ids, longest) for one in found]
@@ -85,7 +85,7 @@ def _rows(original: Original, texts: Sequence[Sequence[str]]) -> Rows:
     with torch.inference_mode():
         expected = compute_outputs(original, batch)
     names = input_names(original.model)
-    return Rows(pad(ids, types, names, _shape(original, len(ids))), tuple(map(len, ids)), expected, single)
+    return SampleRows(pad(ids, types, names, _shape(original, len(ids))), tuple(map(len, ids)), expected, single)
 
 
 def cut(row: Sequence[int], longest: int) -> list[int]:
@@ -143,7 +143,7 @@ def _numpy(values: Tensor) -> npt.NDArray[Any]:
 
 
 @dataclass(slots=True)
-class Difference:
+class LargestDifference:
     """The largest difference from the model's outputs so far."""
 
     absolute: float = 0.0
@@ -164,7 +164,7 @@ class Difference:
         """The root mean square of the differences, as a share of that of the model's outputs."""
         return math.sqrt(self.squares / max(self.expected_squares, 1e-30))
 
-    def add(self, rows: Rows, found: Arrays) -> None:
+    def add(self, rows: SampleRows, found: Arrays) -> None:
         """Compares outputs. Raises DataError if one is missing, has another shape or is not finite."""
         for name, expected in rows.expected.items():
             if name not in found:
@@ -186,7 +186,7 @@ class Difference:
             self.expected_squares += float(np.square(expected, dtype=np.float64).sum())
 
 
-def real(values: npt.NDArray[Any], rows: Rows, count: int) -> npt.NDArray[Any]:
+def real(values: npt.NDArray[Any], rows: SampleRows, count: int) -> npt.NDArray[Any]:
     """Returns the values of the real tokens, `count` in number, if there is a value for each place of the rows;
     otherwise all values."""
     mask = rows.inputs["attention_mask"].reshape(len(rows.lengths), -1) > 0

@@ -30,7 +30,7 @@ _BASE = 0x2545F4914F6CDD1D
 """Base of the polynomial over the hashes of words: any odd number with random-looking bits."""
 
 
-class Batch:
+class TextBatch:
     """Texts with the positions and hashes of their words and lines."""
 
     between = SPACE
@@ -258,7 +258,7 @@ class Batch:
         return at
 
 
-class PlainWords(Batch):
+class PlainWords(TextBatch):
     """Lower-cased texts, divided into words at white space and punctuation marks. Each letter of a script that is
     written without spaces is a word."""
 
@@ -342,4 +342,4 @@ class Outcome:
             self.dropped.setdefault(document, reason)
 
 
-Filter = Callable[[Batch], Outcome]
+Filter = Callable[[TextBatch], Outcome]

@@ -45,7 +45,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class InputFile:
     """A file of documents."""
 
     files: tuple[str, ...]
@@ -65,7 +65,9 @@ class Source:
     """Whether adding input files may add documents to it."""
 
 
-def apply_weights(sources: Sequence[Source], input_of: Mapping[str, int], weights: Sequence[float]) -> list[Source]:
+def apply_weights(
+    sources: Sequence[InputFile], input_of: Mapping[str, int], weights: Sequence[float]
+) -> list[InputFile]:
     """Returns the sources with their shares. Sources of inputs with weights above 1 are repeated at the end, in rounds.
 
     Args:
@@ -83,16 +85,16 @@ def apply_weights(sources: Sequence[Source], input_of: Mapping[str, int], weight
 
 def list_file_sources(
     files: Sequence[Path], layout: Layout, kind: str, stamps: Sequence[Stamp] | None = None
-) -> list[Source]:
+) -> list[InputFile]:
     """Returns the input files, which had these `stamps` when they were hashed, as sources."""
 
-    def source(file: Path, stamp: Stamp) -> Source:
+    def source(file: Path, stamp: Stamp) -> InputFile:
         def pieces(tell: Callable[[int], None]) -> Iterator[Piece]:
             yield from read(file, layout, kind, tell)
             if HashedFile(file, "").stamp() != stamp:
                 raise build_change_error(file)
 
-        return Source((str(file),), find_size(file), pieces)
+        return InputFile((str(file),), find_size(file), pieces)
 
     stamps = [HashedFile(file, "").stamp() for file in files] if stamps is None else stamps
     return [source(file, stamp) for file, stamp in zip(files, stamps, strict=True)]
@@ -109,8 +111,8 @@ class Documents:
     the skipped items by reason; `named` lists unreadable documents."""
 
     def __init__(
-        self, sources: Sequence[Source], text_bytes: int, max_bad: float, passed_over: Mapping[str, int] | None = None,
-        found: Mapping[str, int] | None = None,
+        self, sources: Sequence[InputFile], text_bytes: int, max_bad: float,
+        passed_over: Mapping[str, int] | None = None, found: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         """`text_bytes` is the approximate number of bytes of text, repeats included; `passed_over` has the counts of
         earlier steps, and `found` what the readers found."""
@@ -182,7 +184,7 @@ class Documents:
             yield texts, replace(own, files=files)
         check_bad(self.bad, self.read, self._max_bad, self.named)
 
-    def _begin(self, mark: Mapping[str, Any] | None) -> Iterator[tuple[int, Source]]:
+    def _begin(self, mark: Mapping[str, Any] | None) -> Iterator[tuple[int, InputFile]]:
         """Sets the counts to those of a mark. Returns the remaining sources with their numbers, from 1."""
         mark = mark or {"sources": 0, "done": 0, "read": 0, "bad": 0, "named": []}
         self.done, self.read, self.bad, self.named = mark["done"], mark["read"], mark["bad"], list(mark["named"])

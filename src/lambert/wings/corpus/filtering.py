@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
-from lambert.wings.corpus.batch import Batch, Filter, Outcome
+from lambert.wings.corpus.batch import Filter, Outcome, TextBatch
 from lambert.wings.corpus.cleaning import CLEANERS, Cleaner, call, find_cleaner, hash_code
 from lambert.wings.corpus.filters import FILTERS
 from lambert.wings.corpus.reading.readers import Piece
@@ -56,7 +56,7 @@ def list_causes(names: Iterable[str], config: "PrepareConfig") -> list[Any]:
 def wrap_cleaner(name: str, function: Cleaner) -> Filter:
     """Returns the filter that calls a function for each document."""
 
-    def run(batch: Batch) -> Outcome:
+    def run(batch: TextBatch) -> Outcome:
         outcome = Outcome()
         for document, place in enumerate(batch.places):
             if document not in batch.dropped:
@@ -165,7 +165,7 @@ def _run(pieces: list[Piece], before: list[bytes], first: bool, filters: Chain, 
     after: list[bytes | None] = [*before]
     rows = [row for row, piece in enumerate(pieces) if not piece.error]
     places = [f"{piece.source}, {piece.place}" if piece.source else piece.place for piece in pieces]
-    batch = Batch([before[row] for row in rows], [places[row] for row in rows])
+    batch = TextBatch([before[row] for row in rows], [places[row] for row in rows])
     for name, apply in filters:
         if len(batch.dropped) == len(rows):
             break
@@ -189,5 +189,5 @@ def _run(pieces: list[Piece], before: list[bytes], first: bool, filters: Chain, 
         if changed:
             ledger.changed[name] += changed
             rows = [row for row in rows if after[row] is not None]
-            batch = Batch([after[row] or b"" for row in rows], [places[row] for row in rows])
+            batch = TextBatch([after[row] or b"" for row in rows], [places[row] for row in rows])
     return after

@@ -24,8 +24,8 @@ from lambert.wings.corpus import versions
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.pipeline import prepare
 from lambert.wings.corpus.remote.parts import PartStore, list_outputs
-from lambert.wings.corpus.stages import list_plans
-from lambert.wings.corpus.units import Plan, Units
+from lambert.wings.corpus.stages import list_stages
+from lambert.wings.corpus.units import Stage, Units
 
 RETRIES = 3
 """How often Ray runs a task again after its worker was lost (Ray's default)."""
@@ -50,32 +50,32 @@ class MakeParts:
     has its own work folder, and parts are copied from and to the store.
     """
 
-    def __init__(self, config: PrepareConfig, plan: Plan, units: Units, store: str = "") -> None:
-        self._config, self._plan, self._units, self._store = config, plan, tuple(units), store
+    def __init__(self, config: PrepareConfig, stage: Stage, units: Units, store: str = "") -> None:
+        self._config, self._stage, self._units, self._store = config, stage, tuple(units), store
         self._folder, self._versions = os.getcwd(), _list_versions()
 
     def __repr__(self) -> str:
-        return f"lambert prepare, step {self._plan.step}, {len(self._units):,} parts"
+        return f"lambert prepare, step {self._stage.step}, {len(self._units):,} parts"
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Makes the files of task `rank` of `world_size` tasks. `data` is not used."""
-        plan, make = self._plan, None
+        stage, make = self._stage, None
         with chdir(self._folder), lock_folder(self._config.work_folder, "work folder", shared=True):
             store = PartStore(self._store, self._config.work_folder) if self._store else None
             for unit in self._units[rank::world_size]:
-                own = list_outputs(plan, unit)
-                if store.has(own[-1]) if store else plan.complete(unit):
+                own = list_outputs(stage, unit)
+                if store.has(own[-1]) if store else stage.complete(unit):
                     continue
                 try:
                     if make is None:
                         self._check()
-                        make_folder(plan.folder)
-                        make = plan.target(*plan.arguments)
-                    make(store.pull_inputs(plan, unit, self._config.input) if store else unit)
+                        make_folder(stage.folder)
+                        make = stage.target(*stage.arguments)
+                    make(store.pull_inputs(stage, unit, self._config.input) if store else unit)
                     if store:
                         store.push(own)
                 except Exception as error:
-                    _write_reason(error, _failure_path(plan, unit), store)
+                    _write_reason(error, _failure_path(stage, unit), store)
 
     def _check(self) -> None:
         """Raises MachineError if this machine would make files that differ from those of the machine that runs the
@@ -84,10 +84,10 @@ class MakeParts:
         differ = [f"{name} {here[name]}, not {own}" for name, own in self._versions.items() if here[name] != own]
         if differ:
             raise MachineError(f"{host} has {', '.join(differ)}. {remedy}")
-        if self._plan.settings != {plan.step: plan.settings for plan in list_plans(self._config)}.get(
-            self._plan.step, self._plan.settings
+        if self._stage.settings != {stage.step: stage.settings for stage in list_stages(self._config)}.get(
+            self._stage.step, self._stage.settings
         ):
-            raise MachineError(f"{host} has another version of the functions of step {self._plan.step}. {remedy}")
+            raise MachineError(f"{host} has another version of the functions of step {self._stage.step}. {remedy}")
 
 
 class RayTasks:
@@ -152,68 +152,68 @@ def prepare_on_cluster(
 
 
 def _make_parts(
-    config: PrepareConfig, executor: Callable[..., Executor], tasks: int, store: str, lock: Lock, plan: Plan,
+    config: PrepareConfig, executor: Callable[..., Executor], tasks: int, store: str, lock: Lock, stage: Stage,
     units: Units, workers: int, tell: Callable[[Any, float], None] | None,
 ) -> list[tuple[Any, dict[str, Any]]]:  # fmt: skip
     """Makes the files of units with an executor and returns the units with their records."""
     if not units:
         return []
     if store:
-        _send_inputs(PartStore(store, config.work_folder), plan, units)
-    for path in plan.folder.glob("failed-*.json"):
+        _send_inputs(PartStore(store, config.work_folder), stage, units)
+    for path in stage.folder.glob("failed-*.json"):
         path.unlink()
-    logs = config.work_folder / "logs" / plan.step
-    step, count = MakeParts(config, plan, units, store), min(tasks, len(units))
+    logs = config.work_folder / "logs" / stage.step
+    step, count = MakeParts(config, stage, units, store), min(tasks, len(units))
     problem: Exception | None = None
     with lock.share():
         try:
             executor(pipeline=[step], tasks=count, logging_dir=str(logs.absolute()), skip_completed=False).run()
         except Exception as error:  # the files tell what is missing
             problem = error
-    remove_all_leftovers(plan.folder)
+    remove_all_leftovers(stage.folder)
     if store:
-        _get_outputs(PartStore(store, config.work_folder), plan, units)
+        _get_outputs(PartStore(store, config.work_folder), stage, units)
     with ThreadPoolExecutor(workers) as pool:
-        records = list(pool.map(plan.complete, units))
+        records = list(pool.map(stage.complete, units))
     missing = [unit for unit, record in zip(units, records, strict=True) if record is None]
     if missing:
-        reason = _read_reason(plan, missing[0]) or _find_last_line(problem) or f"its task ended early; see {logs}"
+        reason = _read_reason(stage, missing[0]) or _find_last_line(problem) or f"its task ended early; see {logs}"
         raise DataError(
-            f"{missing[0].source}: {reason} ({plan.step} lacks {len(missing):,} of {len(units):,} parts; the same "
+            f"{missing[0].source}: {reason} ({stage.step} lacks {len(missing):,} of {len(units):,} parts; the same "
             "command makes only these.)"
         ) from problem
     return [(unit, record) for unit, record in zip(units, records, strict=True) if record]
 
 
-def _send_inputs(store: PartStore, plan: Plan, units: Units) -> None:
+def _send_inputs(store: PartStore, stage: Stage, units: Units) -> None:
     """Copies the files that tasks read to the store, and deletes what earlier tasks left there for units that failed or
     whose part is damaged."""
     for unit in units:
-        store.delete(_failure_path(plan, unit))
-    _get_outputs(store, plan, units)
+        store.delete(_failure_path(stage, unit))
+    _get_outputs(store, stage, units)
     for unit in units:
-        if store.has(list_outputs(plan, unit)[-1]) and not plan.complete(unit):
-            store.delete(list_outputs(plan, unit)[-1])
-    store.push_inputs(plan, units)
+        if store.has(list_outputs(stage, unit)[-1]) and not stage.complete(unit):
+            store.delete(list_outputs(stage, unit)[-1])
+    store.push_inputs(stage, units)
 
 
-def _get_outputs(store: PartStore, plan: Plan, units: Units) -> None:
+def _get_outputs(store: PartStore, stage: Stage, units: Units) -> None:
     """Copies the files that tasks made from the store."""
 
     def get(unit: Any) -> None:
-        own = list_outputs(plan, unit)
-        if store.has(own[-1]) and not plan.complete(unit):
+        own = list_outputs(stage, unit)
+        if store.has(own[-1]) and not stage.complete(unit):
             for path in own:
                 store.pull(path)
-        elif store.has(_failure_path(plan, unit)):
-            store.pull(_failure_path(plan, unit))
+        elif store.has(_failure_path(stage, unit)):
+            store.pull(_failure_path(stage, unit))
 
     with ThreadPoolExecutor(TRANSFERS) as pool:
         list(pool.map(get, units))
 
 
-def _failure_path(plan: Plan, unit: Any) -> Path:
-    return plan.folder / f"failed-{unit.key}.json"
+def _failure_path(stage: Stage, unit: Any) -> Path:
+    return stage.folder / f"failed-{unit.key}.json"
 
 
 def _write_reason(error: Exception, path: Path, store: PartStore | None) -> None:
@@ -225,9 +225,9 @@ def _write_reason(error: Exception, path: Path, store: PartStore | None) -> None
             store.push([path])
 
 
-def _read_reason(plan: Plan, unit: Any) -> str:
+def _read_reason(stage: Stage, unit: Any) -> str:
     try:
-        return str(json.loads(read_file(_failure_path(plan, unit))))
+        return str(json.loads(read_file(_failure_path(stage, unit))))
     except (OSError, ValueError):
         return ""
 

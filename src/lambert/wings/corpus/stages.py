@@ -28,7 +28,7 @@ from lambert.text.tokenizers.tokenizer import fingerprint
 from lambert.wings.corpus.cleaning import hash_code
 from lambert.wings.corpus.config import PrepareConfig
 from lambert.wings.corpus.disk import digest, disk_errors, have_hashes, read_record, write_record
-from lambert.wings.corpus.documents import Source, add_name, build_change_error, check_bad, select_found
+from lambert.wings.corpus.documents import InputFile, add_name, build_change_error, check_bad, select_found
 from lambert.wings.corpus.duplicates.deduplication import Lists, deduplicate
 from lambert.wings.corpus.duplicates.lists import Drops, apply_drops
 from lambert.wings.corpus.filtering import Ledger, apply_filters, list_causes, merge_samples
@@ -41,8 +41,8 @@ from lambert.wings.corpus.tokens.encoded import encode_part
 from lambert.wings.corpus.units import (
     Extent,
     Make,
-    Plan,
     Progress,
+    Stage,
     Unit,
     divide_inputs,
     is_small,
@@ -127,7 +127,7 @@ class Encode:
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         read = _make_reader(unit, self._lists)
-        source = Source(_names(unit), unit.bytes, lambda _: read(lambda done: self.tell(done / max(unit.bytes, 1))))
+        source = InputFile(_names(unit), unit.bytes, lambda _: read(lambda done: self.tell(done / max(unit.bytes, 1))))
         more = {"passed_over": {}, **Ledger().record()}
         return _write(self._folder, unit, lambda path: encode_part(path, source, self._encoder), more)
 
@@ -135,7 +135,7 @@ class Encode:
 def make_parts(
     config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], shares: Sequence[float],
     given: Any, workers: int, progress: Progress, make: Make = make_here,
-) -> tuple[dict[str, dict[str, Any]], list[Source], FileCounts]:  # fmt: skip
+) -> tuple[dict[str, dict[str, Any]], list[InputFile], FileCounts]:  # fmt: skip
     """Runs the steps before `tokens` that `config.stages` names. Returns the counts of each step; the sources that the
     last of them leaves, in the order of the inputs; and the counts of each input file.
 
@@ -144,7 +144,7 @@ def make_parts(
         stamps: `HashedFile.stamp` of each when it was hashed.
         shares: How often the documents of each are used.
         given: The tokenizer that the command names; None if it is learnt.
-        make: Makes the files of the units of a plan, with a number of processes.
+        make: Makes the files of the units of a stage, with a number of processes.
 
     Raises:
         UsageError: A step that is not named has not been run on these inputs.
@@ -157,16 +157,16 @@ def make_parts(
     by_file: FileCounts = {}
     files: list[Any] = []
 
-    def run_step(plan: Plan) -> None:
+    def run_step(stage: Stage) -> None:
         nonlocal units, files
-        units = [unit.after(plan.step, VERSIONS[plan.step], plan.settings) for unit in units]
-        records = _run_step(plan, units, config.stages, workers, progress, make)
-        counts[plan.step] = _sum_records(records)
-        units = [replace(unit, path=_part(plan.folder, unit.key)) for unit in units]
-        if plan.step in VERSIONS and plan.step != "encode":
+        units = [unit.after(stage.step, VERSIONS[stage.step], stage.settings) for unit in units]
+        records = _run_step(stage, units, config.stages, workers, progress, make)
+        counts[stage.step] = _sum_records(records)
+        units = [replace(unit, path=_part(stage.folder, unit.key)) for unit in units]
+        if stage.step in VERSIONS and stage.step != "encode":
             files = [record["files"] for record in records]
-            _count_files(by_file, plan.step, files)
-        if plan.step == "extract":
+            _count_files(by_file, stage.step, files)
+        if stage.step == "extract":
             named: list[str] = []
             for record in records:
                 for text in record["named"]:
@@ -174,8 +174,8 @@ def make_parts(
             counts["extract"]["named"] = named
             check_bad(counts["extract"]["unreadable"], counts["extract"]["documents"], config.max_bad, named)
 
-    for plan in list_plans(config):
-        run_step(plan)
+    for stage in list_stages(config):
+        run_step(stage)
     lists = None
     if config.deduplicates:
         folder = config.work_folder / "deduplicate"
@@ -183,7 +183,7 @@ def make_parts(
         with disk_errors(folder):
             lists = deduplicate(parts, folder, config.deduplicate, workers, progress, make)
         nothing: dict[str, Any] = {kind: {} for kind in ("dropped", "passed_over", "changed", "found")}
-        before = {name: count for name, count in counts[plan.step].items() if name != "named"}
+        before = {name: count for name, count in counts[stage.step].items() if name != "named"}
         counts["deduplicate"] = {**before, **nothing, **lists.counts()}
         units = [replace(unit, key=digest([unit.key, lists.hash_drops(unit.number)])) for unit in units]
         left = [_subtract_drops(entries, lists.read_drops(number)) for number, entries in enumerate(files)]
@@ -191,7 +191,7 @@ def make_parts(
     else:
         _check_lists(config)
     sources = [
-        Source(_names(unit), unit.bytes, _make_reader(unit, lists), unit.key, grows=is_small(unit.extents[0].bytes))
+        InputFile(_names(unit), unit.bytes, _make_reader(unit, lists), unit.key, grows=is_small(unit.extents[0].bytes))
         for unit in units
     ]
     if "encode" in config.stages:
@@ -236,10 +236,10 @@ def _check_lists(config: PrepareConfig) -> None:
         )
 
 
-def _plan_encoding(config: PrepareConfig, given: Any, lists: Lists | None) -> Plan:
+def _plan_encoding(config: PrepareConfig, given: Any, lists: Lists | None) -> Stage:
     folder, how = config.work_folder / "encode", {"language": config.language, "lines": config.lines}
     arguments = (folder, lists, given.to_str(), *how.values())
-    return Plan(
+    return Stage(
         "encode", folder, Encode, arguments, how | {"tokenizer": fingerprint(given)}, partial(_read_complete, folder)
     )
 
@@ -257,40 +257,40 @@ def _read_part(unit: Unit, tell: Callable[[float], None]) -> Iterator[Piece]:
     return report_progress(read_part(unit.path), expected, tell)
 
 
-def list_plans(config: PrepareConfig) -> list[Plan]:
+def list_stages(config: PrepareConfig) -> list[Stage]:
     """Returns the steps that write texts, up to the last one that the command names."""
     layout = config.layout
     reader = hash_code(lookup(READERS, config.format, "format", KIND)) if ":" in config.format else ""
     settings = {**asdict(layout), "format": config.format, "code": reader}
     folder = config.work_folder / "extract"
     found = [
-        Plan("extract", folder, Extract, (folder, layout, config.format), settings, partial(_read_complete, folder))
+        Stage("extract", folder, Extract, (folder, layout, config.format), settings, partial(_read_complete, folder))
     ]
     if config.cleaners and (config.makes_corpus or {"clean", "encode"}.intersection(config.stages)):
         folder, settings = config.work_folder / "clean", {"clean": list_causes(config.cleaners, config)}
-        found.append(Plan("clean", folder, Clean, (folder, config), settings, partial(_read_complete, folder)))
+        found.append(Stage("clean", folder, Clean, (folder, config), settings, partial(_read_complete, folder)))
     return found
 
 
 def _run_step(
-    plan: Plan, units: Sequence[Unit], named: Sequence[str], workers: int, progress: Progress,
+    stage: Stage, units: Sequence[Unit], named: Sequence[str], workers: int, progress: Progress,
     make: Make = make_here,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Makes the missing parts and returns the records of all. Removes parts that are no longer needed."""
-    with disk_errors(plan.folder):
-        make_folder(plan.folder)
-        remove_all_leftovers(plan.folder)
+    with disk_errors(stage.folder):
+        make_folder(stage.folder)
+        remove_all_leftovers(stage.folder)
         with ThreadPoolExecutor(workers) as pool:
-            found = zip(units, pool.map(plan.complete, units), strict=True)
+            found = zip(units, pool.map(stage.complete, units), strict=True)
             records = {unit.key: record for unit, record in found if record}
         missing = [unit for unit in units if unit.key not in records]
-        if missing and plan.step not in named:
+        if missing and stage.step not in named:
             raise UsageError(
-                f"steps = {', '.join(named)}: {plan.folder} lacks {len(missing):,} of {len(units):,} parts for these "
-                f"inputs and settings. Add {plan.step} to steps."
+                f"steps = {', '.join(named)}: {stage.folder} lacks {len(missing):,} of {len(units):,} parts for these "
+                f"inputs and settings. Add {stage.step} to steps."
             )
-        if plan.step in named:
-            _remove_others(plan.folder, {unit.key for unit in units})
+        if stage.step in named:
+            _remove_others(stage.folder, {unit.key for unit in units})
         # The largest units first, so that none is left for one process at the end; slices of a file in their order.
         missing.sort(key=lambda unit: (-unit.bytes, unit.extents[0].source, unit.extents[0].part.begin))
         total = sum(unit.bytes for unit in units)
@@ -301,11 +301,11 @@ def _run_step(
         def tell(unit: Unit, share: float) -> None:
             with lock:
                 done[unit.key] = int(share * unit.bytes)
-                progress(before + sum(done.values()), total, plan.step)
+                progress(before + sum(done.values()), total, stage.step)
 
         if missing:
-            progress(before, total, plan.step)
-        for unit, record in make(plan, missing, workers, tell):
+            progress(before, total, stage.step)
+        for unit, record in make(stage, missing, workers, tell):
             records[unit.key] = record
             tell(unit, 1.0)
     return [records[unit.key] for unit in units]

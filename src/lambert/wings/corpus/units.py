@@ -130,7 +130,7 @@ def _versions(extent: Extent, kind: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Stage:
     """A step of the command."""
 
     step: str
@@ -147,16 +147,16 @@ class Plan:
 Units = Sequence[Any]
 Progress = Callable[[int, int, str], None]
 """Called with the bytes done, the total bytes and the name of the current step."""
-Make = Callable[[Plan, Units, int, Callable[[Any, float], None] | None], Iterable[tuple[Any, dict[str, Any]]]]
-"""Makes the files of units of a plan with a number of processes, and may tell which share of a unit is done. Returns
+Make = Callable[[Stage, Units, int, Callable[[Any, float], None] | None], Iterable[tuple[Any, dict[str, Any]]]]
+"""Makes the files of units of a stage with a number of processes, and may tell which share of a unit is done. Returns
 each unit with its record."""
 
 
 def make_here(
-    plan: Plan, units: Units, workers: int, tell: Callable[[Any, float], None] | None
+    stage: Stage, units: Units, workers: int, tell: Callable[[Any, float], None] | None
 ) -> Iterable[tuple[Any, dict[str, Any]]]:
     """Makes the files in processes of this machine."""
-    return run(units, workers, plan.target, plan.arguments, waiting=len(units), told=tell)
+    return run(units, workers, stage.target, stage.arguments, waiting=len(units), told=tell)
 
 
 class Divide:

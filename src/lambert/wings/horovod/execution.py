@@ -29,7 +29,7 @@ from lambert.wings.horovod.collectives import (
     start_reducescatter,
 )
 from lambert.wings.horovod.fusion import FusionBuffers, factors, is_large, lie_together, neutral, scale, wire_type
-from lambert.wings.horovod.requests import Finished, ReduceOp, Request, TensorKind, Work, record_event, to_one_line
+from lambert.wings.horovod.requests import Finished, ReduceOp, Request, Response, TensorKind, record_event, to_one_line
 from lambert.wings.horovod.timeline import timeline
 
 _Part = tuple[Tensor, Tensor, bool]
@@ -60,7 +60,7 @@ class Executor:
         self._groups: dict[tuple[int, str], Any] = {}
         self._streams: dict[int, Any] = {}
         self._buffers = FusionBuffers()
-        self._started: Queue[tuple[list[Work], Finish, Finished] | None] = Queue(STARTED_AHEAD)
+        self._started: Queue[tuple[list[Response], Finish, Finished] | None] = Queue(STARTED_AHEAD)
         self._finisher: threading.Thread | None = None
         self._closing = False
         self.joined_gpu = 0
@@ -87,15 +87,15 @@ class Executor:
         if self._finisher is not None:
             self._finisher.join(patience)
 
-    def run(self, works: list[Work], finished: Finished) -> None:
+    def run(self, responses: list[Response], finished: Finished) -> None:
         """Starts collectives in order. `finished` is called for them on another thread, with the reason if they
         fail."""
         if self._finisher is None:
             self._finisher = threading.Thread(target=self._finish_loop, name="lambert.horovod finisher", daemon=True)
             self._finisher.start()
-        for bundle in bundle_works(works, self._fusion_bytes):
-            for work in bundle:
-                timeline.begin(work.request.name, work.request.kind.upper())
+        for bundle in bundle_responses(responses, self._fusion_bytes):
+            for response in bundle:
+                timeline.begin(response.request.name, response.request.kind.upper())
             self._started.put((bundle, self._start(bundle), finished))
 
     def drain(self) -> None:
@@ -116,24 +116,24 @@ class Executor:
                 return
         self._started.task_done()
 
-    def _finish(self, bundle: list[Work], finish: Finish) -> str | None:
+    def _finish(self, bundle: list[Response], finish: Finish) -> str | None:
         """Waits for a bundle. Returns the reason if it fails, else None."""
         try:
             with self._stream(bundle[0]):
                 finish()
-                for work in bundle:
-                    if work.entry is not None:
-                        work.entry.finished = record_event(work.entry.inputs)
-                    timeline.end(work.request.name)
+                for response in bundle:
+                    if response.entry is not None:
+                        response.entry.finished = record_event(response.entry.inputs)
+                    timeline.end(response.request.name)
         except Exception as error:
             return to_one_line(error)
         return None
 
-    def _stream(self, work: Work) -> Any:
+    def _stream(self, response: Response) -> Any:
         """Returns a context in which the current CUDA stream is the one for communication; on a CPU, a null context."""
-        if not work.request.tensors or work.request.tensors[0].device != "cuda":
+        if not response.request.tensors or response.request.tensors[0].device != "cuda":
             return nullcontext()
-        device = work.entry.inputs[0].device.index if work.entry is not None else self.joined_gpu
+        device = response.entry.inputs[0].device.index if response.entry is not None else self.joined_gpu
         torch.cuda.set_device(device)
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -154,7 +154,7 @@ class Executor:
             self._groups[number, device] = group
         return group
 
-    def _start(self, bundle: list[Work]) -> Finish:
+    def _start(self, bundle: list[Response]) -> Finish:
         """Starts a bundle and returns a function that waits for it. If the start fails, that function raises the
         error."""
         try:
@@ -163,32 +163,32 @@ class Executor:
         except Exception as error:
             return partial(_raise, error)
 
-    def _communicate(self, bundle: list[Work]) -> Finish:
+    def _communicate(self, bundle: list[Response]) -> Finish:
         request = bundle[0].request
         ranks = self.sets[request.process_set]
         group = self._group(request.process_set, request.tensors[0].device)
-        for work in bundle:
-            if work.entry is not None and work.entry.submitted is not None:
-                work.entry.submitted.wait()
-                for tensor in (*work.entry.inputs, *work.entry.outputs):
+        for response in bundle:
+            if response.entry is not None and response.entry.submitted is not None:
+                response.entry.submitted.wait()
+                for tensor in (*response.entry.inputs, *response.entry.outputs):
                     tensor.record_stream(torch.cuda.current_stream())
         if request.kind == "allreduce":
             return self._allreduce(group, len(ranks), bundle)
-        work, me = bundle[0], ranks.index(self._rank)
-        assert work.entry is not None  # only all-reduces run without one
+        response, me = bundle[0], ranks.index(self._rank)
+        assert response.entry is not None  # only all-reduces run without one
         if request.kind == "broadcast":
-            return start_broadcast(group, ranks.index(request.root), me, work.entry)
+            return start_broadcast(group, ranks.index(request.root), me, response.entry)
         if request.kind == "reducescatter":
-            return start_reducescatter(group, me, len(ranks), work.entry)
+            return start_reducescatter(group, me, len(ranks), response.entry)
         start = start_allgather if request.kind == "allgather" else start_alltoall
-        return start(group, me, work.entry, work.requests)
+        return start(group, me, response.entry, response.requests)
 
-    def _allreduce(self, group: Any, size: int, bundle: list[Work]) -> Finish:
+    def _allreduce(self, group: Any, size: int, bundle: list[Response]) -> Finish:
         request = bundle[0].request
         reduction = _Reduction(group, size, request)
         finishes: list[Finish] = []
         small: dict[torch.dtype, list[_Part]] = {}
-        for part in [part for work in bundle for part in _list_parts(work)]:
+        for part in [part for response in bundle for part in _list_parts(response)]:
             source, *_ = part
             if source.dtype == wire_type(source.dtype) and is_large(source):  # depends only on what all ranks know
                 finishes.append(_reduce_alone(part, reduction))
@@ -239,23 +239,23 @@ def _reduce_alone(part: _Part, reduction: "_Reduction") -> Finish:
     return finish
 
 
-def bundle_works(works: list[Work], limit: int) -> Iterator[list[Work]]:
+def bundle_responses(responses: list[Response], limit: int) -> Iterator[list[Response]]:
     """Yields bundles: adjacent all-reduces with equal settings, up to `limit` bytes, form one list; every other
     collective forms a list of its own."""
-    bundle: list[Work] = []
+    bundle: list[Response] = []
     free, key = 0, None
-    for work in works:
-        request = work.request
+    for response in responses:
+        request = response.request
         size = sum(_bytes(tensor) for tensor in request.tensors)
         next_key = (request.op, request.prescale, request.postscale, request.tensors[0].device)
         if bundle and (request.kind != "allreduce" or next_key != key or size > free):
             yield bundle
             bundle = []
         if request.kind != "allreduce":
-            yield [work]
+            yield [response]
             continue
         free = free - size if bundle else limit - size
-        bundle.append(work)
+        bundle.append(response)
         key = next_key
     if bundle:
         yield bundle
@@ -267,14 +267,14 @@ def _bytes(tensor: TensorKind) -> int:
     return math.prod(tensor.shape) * dtype.itemsize
 
 
-def _list_parts(work: Work) -> Iterator[_Part]:
-    if work.entry is not None:
-        every_scaled = work.entry.scaled or [False] * len(work.entry.inputs)
-        yield from zip(work.entry.inputs, work.entry.outputs, every_scaled, strict=True)
+def _list_parts(response: Response) -> Iterator[_Part]:
+    if response.entry is not None:
+        every_scaled = response.entry.scaled or [False] * len(response.entry.inputs)
+        yield from zip(response.entry.inputs, response.entry.outputs, every_scaled, strict=True)
         return
-    for kind in work.request.tensors:
+    for kind in response.request.tensors:
         dtype: torch.dtype = getattr(torch, kind.dtype)
-        absent = torch.full(kind.shape, neutral(ReduceOp(work.request.op), dtype), dtype=dtype, device=kind.device)
+        absent = torch.full(kind.shape, neutral(ReduceOp(response.request.op), dtype), dtype=dtype, device=kind.device)
         yield absent, absent, False
 
 

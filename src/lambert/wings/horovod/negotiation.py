@@ -14,7 +14,7 @@ from lambert.wings.horovod.channel import Channel
 from lambert.wings.horovod.exceptions import HorovodInternalError
 from lambert.wings.horovod.execution import Executor
 from lambert.wings.horovod.matching import Match, find_set_bits
-from lambert.wings.horovod.requests import Entry, Request, Work, to_one_line
+from lambert.wings.horovod.requests import Entry, Request, Response, to_one_line
 from lambert.wings.horovod.timeline import timeline
 
 NO_TENSORS = ("barrier", "add_process_set", "remove_process_set")
@@ -196,18 +196,18 @@ class Negotiator:
         else:
             number, bits, matches = content
             known = self._by_number.setdefault(number, [])
-            works = [self._take(number, known[bit].name, [known[bit]]) for bit in find_set_bits(int(bits, 16))]
+            responses = [self._take(number, known[bit].name, [known[bit]]) for bit in find_set_bits(int(bits, 16))]
             for match in map(Match.parse, matches):
-                work = self._agree_on(number, match)
-                if work is not None:
-                    works.append(work)
-            for work in works:
-                if work.entry is not None:
-                    timeline.end(work.request.name)
-            self._executor.run(works, self._finish)
+                response = self._agree_on(number, match)
+                if response is not None:
+                    responses.append(response)
+            for response in responses:
+                if response.entry is not None:
+                    timeline.end(response.request.name)
+            self._executor.run(responses, self._finish)
         return False
 
-    def _take(self, number: int, name: str, requests: list[Request]) -> Work:
+    def _take(self, number: int, name: str, requests: list[Request]) -> Response:
         with self._lock:
             entry = self._pending.pop((number, name), None)
             if entry is None:
@@ -215,12 +215,12 @@ class Negotiator:
                 kind, _, count = name.partition(".noname.")
                 if count.isdigit():
                     self._counts[number, kind] = max(int(count), self._counts.get((number, kind), 0))
-            return Work(requests, entry)
+            return Response(requests, entry)
 
-    def _agree_on(self, number: int, match: Match) -> Work | None:
-        work = self._take(number, match.name, match.requests)
-        entry = work.entry
-        if match.error is not None or work.request.kind in NO_TENSORS:
+    def _agree_on(self, number: int, match: Match) -> Response | None:
+        response = self._take(number, match.name, match.requests)
+        entry = response.entry
+        if match.error is not None or response.request.kind in NO_TENSORS:
             self._executor.drain()
         if match.error is None and match.number is not None:
             request = match.requests[0]
@@ -235,22 +235,22 @@ class Negotiator:
                     self._drop(match.number, "its process set was removed")
                 if entry is not None:
                     entry.result = match.number
-        if match.error is not None or work.request.kind in NO_TENSORS:
+        if match.error is not None or response.request.kind in NO_TENSORS:
             if entry is not None:
                 timeline.end(match.name)
                 entry.error = match.error
                 self._complete(entry)
             return None
-        return work
+        return response
 
-    def _finish(self, works: list[Work], error: str | None) -> None:
+    def _finish(self, responses: list[Response], error: str | None) -> None:
         if error is not None:
-            error = f"{works[0].request.name} failed: {error}"
+            error = f"{responses[0].request.name} failed: {error}"
             self._break(error)
         with self._lock:
-            for work in works:
-                if work.entry is not None:
-                    work.entry.error, work.entry.done = error, True
+            for response in responses:
+                if response.entry is not None:
+                    response.entry.error, response.entry.done = error, True
             self._completed.notify_all()
 
     def _break(self, reason: str) -> None:

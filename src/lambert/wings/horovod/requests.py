@@ -79,7 +79,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Response:
     """An operation that all ranks have requested. `entry` is None on a rank that has not requested it but has called
     `join`."""
 
@@ -91,7 +91,7 @@ class Work:
         return self.requests[0]
 
 
-Finished = Callable[[list[Work], str | None], None]
+Finished = Callable[[list[Response], str | None], None]
 """Called with operations that have run together, and with the reason if they failed."""
 
 

@@ -20,7 +20,7 @@ from lambert.native import library
 from lambert.wings.plan.costs.choices import resolve_precision
 from lambert.wings.plan.costs.devices import GPU_CORES, Device, cluster, recognise
 from lambert.wings.plan.costs.steps import predict, predict_micro_batch
-from lambert.wings.plan.costs.work import Work, shapes_of
+from lambert.wings.plan.costs.work import Workload, shapes_of
 
 _LEAST = 3
 """Number of measurements of each ceiling. The best counts, because other programs can only lower a measurement."""
@@ -35,7 +35,7 @@ _ENOUGH = 512
 kernels would count more than in a run (our choice)."""
 
 
-def measure_device(work: Work, seconds: float) -> Device:
+def measure_device(work: Workload, seconds: float) -> Device:
     """Returns the device that a run would use here, with the rates of its best matrix product in float32 and, if it has
     the instructions, in bfloat16, and of its memory copies, as `lambert bench` measures them. It is fitted to the time
     of a micro-batch of the work, if the remaining time suffices for one.
@@ -49,7 +49,7 @@ def measure_device(work: Work, seconds: float) -> Device:
         return replace(found, fitted=_fit(world, resolve_precision(work, found), found, seconds / 2))
 
 
-def _measure(world: World, work: Work, seconds: float) -> Device:
+def _measure(world: World, work: Workload, seconds: float) -> Device:
     device = world.device
     kinds = {"float32": torch.float32} | ({"bfloat16": torch.bfloat16} if has_bfloat16(device) else {})
     rows = int(min(2048, work.batch_size * work.mean))
@@ -75,7 +75,7 @@ def _measure(world: World, work: Work, seconds: float) -> Device:
     )  # fmt: skip
 
 
-def _fit(world: World, work: Work, device: Device, seconds: float) -> float:
+def _fit(world: World, work: Workload, device: Device, seconds: float) -> float:
     """Returns the measured time of a micro-batch, forward and backward, divided by the predicted time; 1 if it does not
     fit into the memory or into this many seconds."""
     shapes = shapes_of(work.config, work.targets, work.labels)

@@ -9,7 +9,7 @@ from typing import Any
 
 from lambert.core.errors import UsageError
 from lambert.core.files import check_replaceable
-from lambert.wings.plan.costs.choices import Choice
+from lambert.wings.plan.costs.choices import Option
 from lambert.wings.plan.settings import PlanConfig
 
 _CREATOR = "lambert plan"
@@ -35,7 +35,7 @@ def check_plot(path: Path) -> None:
     check_replaceable(path, lambda beginning: _CREATOR.encode() in beginning, "plan")
 
 
-def draw(config: PlanConfig, found: Sequence[Choice], table: Sequence[Choice], chosen: Choice, unit: str) -> str:
+def draw(config: PlanConfig, found: Sequence[Option], table: Sequence[Option], chosen: Option, unit: str) -> str:
     """Returns the plot of the choices that fit into memory as an SVG document.
 
     Args:
@@ -85,7 +85,7 @@ def _choose_unit(seconds: Sequence[float]) -> str:
     return next((name for name, length in _UNITS.items() if middle >= 2 * length), "seconds")
 
 
-def _locate(choices: Sequence[Choice], time: str) -> tuple[list[float], list[float]]:
+def _locate(choices: Sequence[Option], time: str) -> tuple[list[float], list[float]]:
     return [choice.seconds / _UNITS[time] for choice in choices], [choice.cost for choice in choices]
 
 

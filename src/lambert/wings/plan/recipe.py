@@ -27,7 +27,7 @@ from lambert.verb import Verb, record_of, settings_of
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.training import verb_of
-from lambert.wings.plan.costs.work import Work
+from lambert.wings.plan.costs.work import Workload
 from lambert.wings.plan.settings import PlanConfig
 
 _SAMPLED = 32
@@ -46,7 +46,7 @@ class Planned:
 
     verb: str
     config: RunConfig
-    work: Work
+    work: Workload
     """The work of an update. Its precision and software depend on the device and are set later."""
     updates: int
     sequences: int
@@ -173,7 +173,7 @@ def _complete(
         )
     updates = train.updates(size or 0)
     exchange = config.exchange
-    work = Work(
+    work = Workload(
         shape, lengths, train.batch_size, targets, labels, config.optim.name, train.precision, train.micro_tokens,
         "float32" if exchange.method == "auto" or train.deterministic else exchange.method, exchange.rank,
         exchange.nodes == "on", exchange.sync_every, train.shard_optimizer, frozen, jitter=plan.jitter, slow=plan.slow,

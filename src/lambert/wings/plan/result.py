@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lambert.wings.plan.costs.choices import Choice
+from lambert.wings.plan.costs.choices import Option
 
 _ADVICE = {
     "arithmetic": "the products. A lower train.precision, a faster device or more devices help",
@@ -82,7 +82,7 @@ class Plan:
         return {name: value for name, value in asdict(self).items() if value not in (None, "")}
 
 
-def build_row(choice: Choice) -> PlanRow:
+def build_row(choice: Option) -> PlanRow:
     """Returns a choice as a row."""
     machines, step, work = choice.cluster, choice.step, choice.work
     hours = choice.seconds / 3600 * machines.devices
@@ -110,7 +110,7 @@ def build_row(choice: Choice) -> PlanRow:
     )
 
 
-def _explain_limit(choice: Choice) -> str:
+def _explain_limit(choice: Option) -> str:
     """Returns the largest part of an update and the setting that changes it."""
     parts = choice.step.parts
     largest = max(parts, key=lambda name: parts[name])

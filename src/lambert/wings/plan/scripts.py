@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from lambert.core.files import read_file
-from lambert.wings.plan.costs.choices import Choice
+from lambert.wings.plan.costs.choices import Option
 from lambert.wings.plan.settings import PlanConfig
 
 _SPARE = 1.25
@@ -131,7 +131,7 @@ spec:
 """
 
 
-def format_slurm_script(choice: Choice, config: PlanConfig, verb: str, flags: Sequence[str]) -> str:
+def format_slurm_script(choice: Option, config: PlanConfig, verb: str, flags: Sequence[str]) -> str:
     """Returns a script for sbatch, which starts the verb with the recipe and flags that override its settings."""
     minutes = math.ceil(_SPARE * choice.seconds / 60)
     days, rest = divmod(minutes, 24 * 60)
@@ -144,7 +144,7 @@ def format_slurm_script(choice: Choice, config: PlanConfig, verb: str, flags: Se
     )  # fmt: skip
 
 
-def format_kubernetes_script(choice: Choice, config: PlanConfig, verb: str, flags: Sequence[str]) -> str:
+def format_kubernetes_script(choice: Option, config: PlanConfig, verb: str, flags: Sequence[str]) -> str:
     """Returns a ConfigMap with the recipe, a Service and a Job for kubectl. A missing image or claim is a placeholder
     that the script marks."""
     arguments = "\n".join(f"            - {_quote(word)}" for word in (verb, _MOUNTED, *flags))
@@ -159,7 +159,7 @@ def format_kubernetes_script(choice: Choice, config: PlanConfig, verb: str, flag
     )  # fmt: skip
 
 
-def _on_gpus(choice: Choice) -> bool:
+def _on_gpus(choice: Option) -> bool:
     """Returns whether the devices are GPUs; `lambert launch` counts those of a machine itself."""
     return choice.cluster.device.kind == "cuda"
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
-from lambert.wings.plan.costs.choices import Choice, Remedy, find_remedy, list_clusters
+from lambert.wings.plan.costs.choices import Option, Remedy, find_remedy, list_clusters
 from lambert.wings.plan.recipe import Planned
 from lambert.wings.plan.result import Plan
 from lambert.wings.plan.settings import PlanConfig
@@ -17,7 +17,7 @@ def format_estimate(seconds: float) -> str:
     return f"{seconds:,.3g} s"
 
 
-def explain_memory(config: PlanConfig, plan: Planned, found: Sequence[Choice], *others: str) -> str:
+def explain_memory(config: PlanConfig, plan: Planned, found: Sequence[Option], *others: str) -> str:
     """Returns the error for a run that does not fit, with flags with which it fits, or with the missing memory if there
     are none.
 
@@ -61,7 +61,7 @@ def _list_flags(config: PlanConfig, plan: Planned, changed: Remedy, named: Colle
     return flags
 
 
-def format_plan(config: PlanConfig, plan: Planned, chosen: Choice, table: Sequence[Choice], result: Plan) -> list[str]:
+def format_plan(config: PlanConfig, plan: Planned, chosen: Option, table: Sequence[Option], result: Plan) -> list[str]:
     """Returns the lines of the prediction that the command prints."""
     found, step, device, unit = result.chosen, chosen.step, chosen.cluster.device, result.cost_unit
     shown = [
@@ -107,7 +107,7 @@ def _format_failures(found: Mapping[str, float]) -> list[str]:
 
 
 def _format_choices(
-    config: PlanConfig, plan: Planned, table: Sequence[Choice], chosen: Choice, unit: str
+    config: PlanConfig, plan: Planned, table: Sequence[Option], chosen: Option, unit: str
 ) -> list[str]:  # fmt: skip
     head = f"{'devices':>24}  {'exchange':9} {'micro tokens':>12} {'update':>10} {'run':>11} {unit:>13} {'memory':>9}  "
     rows = ["", "efficient choices: no other is both faster and cheaper", head.rstrip()]

@@ -12,10 +12,10 @@ from lambert.core.files import write_atomic
 from lambert.engine.progress import aside
 from lambert.planning.memory import checkpoint_state
 from lambert.runs.result import Say, silent
-from lambert.wings.plan.costs.choices import COUNTS, Choice, list_choices, select_efficient
+from lambert.wings.plan.costs.choices import COUNTS, Option, list_choices, select_efficient
 from lambert.wings.plan.costs.devices import DEVICES, Device, count_nodes
 from lambert.wings.plan.costs.simulation import (
-    Run,
+    SimulatedRun,
     compute_daly_interval,
     compute_useful_share,
     shorten,
@@ -122,12 +122,12 @@ def _check_nodes(config: PlanConfig, plan: Planned, device: Device) -> None:
         )
 
 
-def _is_own(plan: Planned, choice: Choice) -> bool:
+def _is_own(plan: Planned, choice: Option) -> bool:
     """Returns whether a choice sends gradients by the recipe's method, or by one that it tolerates."""
     return choice.work.method in {plan.work.method, *plan.config.exchange.tolerates}
 
 
-def _choose(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choice:
+def _choose(config: PlanConfig, plan: Planned, found: Sequence[Option]) -> Option:
     """Returns the choice that is shown in full: within the budget the fastest, within the deadline the cheapest,
     otherwise the recipe as it is on the given number of devices, or on one."""
     own = [choice for choice in found if choice.fits and _is_own(plan, choice)]
@@ -154,7 +154,7 @@ def _choose(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choic
     return min(kept, key=lambda one: (one.seconds, one.cost))
 
 
-def _build_script(config: PlanConfig, plan: Planned, chosen: Choice) -> str:
+def _build_script(config: PlanConfig, plan: Planned, chosen: Option) -> str:
     flags = parse_overrides(config.set)
     if chosen.work.micro_tokens != plan.work.micro_tokens:
         flags.append(f"--train.micro-tokens={chosen.work.micro_tokens}")
@@ -163,7 +163,7 @@ def _build_script(config: PlanConfig, plan: Planned, chosen: Choice) -> str:
     return SCRIPTS[config.cluster](chosen, config, plan.verb, flags)
 
 
-def _simulate_failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, float]:
+def _simulate_failures(config: PlanConfig, plan: Planned, chosen: Option) -> dict[str, float]:
     """Returns the effect of failures in seconds and shares: means and quantiles of simulations, and the closed form."""
     assert config.failures is not None
     weights = sum(map(prod, shapes_of(plan.work.config, plan.work.targets, plan.work.labels)))
@@ -173,7 +173,7 @@ def _simulate_failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dic
     interval = best if config.checkpoint is None else 60 * config.checkpoint
     step, work = chosen.step, chosen.work
     late = Lateness(chosen.cluster.devices, step.computing, work.jitter, work.slow)
-    run = Run(step.seconds - step.late, plan.updates, nodes, mtbf, interval, cost, config.restart, late)
+    run = SimulatedRun(step.seconds - step.late, plan.updates, nodes, mtbf, interval, cost, config.restart, late)
     simulated = shorten(run)
     longer = run.updates / simulated.updates
     outcomes = simulate_often(simulated)

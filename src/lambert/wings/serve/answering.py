@@ -83,7 +83,7 @@ class Answering:
         return await self.call(function, size)
 
     async def _compute(self, request: Request[R], size: int, tokens: int) -> R:
-        future = self.scheduler.submit(request.work, request.source)
+        future = self.scheduler.submit(request.ready, request.source)
         accepted = CURRENT.get()
         if accepted is not None:
             accepted.give_back_turn(tokens)

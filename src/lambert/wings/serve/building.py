@@ -63,7 +63,7 @@ def build(config: ServeConfig, key: str, say: Say) -> Service:
         begin = time.perf_counter()
         request, tokens = add_token_count(model.vectors(texts))
         admission.expect(count_characters(texts) / (time.perf_counter() - begin), tokens / count_characters(texts))
-        request.finish(scheduler.submit(request.work, request.source).result())
+        request.finish(scheduler.submit(request.ready, request.source).result())
 
     inference = InferenceConfig(precision, device=config.device)
     try:

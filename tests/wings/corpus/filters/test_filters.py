@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lambert.core.errors import DataError, UsageError
-from lambert.wings.corpus.batch import Batch, Outcome, PlainWords
+from lambert.wings.corpus.batch import Outcome, PlainWords, TextBatch
 from lambert.wings.corpus.cleaning import compose
 from lambert.wings.corpus.filters.c4 import C4, c4
 from lambert.wings.corpus.filters.decontamination import Decontaminate, Decontamination, strings
@@ -131,7 +131,7 @@ def reasons(outcome: Any, count: int) -> list[str | None]:
 @settings(max_examples=150, deadline=None)
 @given(TEXTS)
 def test_words_are_those_of_the_texts(texts: list[str]) -> None:
-    batch = Batch(texts)
+    batch = TextBatch(texts)
     expected = [word for text in texts for word in words(text)]
     found = [batch.data[a:b].decode() for a, b in zip(batch.starts_N.tolist(), batch.ends_N.tolist(), strict=True)]
     assert found == expected
@@ -164,12 +164,12 @@ def test_normalise_composes_and_removes_what_cannot_be_seen() -> None:
 @settings(max_examples=200, deadline=None)
 @given(TEXTS)
 def test_normalise_is_that_of_one_document(texts: list[str]) -> None:
-    found = new_texts(normalise_batch(Batch(texts)))
+    found = new_texts(normalise_batch(TextBatch(texts)))
     assert [found.get(number, text) for number, text in enumerate(texts)] == list(map(normalise, texts))
 
 
 def test_normalise_is_that_of_one_document_on_real_text() -> None:
-    found = new_texts(normalise_batch(Batch(REAL)))
+    found = new_texts(normalise_batch(TextBatch(REAL)))
     assert [found.get(number, text) for number, text in enumerate(REAL)] == list(map(normalise, REAL))
 
 
@@ -194,14 +194,14 @@ def test_a_filter_follows_its_rules(fast: Callable[..., Any], slow: Callable[...
     @settings(max_examples=100, deadline=None)
     @given(TEXTS)
     def generated(texts: list[str]) -> None:
-        assert reasons(fast(Batch(texts), rules), len(texts)) == [slow(text, rules) for text in texts]
+        assert reasons(fast(TextBatch(texts), rules), len(texts)) == [slow(text, rules) for text in texts]
 
     generated()
     expected = [slow(text, rules) for text in REAL]
-    assert reasons(fast(Batch(REAL), rules), len(REAL)) == expected
+    assert reasons(fast(TextBatch(REAL), rules), len(REAL)) == expected
     assert len(set(expected)) > 1
     for text in REAL[:20]:  # neighbours in a batch do not matter
-        assert reasons(fast(Batch([text]), rules), 1) == [slow(text, rules)]
+        assert reasons(fast(TextBatch([text]), rules), 1) == [slow(text, rules)]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_filter_follows_its_rules(fast: Callable[..., Any], slow: Callable[...
 )
 def test_c4_follows_its_rules(rules: C4) -> None:
     def compared(texts: list[str]) -> None:
-        outcome = c4(Batch(texts), rules, "en")
+        outcome = c4(TextBatch(texts), rules, "en")
         for number, text in enumerate(texts):
             reason, new = c4_rules(text, rules)
             assert outcome.dropped.get(number) == reason
@@ -241,7 +241,7 @@ def test_c4_follows_its_rules(rules: C4) -> None:
     ],
 )
 def test_personal_data_are_replaced(text: str, expected: str) -> None:
-    outcome = personal_data(Batch([f"First.\n{text}\nLast: Straße.", "none"]))
+    outcome = personal_data(TextBatch([f"First.\n{text}\nLast: Straße.", "none"]))
     assert new_texts(outcome).get(0, f"First.\n{text}\nLast: Straße.") == f"First.\n{expected}\nLast: Straße."
     assert mask(expected)[0] == expected
     assert bool(outcome.found) == (text != expected)
@@ -289,7 +289,7 @@ NUMBERS = st.lists(
 @example(["1", "2121215550130"])  # a card number after a line that ends in a digit
 @example(["1\n2121215550130"])
 def test_personal_data_are_found_in_every_line(texts: list[str]) -> None:
-    outcome = personal_data(Batch(texts))
+    outcome = personal_data(TextBatch(texts))
     for number, text in enumerate(texts):
         assert new_texts(outcome).get(number, text) == "\n".join(mask(line)[0] for line in text.split("\n"))
 
@@ -312,10 +312,10 @@ def test_text_of_evaluation_files_is_found(tmp_path: Path, name: str) -> None:
         "Quick brown fox jumps over the lazy dog and runs away from",  # 12 words
         "short text", "", SENTENCE,
     ]  # fmt: skip
-    outcome = Decontamination(rules)(Batch(texts))
+    outcome = Decontamination(rules)(TextBatch(texts))
     assert outcome.dropped == {0: name, 4: name}
     assert {number: dict(counts) for number, counts in outcome.found.items()} == {0: {name: 1}, 4: {name: 1}}
-    kept = Decontamination(Decontaminate(rules.files, drop=False))(Batch(texts))
+    kept = Decontamination(Decontaminate(rules.files, drop=False))(TextBatch(texts))
     assert not kept.dropped
     assert kept.found == outcome.found
 
@@ -332,7 +332,7 @@ def test_shared_sequences_are_those_of_plain_words(
     path = tmp_path_factory.mktemp("evaluation") / "a.jsonl"
     known = texts[: len(texts) // 2]
     path.write_text("".join(json.dumps([text]) + "\n" for text in known), encoding="utf-8")
-    outcome = Decontamination(Decontaminate((path,), size))(Batch(texts))
+    outcome = Decontamination(Decontaminate((path,), size))(TextBatch(texts))
     every = set().union(*map(grams, known))
     assert sorted(outcome.dropped) == [number for number, text in enumerate(texts) if grams(text) & every]
 
@@ -374,7 +374,7 @@ def test_an_evaluation_file_that_cannot_be_read_is_named(tmp_path: Path) -> None
     for name, content, problem in files:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=f"{name}{problem}"):
-            Decontamination(Decontaminate((tmp_path / name,)))(Batch(["text"]))
+            Decontamination(Decontaminate((tmp_path / name,)))(TextBatch(["text"]))
 
 
 @pytest.mark.parametrize(

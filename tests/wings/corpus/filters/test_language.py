@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.wings.corpus.batch import Batch
+from lambert.wings.corpus.batch import TextBatch
 from lambert.wings.corpus.filters.language import SEEN, Identifier, LanguageFilter, langid, middle
 from lambert.wings.corpus.reading.readers import Layout, read
 
@@ -45,18 +45,18 @@ def test_languages_are_those_of_the_package(identifier: Identifier) -> None:
 
 def test_documents_in_other_languages_are_dropped() -> None:
     texts = [*TEXTS, "", "ok"]
-    batch = Batch(texts)
+    batch = TextBatch(texts)
     batch.dropped.add(2)
     outcome = LanguageFilter("en", 0.2)(batch)
     assert {1: "de", 3: "bg", 5: "unknown"}.items() <= outcome.dropped.items()
     assert not {0, 2, 4} & outcome.dropped.keys()
     assert outcome.found[1] == {"de": 1}
-    assert set(LanguageFilter("en-GB", 1.0)(Batch(TEXTS[:1])).dropped.values()) == {"uncertain"}
+    assert set(LanguageFilter("en-GB", 1.0)(TextBatch(TEXTS[:1])).dropped.values()) == {"uncertain"}
 
 
 def test_a_language_that_is_not_known_is_refused() -> None:
     with pytest.raises(UsageError, match="'tlh' is not among the 140 languages"):
-        LanguageFilter("tlh", 0.65)(Batch(TEXTS))
+        LanguageFilter("tlh", 0.65)(TextBatch(TEXTS))
 
 
 @pytest.mark.parametrize("text", ["", "short", "word " * 999, "都" * 5000, "🙂 é" * 4000])

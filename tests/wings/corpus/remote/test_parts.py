@@ -32,7 +32,7 @@ class Machines:
     def run(self) -> None:
         others = self._work.with_name("others")
         for rank in range(self._tasks):
-            if self._fails(self._step._plan.step, rank):
+            if self._fails(self._step._stage.step, rank):
                 continue
             self._work.rename(others)
             try:

@@ -8,10 +8,10 @@ from lambert.model.config import SIZES, EncoderConfig
 from lambert.wings.plan.costs.choices import find_remedy, list_clusters
 from lambert.wings.plan.costs.devices import DEVICES, cluster
 from lambert.wings.plan.costs.steps import predict
-from lambert.wings.plan.costs.work import Work
+from lambert.wings.plan.costs.work import Workload
 
 LARGE = EncoderConfig(**SIZES["large"], vocabulary=30_522)
-WORK = Work(LARGE, [128], 4096, {"mlm": 20}, precision="float32", micro_tokens=65_536)
+WORK = Workload(LARGE, [128], 4096, {"mlm": 20}, precision="float32", micro_tokens=65_536)
 
 
 def test_the_largest_micro_batch_that_fits() -> None:

@@ -10,10 +10,10 @@ from lambert.planning import operations
 from lambert.wings.plan.costs.communication import find_exposed, predict_exchange
 from lambert.wings.plan.costs.devices import DEVICES, LINKS, cluster
 from lambert.wings.plan.costs.steps import predict
-from lambert.wings.plan.costs.work import Work, shapes_of
+from lambert.wings.plan.costs.work import Workload, shapes_of
 
 BASE = EncoderConfig(**SIZES["base"], vocabulary=30_522)
-WORK = Work(BASE, [128], 1024, {"mlm": 20, "nsp": 1}, {"nsp": 2}, micro_tokens=16_384)
+WORK = Workload(BASE, [128], 1024, {"mlm": 20, "nsp": 1}, {"nsp": 2}, micro_tokens=16_384)
 SHAPES = shapes_of(BASE, WORK.targets, WORK.labels)
 
 

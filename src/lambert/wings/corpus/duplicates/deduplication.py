@@ -25,7 +25,7 @@ from lambert.wings.corpus.duplicates.lists import DOCUMENT, LINE, Drops, write_l
 from lambert.wings.corpus.duplicates.near import Index, link_clusters
 from lambert.wings.corpus.duplicates.signatures import Sign, Signed
 from lambert.wings.corpus.duplicates.similarity import link_similar
-from lambert.wings.corpus.units import Make, Plan, Progress, make_here
+from lambert.wings.corpus.units import Make, Progress, Stage, make_here
 
 VERSION = 1
 """Increase it when the files of this step change, so that those of older versions are made again."""
@@ -112,7 +112,7 @@ def _sign(
     sizes = {part.name: part.path.stat().st_size for part in signed}
     missing.sort(key=lambda part: -sizes[part.name])
     done, total = sum(sizes[name] for name in records), sum(sizes.values())
-    for part, record in make(Plan("deduplicate", folder, Sign, (least,), {}, Signed.complete), missing, workers, None):
+    for part, record in make(Stage("deduplicate", folder, Sign, (least,), {}, Signed.complete), missing, workers, None):
         records[part.name] = record
         done += sizes[part.name]
         progress(done, total, "hashing documents")

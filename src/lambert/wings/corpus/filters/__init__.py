@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FilterEntry:
     """A filter by name."""
 
     build: Callable[["PrepareConfig"], Filter]
@@ -51,9 +51,9 @@ def _evaluation_files(config: "PrepareConfig") -> dict[str, Any]:
     return as_dict(config.decontaminate) | {"files": hashes}
 
 
-FILTERS: dict[str, Step] = {
-    "normalise": Step(lambda config: normalise_batch, lambda config: {}),
-    "language": Step(
+FILTERS: dict[str, FilterEntry] = {
+    "normalise": FilterEntry(lambda config: normalise_batch, lambda config: {}),
+    "language": FilterEntry(
         lambda config: LanguageFilter(config.language, config.min_language_score),
         lambda config: {
             "language": config.language,
@@ -62,23 +62,23 @@ FILTERS: dict[str, Step] = {
         },
         ("min_language_score",),
     ),
-    "gopher": Step(
+    "gopher": FilterEntry(
         lambda config: partial(gopher, rules=config.gopher), lambda config: as_dict(config.gopher), ("gopher",)
     ),
-    "gopher-repetition": Step(
+    "gopher-repetition": FilterEntry(
         lambda config: partial(gopher_repetition, rules=config.gopher_repetition),
         lambda config: as_dict(config.gopher_repetition),
         ("gopher_repetition",),
     ),
-    "c4": Step(
+    "c4": FilterEntry(
         lambda config: partial(c4, rules=config.c4, language=config.language),
         lambda config: as_dict(config.c4) | {"language": config.language},
         ("c4",),
     ),
-    "fineweb": Step(
+    "fineweb": FilterEntry(
         lambda config: partial(fineweb, rules=config.fineweb), lambda config: as_dict(config.fineweb), ("fineweb",)
     ),
-    "personal-data": Step(lambda config: personal_data, lambda config: {}),
-    "decontaminate": Step(_decontaminate, _evaluation_files, ("decontaminate",)),
+    "personal-data": FilterEntry(lambda config: personal_data, lambda config: {}),
+    "decontaminate": FilterEntry(_decontaminate, _evaluation_files, ("decontaminate",)),
 }
 """The filters of the step `clean` besides the functions in `cleaning.CLEANERS`."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from lambert.core.settings import check
 from lambert.text.sentences import split
-from lambert.wings.corpus.batch import Batch, Booleans, Outcome
+from lambert.wings.corpus.batch import Booleans, Outcome, TextBatch
 from lambert.wings.corpus.characters import END, QUOTE, Integers
 
 CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
@@ -34,13 +34,13 @@ class C4:
         check(self, "c4.")
 
 
-def c4(batch: Batch, rules: C4, language: str) -> Outcome:
+def c4(batch: TextBatch, rules: C4, language: str) -> Outcome:
     """Removes citation marks such as [1] and lines that are not sentences. Drops documents that are code or
     placeholders or have too few sentences. Runs of blank lines become one."""
     outcome = Outcome()
     cited = _without_citations(batch)
     if cited:
-        batch = Batch([cited.get(document, data) for document, data in enumerate(batch.encoded)])
+        batch = TextBatch([cited.get(document, data) for document, data in enumerate(batch.encoded)])
         outcome.texts |= cited
     lower = batch.data.lower()
     for phrase, reason in ((b"lorem ipsum", "lorem ipsum"), (b"{", "curly bracket")):
@@ -63,7 +63,7 @@ def c4(batch: Batch, rules: C4, language: str) -> Outcome:
     return outcome
 
 
-def _without_citations(batch: Batch) -> dict[int, bytes]:
+def _without_citations(batch: TextBatch) -> dict[int, bytes]:
     """Returns the texts that have citation marks, without them."""
     brackets = batch.find(b"[")
     after = batch.data_B[brackets + 1]
@@ -76,7 +76,7 @@ def _without_citations(batch: Batch) -> dict[int, bytes]:
     return found
 
 
-def _select_L(batch: Batch, rules: C4, lower: bytes) -> Booleans:
+def _select_L(batch: TextBatch, rules: C4, lower: bytes) -> Booleans:
     """Returns whether each line is kept."""
     last = batch.flags_B[batch.last_L]
     kept_L: Booleans = (last & (END | QUOTE)) != 0
@@ -107,7 +107,7 @@ def _positions(data: bytes, phrase: bytes) -> Integers:
     return np.fromiter(find(), dtype=np.int64)
 
 
-def _join_lines(batch: Batch, lines: Integers, paragraphs_L: npt.NDArray[np.int64]) -> bytes:
+def _join_lines(batch: TextBatch, lines: Integers, paragraphs_L: npt.NDArray[np.int64]) -> bytes:
     """Returns a text of these lines."""
     data, parts, before = batch.data, [], None
     begins, ends = batch.starts_N[batch.first_L[lines]].tolist(), batch.ends_N[batch.end_L[lines] - 1].tolist()

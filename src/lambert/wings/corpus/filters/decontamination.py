@@ -22,7 +22,7 @@ from lambert.text.rows import (
     read_lines,
 )
 from lambert.text.tables import read_cells
-from lambert.wings.corpus.batch import Batch, Booleans, Hashes, Outcome, PlainWords
+from lambert.wings.corpus.batch import Booleans, Hashes, Outcome, PlainWords, TextBatch
 from lambert.wings.corpus.characters import Integers
 
 
@@ -49,7 +49,7 @@ class Decontamination:
     def __init__(self, rules: Decontaminate) -> None:
         self._rules = rules
 
-    def __call__(self, batch: Batch) -> Outcome:
+    def __call__(self, batch: TextBatch) -> Outcome:
         outcome = Outcome()
         grams, documents = _hash_grams([data.decode() for data in batch.encoded], self._rules.words)
         known, table, bits = self._known

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lambert.core.settings import check
-from lambert.wings.corpus.batch import Batch, Outcome
+from lambert.wings.corpus.batch import Outcome, TextBatch
 from lambert.wings.corpus.characters import END
 
 
@@ -27,7 +27,7 @@ class FineWeb:
         check(self, "fineweb.", **shares)
 
 
-def fineweb(batch: Batch, rules: FineWeb) -> Outcome:
+def fineweb(batch: TextBatch, rules: FineWeb) -> Outcome:
     """Drops documents that look like lists or menus. Only lines with words count."""
     outcome = Outcome()
     documents_L = batch.documents_L

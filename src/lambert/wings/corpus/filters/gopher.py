@@ -6,7 +6,7 @@ import numpy as np
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
-from lambert.wings.corpus.batch import Batch, Outcome, word_hashes
+from lambert.wings.corpus.batch import Outcome, TextBatch, word_hashes
 from lambert.wings.corpus.characters import LETTER, Integers
 
 ELLIPSIS, BULLET = "…".encode(), "•".encode()
@@ -48,7 +48,7 @@ class Gopher:
                 )
 
 
-def gopher(batch: Batch, rules: Gopher) -> Outcome:
+def gopher(batch: TextBatch, rules: Gopher) -> Outcome:
     """Drops documents that are unlike prose. Only lines with words count."""
     outcome = Outcome()
     words_D = np.diff(batch.words_D1)
@@ -75,7 +75,7 @@ def gopher(batch: Batch, rules: Gopher) -> Outcome:
     return outcome
 
 
-def _ellipses_D(batch: Batch) -> Integers:
+def _ellipses_D(batch: TextBatch) -> Integers:
     """Returns the number of "..." that do not overlap, and of "…", in each document."""
     dots = batch.find(b".")
     first = np.flatnonzero(np.diff(dots, prepend=-2) != 1)  # of each run of full stops
@@ -87,7 +87,7 @@ def _ellipses_D(batch: Batch) -> Integers:
     return found
 
 
-def _without_letters(batch: Batch) -> Integers:
+def _without_letters(batch: TextBatch) -> Integers:
     """Returns the numbers of the words that contain no letter."""
     other = np.flatnonzero((batch.flags_B[batch.starts_N] & LETTER) == 0)
     if not len(other):
@@ -97,7 +97,7 @@ def _without_letters(batch: Batch) -> Integers:
     return found
 
 
-def _stop_words_D(batch: Batch, words: tuple[str, ...]) -> Integers:
+def _stop_words_D(batch: TextBatch, words: tuple[str, ...]) -> Integers:
     """Returns how many of these words each document contains, in lower case, capitalised or in capitals. A mark beside
     a word is part of the word."""
     numbers: dict[bytes, int] = {}

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import import_extra
-from lambert.wings.corpus.batch import Batch, Outcome
+from lambert.wings.corpus.batch import Outcome, TextBatch
 
 SEEN = 300
 """Number of characters that are read from the middle of a document (our choice: reading 1,000 changes 1% of the
@@ -32,7 +32,7 @@ class LanguageFilter:
         self._wanted, self._min_score = language.replace("_", "-").split("-")[0], min_score
         langid()
 
-    def __call__(self, batch: Batch) -> Outcome:
+    def __call__(self, batch: TextBatch) -> Outcome:
         outcome = Outcome()
         documents = [document for document in range(len(batch)) if document not in batch.dropped]
         found = self._identifier([middle(batch.encoded[document]) for document in documents])

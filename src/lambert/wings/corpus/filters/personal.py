@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from lambert.wings.corpus.batch import Batch, Booleans, Outcome
+from lambert.wings.corpus.batch import Booleans, Outcome, TextBatch
 from lambert.wings.corpus.characters import Bytes, Integers
 
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -50,7 +50,7 @@ FORMS = {
 digits or prefixes."""
 
 
-def personal_data(batch: Batch) -> Outcome:
+def personal_data(batch: TextBatch) -> Outcome:
     """Replaces e-mail addresses, public IP addresses, IBANs, credit-card numbers with a valid check digit, and phone
     numbers with + or in the US forms, by fixed forms."""
     outcome = Outcome()
@@ -125,7 +125,7 @@ def _phone(found: str) -> int:
     return len(found) if 8 <= sum(character.isdigit() for character in found) <= 15 else 0
 
 
-def _candidates(batch: Batch) -> Integers:
+def _candidates(batch: TextBatch) -> Integers:
     """Returns positions in all lines that may contain personal data."""
     data_B = batch.data_B
     digit_B = (data_B - ord("0")) < 10  # bytes below "0" wrap around

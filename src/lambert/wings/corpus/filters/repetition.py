@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
-from lambert.wings.corpus.batch import Batch, Booleans, Hashes, Outcome, slot_counts, with_document
+from lambert.wings.corpus.batch import Booleans, Hashes, Outcome, TextBatch, slot_counts, with_document
 from lambert.wings.corpus.characters import Integers
 
 
@@ -37,7 +37,7 @@ class Repetition:
                 raise UsageError(f"gopher_repetition.{name} needs {count} values, not {len(getattr(self, name))}.")
 
 
-def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
+def gopher_repetition(batch: TextBatch, rules: Repetition) -> Outcome:
     """Drops documents that repeat themselves. Only lines with words count."""
     outcome = Outcome()
     characters_D = np.maximum(batch.characters_D, 1)
@@ -66,7 +66,7 @@ def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
     return outcome
 
 
-def _drop_by_words(batch: Batch, rules: Repetition, outcome: Outcome) -> None:
+def _drop_by_words(batch: TextBatch, rules: Repetition, outcome: Outcome) -> None:
     """Drops documents that repeat sequences of words. Only the documents for which an upper bound is above a threshold
     are examined in detail."""
     suspicious_D = _suspicious_D(batch, rules)
@@ -88,7 +88,7 @@ def _drop_by_words(batch: Batch, rules: Repetition, outcome: Outcome) -> None:
         positions, keys, size = _find_repeating(batch, _longer(positions), size + 1)
 
 
-def _suspicious_D(batch: Batch, rules: Repetition) -> Booleans:
+def _suspicious_D(batch: TextBatch, rules: Repetition) -> Booleans:
     """Returns the documents in which the share of a repeated sequence may be above its threshold."""
     characters_D, letters = np.maximum(batch.characters_D, 1), batch.letters_N1
     suspicious_D = np.zeros(len(batch), dtype=np.bool_)
@@ -110,7 +110,7 @@ def _suspicious_D(batch: Batch, rules: Repetition) -> Booleans:
     return suspicious_D
 
 
-def _select_grams(batch: Batch, candidates: Integers, size: int) -> tuple[Integers, Hashes]:
+def _select_grams(batch: TextBatch, candidates: Integers, size: int) -> tuple[Integers, Hashes]:
     """Returns the candidates at which a sequence of `size` words of one document begins, and the key of each
     sequence."""
     candidates = candidates[: np.searchsorted(candidates, len(batch.starts_N) - size, side="right")]
@@ -127,7 +127,7 @@ def _longer(positions: Integers) -> Integers:
     return positions[:-1][np.diff(positions) == 1] if len(positions) else positions
 
 
-def _find_repeating(batch: Batch, candidates: Integers, size: int) -> tuple[Integers, Hashes, int]:
+def _find_repeating(batch: TextBatch, candidates: Integers, size: int) -> tuple[Integers, Hashes, int]:
     """Returns the positions, in increasing order, among the candidates at which a sequence of `size` words begins that
     occurs more than once in its document; the key of each sequence; and `size`."""
     candidates, keys = _select_grams(batch, candidates, size)
@@ -141,7 +141,7 @@ def _find_repeating(batch: Batch, candidates: Integers, size: int) -> tuple[Inte
     return candidates[found], keys[found], size
 
 
-def _top_D(batch: Batch, positions: Integers, keys: Hashes, size: int) -> Integers:
+def _top_D(batch: TextBatch, positions: Integers, keys: Hashes, size: int) -> Integers:
     """Returns the number of characters in all occurrences of the most frequent sequence of each document, the first of
     several. Between two words, a space is counted."""
     characters_D = np.zeros(len(batch), dtype=np.int64)
@@ -156,7 +156,7 @@ def _top_D(batch: Batch, positions: Integers, keys: Hashes, size: int) -> Intege
     return characters_D
 
 
-def _count_covered_D(batch: Batch, positions: Integers, size: int) -> npt.NDArray[Any]:
+def _count_covered_D(batch: TextBatch, positions: Integers, size: int) -> npt.NDArray[Any]:
     """Returns the number of characters of each document in words that are part of one of these sequences."""
     if not len(positions):
         return np.zeros(len(batch))
@@ -165,7 +165,7 @@ def _count_covered_D(batch: Batch, positions: Integers, size: int) -> npt.NDArra
     return batch.count_D(batch.documents_N[positions], inside)
 
 
-def _inside(batch: Batch, positions: Integers, keys: Hashes, size: int, document: int) -> int:
+def _inside(batch: TextBatch, positions: Integers, keys: Hashes, size: int, document: int) -> int:
     """Returns the number of characters of a document in sequences that occurred before, without overlaps."""
     begin, end = np.searchsorted(positions, batch.words_D1[document : document + 2])
     letters = batch.letters_N1

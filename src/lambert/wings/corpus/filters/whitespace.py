@@ -4,12 +4,12 @@ import unicodedata
 
 import numpy as np
 
-from lambert.wings.corpus.batch import Batch, Booleans, Outcome
+from lambert.wings.corpus.batch import Booleans, Outcome, TextBatch
 from lambert.wings.corpus.characters import UNUSUAL, Integers
 from lambert.wings.corpus.cleaning import INVISIBLE_CHARACTERS, compose
 
 
-def normalise_batch(batch: Batch) -> Outcome:
+def normalise_batch(batch: TextBatch) -> Outcome:
     """Composes characters (NFC), removes invisible ones, and reduces each run of spaces to one space and each run of
     blank lines to one blank line."""
     outcome = Outcome()
@@ -21,13 +21,13 @@ def normalise_batch(batch: Batch) -> Outcome:
             composed[document] = compose(text).encode()
     outcome.texts = {document: data for document, data in _normalise_spaces(batch).items() if document not in composed}
     if composed:
-        spaced = _normalise_spaces(Batch([*composed.values()]))
+        spaced = _normalise_spaces(TextBatch([*composed.values()]))
         for number, (document, data) in enumerate(composed.items()):
             outcome.texts[document] = spaced.get(number, data)
     return outcome
 
 
-def _normalise_spaces(batch: Batch) -> dict[int, bytes]:
+def _normalise_spaces(batch: TextBatch) -> dict[int, bytes]:
     """Returns the texts that change if runs of spaces become one space, and runs of blank lines one blank line."""
     changes: dict[int, list[tuple[int, int, bytes]]] = {
         document: [] for document in np.flatnonzero(~_is_trimmed(batch)).tolist()
@@ -40,7 +40,7 @@ def _normalise_spaces(batch: Batch) -> dict[int, bytes]:
     return {document: _replace_gaps(batch, document, places) for document, places in changes.items()}
 
 
-def _is_trimmed(batch: Batch) -> Booleans:
+def _is_trimmed(batch: TextBatch) -> Booleans:
     """Returns whether each document begins and ends with a word, or is empty [D]."""
     empty_D: Booleans = batch.starts_D == batch.ends_D
     if not len(batch.starts_N):
@@ -52,7 +52,7 @@ def _is_trimmed(batch: Batch) -> Booleans:
     return trimmed
 
 
-def _wrong_gaps(batch: Batch) -> Integers:
+def _wrong_gaps(batch: TextBatch) -> Integers:
     """Returns the words of the same document as the next word, unless a space, a newline or two newlines are between
     the two."""
     length = batch.starts_N[1:] - batch.ends_N[:-1]
@@ -65,7 +65,7 @@ def _wrong_gaps(batch: Batch) -> Integers:
     return inside
 
 
-def _replace_gaps(batch: Batch, document: int, places: list[tuple[int, int, bytes]]) -> bytes:
+def _replace_gaps(batch: TextBatch, document: int, places: list[tuple[int, int, bytes]]) -> bytes:
     """Returns the text of a document from its first to its last word, with other white space at these places."""
     first, after = batch.words_D1[document : document + 2].tolist()
     if first == after:

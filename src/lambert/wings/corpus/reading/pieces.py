@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lambert.text.tables import Table
+from lambert.text.tables import TableFormat
 
 PIECE = 2 << 20
 
@@ -50,7 +50,7 @@ class Layout:
     """The encoding of plain text that declares none."""
     max_ratio: int = 100
     """How many times its size a compressed file may expand to."""
-    table: Table | None = None
+    table: TableFormat | None = None
     """How the table is written (separator, quotes); None: it is recognised."""
     headed: bool = True
     """Whether a stream begins at the beginning of the file. If not, it has only later rows, lines or pages."""

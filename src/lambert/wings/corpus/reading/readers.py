@@ -42,7 +42,7 @@ from lambert.text.streams import (
     is_damage,
     unpack,
 )
-from lambert.text.tables import Table, read_table_rows
+from lambert.text.tables import TableFormat, read_table_rows
 from lambert.text.tables import recognise_table as table_of
 from lambert.wings.corpus.reading.gutenberg import book_reader, is_book
 from lambert.wings.corpus.reading.html import read_html
@@ -126,7 +126,7 @@ def read_csv(stream: Stream, layout: Layout) -> Iterator[Piece]:
         yield Piece("", read.place, error=read.error) if read.error else make_row_piece(read.row, layout, read.place)
 
 
-def _find_columns(table: Table, layout: Layout) -> tuple[list[str], str]:
+def _find_columns(table: TableFormat, layout: Layout) -> tuple[list[str], str]:
     """Returns the names of the columns of a table, and "" or why it does not have exactly one column of text."""
     field = layout.text_field
     names = [*table.first]

@@ -57,7 +57,7 @@ class Body:
     """A value that changes when the file changes, such as its ETag; empty if the server sends none."""
 
 
-class Source(Protocol):
+class Server(Protocol):
     """A kind of server."""
 
     def open(self, url: str, begin: int, mark: str) -> AbstractContextManager[Body]:
@@ -70,7 +70,7 @@ class Source(Protocol):
 
 
 def fetch(
-    inputs: Sequence[str | Path], folder: Path, source_of: Callable[[str], Source], checksums: str, progress: Progress
+    inputs: Sequence[str | Path], folder: Path, source_of: Callable[[str], Server], checksums: str, progress: Progress
 ) -> tuple[list[str | Path], list[int], dict[str, str]]:
     """Returns the inputs, with files in `folder` in place of remote ones; for each, the number of the original input;
     and the URL of each file.
@@ -103,9 +103,9 @@ def fetch(
     return found, numbers, urls
 
 
-def _list_files(url: str, source: Source) -> list[str]:
+def _list_files(url: str, server: Server) -> list[str]:
     try:
-        return source.files(url)
+        return server.files(url)
     except Unavailable as error:
         raise MachineError(
             f"{public(url)} cannot be reached: {error}. Run the same command again to continue."
@@ -117,7 +117,7 @@ def locate(url: str, folder: Path) -> Path:
     return folder / hashlib.sha256(public(url).encode()).hexdigest()[:16] / name_of(url)
 
 
-def fetch_again(path: Path, inputs: Sequence[str | Path], folder: Path, source_of: Callable[[str], Source]) -> None:
+def fetch_again(path: Path, inputs: Sequence[str | Path], folder: Path, source_of: Callable[[str], Server]) -> None:
     """Fetches the file that `fetch`, called with these inputs on another machine, stores at `path`. If several
     processes of this machine need it, one fetches and the others wait. Raises DataError if no input names the file any
     more; otherwise as `fetch`.
@@ -134,7 +134,7 @@ def fetch_again(path: Path, inputs: Sequence[str | Path], folder: Path, source_o
 
 
 def _fetch_file(
-    url: str, folder: Path, source: Source, sums: Mapping[str, str] | None, checksums: str, progress: Progress
+    url: str, folder: Path, server: Server, sums: Mapping[str, str] | None, checksums: str, progress: Progress
 ) -> Path:
     path = locate(url, folder)
     own, record = path.parent, path.with_name("record.json")
@@ -146,7 +146,7 @@ def _fetch_file(
     part = own / f"{path.name}.part"
     with disk_errors(own, kept="What was fetched is kept"):
         make_folder(own)
-        mark = download(source, url, part, expected, progress)
+        mark = download(server, url, part, expected, progress)
         if expected and _hash(part, expected) != expected:
             raise _refuse_file(url, part, expected, checksums)
         sync(part)
@@ -166,7 +166,7 @@ def _complete(path: Path, record: Path, url: str) -> bool:
         return False
 
 
-def download(source: Source, url: str, part: Path, expected: str, progress: Progress) -> str:
+def download(server: Server, url: str, part: Path, expected: str, progress: Progress) -> str:
     """Downloads a file to `part`. Bytes of an earlier try are kept if the file has not changed or an `expected`
     checksum will be compared. Returns the mark of the file."""
     problem = ""
@@ -178,7 +178,7 @@ def download(source: Source, url: str, part: Path, expected: str, progress: Prog
         mark = _read_mark(part)
         begin = part.stat().st_size if part.exists() and (mark or expected) else 0
         try:
-            with source.open(url, begin, mark) as body:
+            with server.open(url, begin, mark) as body:
                 if body.begin and (body.begin != begin or body.mark != mark):
                     part.unlink()
                     raise Unavailable("the file changed while it was fetched")
@@ -233,7 +233,7 @@ def _check_space(part: Path, url: str, needed: int) -> None:
         )
 
 
-def _read_checksums(where: str, source_of: Callable[[str], Source]) -> dict[str, str]:
+def _read_checksums(where: str, source_of: Callable[[str], Server]) -> dict[str, str]:
     """Returns the checksums in a list, by file name."""
     try:
         if is_remote(where):

@@ -20,7 +20,7 @@ from lambert.wings.corpus.duplicates.signatures import Signed
 from lambert.wings.corpus.remote.fetch import fetch_again
 from lambert.wings.corpus.remote.servers import source_of
 from lambert.wings.corpus.remote.store import Store
-from lambert.wings.corpus.units import Extent, Plan
+from lambert.wings.corpus.units import Extent, Stage
 
 
 class PartStore:
@@ -55,14 +55,14 @@ class PartStore:
             self._store.delete(self._name(path))
             self._there.remove(self._name(path))
 
-    def pull_inputs(self, plan: Plan, unit: Any, inputs: Sequence[str | Path]) -> Any:
-        """Fetches the files that the target of a plan reads for a unit and that this machine lacks. Returns the unit
+    def pull_inputs(self, stage: Stage, unit: Any, inputs: Sequence[str | Path]) -> Any:
+        """Fetches the files that the target of a stage reads for a unit and that this machine lacks. Returns the unit
         with the paths of this machine. Raises DataError if an input has changed since the command hashed it."""
-        lists = _find_lists(plan)
+        lists = _find_lists(stage)
         for path in lists:
             if not have_hashes({path: lists[path]}):
                 self.pull(path)
-        if plan.step != "extract":
+        if stage.step != "extract":
             record = unit.path.with_suffix(".json")
             if not _whole(unit.path, record):
                 self.pull(record)
@@ -81,10 +81,10 @@ class PartStore:
             raise build_change_error(extent.source)
         return replace(extent, stamp=stamp)
 
-    def push_inputs(self, plan: Plan, units: Iterable[Any]) -> None:
-        """Copies the parts that the target of a plan reads, and that the store lacks, to the store."""
-        self.push(_find_lists(plan))
-        if plan.step != "extract":
+    def push_inputs(self, stage: Stage, units: Iterable[Any]) -> None:
+        """Copies the parts that the target of a stage reads, and that the store lacks, to the store."""
+        self.push(_find_lists(stage))
+        if stage.step != "extract":
             for unit in units:
                 self.push(path for path in (unit.path, unit.path.with_suffix(".json")) if not self.has(path))
 
@@ -99,17 +99,17 @@ class PartStore:
         return path.relative_to(self._work).as_posix()
 
 
-def list_outputs(plan: Plan, unit: Any) -> list[Path]:
-    """Returns the files that the target of a plan makes from a unit, the record last."""
+def list_outputs(stage: Stage, unit: Any) -> list[Path]:
+    """Returns the files that the target of a stage makes from a unit, the record last."""
     if isinstance(unit, Signed):
         return [unit.documents, unit.lines, unit.record]
-    part = plan.folder / f"part-{unit.key}.parquet"
+    part = stage.folder / f"part-{unit.key}.parquet"
     return [part, part.with_suffix(".json")]
 
 
-def _find_lists(plan: Plan) -> dict[Path, str]:
-    """Returns the lists of duplicates that the target of a plan reads, with their SHA-256."""
-    found = [value for value in plan.arguments if isinstance(value, Lists)]
+def _find_lists(stage: Stage) -> dict[Path, str]:
+    """Returns the lists of duplicates that the target of a stage reads, with their SHA-256."""
+    found = [value for value in stage.arguments if isinstance(value, Lists)]
     return {own.folder / name: digest for own in found for name, digest in own.record["files"].items()}
 
 

@@ -20,7 +20,7 @@ from lambert.core.urls import account, public
 from lambert.core.version import __version__
 from lambert.text.streams import inner_suffix
 from lambert.wings.corpus.reading.readers import SUFFIXES
-from lambert.wings.corpus.remote.fetch import Body, Source, Unavailable, shorten_message
+from lambert.wings.corpus.remote.fetch import Body, Server, Unavailable, shorten_message
 
 SECONDS = 60
 """Timeout of a server that sends nothing (our choice)."""
@@ -32,7 +32,7 @@ _HUB_SECONDS = 10
 _FORM = "datasets://OWNER/NAME?config=CONFIG&split=SPLIT"
 
 
-def source_of(url: str) -> Source:
+def source_of(url: str) -> Server:
     """Returns the kind of server of a URL."""
     scheme = url.partition("://")[0].lower()
     if scheme == SCHEME:

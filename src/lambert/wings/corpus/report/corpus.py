@@ -13,7 +13,7 @@ from lambert.core.shards import SPLITS, Split, content_hash, read_manifest
 from lambert.text.tokenizers import roles, tokenizer
 from lambert.verbs.report.cells import cell, table
 from lambert.verbs.report.curves import INK, RUNS, compact, svg
-from lambert.verbs.report.folders import Run
+from lambert.verbs.report.folders import RunContents
 from lambert.wings.corpus.report.inputs import make_files_table, make_inputs_table
 from lambert.wings.corpus.report.packing import Packed
 from lambert.wings.corpus.report.sample import SampledSplit, count_pieces, sample_split
@@ -67,7 +67,7 @@ class CorpusPage:
     """The sample from which lengths and tables were computed, if not from everything."""
 
 
-def read(folder: Path, name: str, runs: Sequence[Run] = ()) -> CorpusPage:
+def read(folder: Path, name: str, runs: Sequence[RunContents] = ()) -> CorpusPage:
     """Returns the page about a prepared corpus, with the number of epochs of these runs. Raises DataError if a file of
     it is missing or damaged."""
     manifest = read_manifest(folder)

@@ -14,7 +14,7 @@ from lambert.data.config import PackingConfig
 from lambert.data.packing import FullPlan, Outline
 from lambert.data.pairs import PairPlan
 from lambert.verbs.report.cells import table
-from lambert.verbs.report.folders import Run
+from lambert.verbs.report.folders import RunContents
 from lambert.wings.corpus.report.sample import SampledSplit
 
 BATCH = 32
@@ -92,7 +92,7 @@ class Packed:
         )
         return table("Padding", columns, rows) | {"note": note}
 
-    def make_epochs_table(self, runs: Iterable[Run]) -> dict[str, Any]:
+    def make_epochs_table(self, runs: Iterable[RunContents]) -> dict[str, Any]:
         """Returns the table of the epochs of the recipes and of these runs."""
         rows = []
         for recipe in (*RECIPES, *(found for run in runs if (found := _read_recipe(run)))):
@@ -130,7 +130,7 @@ def _format(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _read_recipe(run: Run) -> Recipe | None:
+def _read_recipe(run: RunContents) -> Recipe | None:
     names = ("packing.mode", "packing.sequence_length", "train.batch_size", "train.steps")
     mode, *values = (run.config.get(name) for name in names)
     if mode not in ("pairs", "balanced", "full") or not all(type(value) is int and value > 0 for value in values):

@@ -68,7 +68,7 @@ class Fragments:
         return self.word_tokens / max(self.words, 1)
 
 
-class Division(ABC):
+class PieceDivision(ABC):
     """Divides texts into units and these into pieces, as a tokenizer does, and adds words to its vocabulary. `free` are
     the ids of pieces that new ones may replace."""
 
@@ -156,14 +156,14 @@ class Division(ABC):
         return values
 
 
-class WordPiece(Division):
+class WordPiece(PieceDivision):
     """BERT's kind. It takes the longest piece with which a word begins, so a word that is a piece is found."""
 
     def find_word(self, unit: str) -> str:
         return unit if len(unit) <= self._tokenizer.model.max_input_chars_per_word else ""
 
 
-class ByteLevel(Division):
+class ByteLevel(PieceDivision):
     """RoBERTa's kind of BPE. With `ignore_merges`, a unit that is a piece is not divided.
 
     Merges could make a word from its pieces only through further pieces, which other words would use too. For old
@@ -201,7 +201,7 @@ class ByteLevel(Division):
         return None
 
 
-class Unigram(Division):
+class Unigram(PieceDivision):
     """SentencePiece's kind. It takes the most probable pieces of a unit. A new piece is more probable than its old
     pieces by `MARGIN`, and at least as probable as the rarest old piece, which determines when a character is unknown.
     """
@@ -236,7 +236,7 @@ class Unigram(Division):
         return rebuild(values, self._tokenizer)
 
 
-def choose_division(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Division:
+def choose_division(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> PieceDivision:
     """Returns the `Division` of the tokenizer, which replaces [unused] pieces if `replace`. Raises DataError, which
     names the `source`, for a tokenizer of another kind.
     """

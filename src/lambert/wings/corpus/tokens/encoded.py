@@ -17,7 +17,7 @@ import numpy.typing as npt
 from lambert.core.errors import DataError
 from lambert.core.files import open_regular, read_file
 from lambert.text.tokenizers.encoding import Encoded, Encoder
-from lambert.wings.corpus.documents import MARK, Documents, Part, Source, add_name
+from lambert.wings.corpus.documents import MARK, Documents, InputFile, Part, add_name
 from lambert.wings.corpus.parts import pyarrow
 from lambert.wings.corpus.reading.pieces import escape_name
 
@@ -27,7 +27,7 @@ file among those of the part."""
 _NUMBERS = ("width", "removed", "long", "first", "characters")
 
 
-def encode_part(path: Path, source: Source, encoder: Encoder) -> dict[str, Any]:
+def encode_part(path: Path, source: InputFile, encoder: Encoder) -> dict[str, Any]:
     """Encodes the documents of a part to a new file. Returns the numbers of its documents, unreadable documents and
     characters, and `named`, the first unreadable documents.
 

@@ -18,7 +18,7 @@ _SPACED = re.compile(" ?[^ ]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class RunCounts:
     """Counts of the runs between spaces in the documents of a text. A run includes the space before it, except at the
     beginning of a document."""
 
@@ -29,7 +29,7 @@ class Texts:
     heldout_documents: int
 
 
-def read(config: PrepareConfig, heldout: float, tell: Callable[[int, int], None]) -> Texts:
+def read(config: PrepareConfig, heldout: float, tell: Callable[[int, int], None]) -> RunCounts:
     """Counts the words of a sample of the input of `config`, of about `config.sample_megabytes`.
 
     Documents whose draw, the same as in `prepare`, is below `heldout` are held out; if there is none and `heldout` is
@@ -63,7 +63,7 @@ def read(config: PrepareConfig, heldout: float, tell: Callable[[int, int], None]
         counts -= held
     if not counts:
         raise DataError(f"{', '.join(map(str, config.input))}: the text has no words.")
-    return Texts(counts, held, len(draws), below)
+    return RunCounts(counts, held, len(draws), below)
 
 
 def read_word_list(path: Path) -> list[str]:

@@ -19,8 +19,8 @@ from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.text.tokenizers.trial import library_errors
 from lambert.wings.corpus.tokens import expansion
-from lambert.wings.corpus.tokens.additions import Division, Fragments, Word, choose_division
-from lambert.wings.corpus.tokens.expansion import Texts
+from lambert.wings.corpus.tokens.additions import Fragments, PieceDivision, Word, choose_division
+from lambert.wings.corpus.tokens.expansion import RunCounts
 from lambert.wings.corpus.verbs.extend_settings import ExtendConfig
 
 ADDED = "added_words.tsv"
@@ -80,7 +80,7 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     return Result(config.out, scores if before.words else {})
 
 
-def _choose_listed(division: Division, path: Path, pieces: Collection[str], say: Say) -> list[str]:
+def _choose_listed(division: PieceDivision, path: Path, pieces: Collection[str], say: Say) -> list[str]:
     """Returns the words of a list that are not among the `pieces`, as pieces, in the order of the list.
 
     Raises DataError if there is none.
@@ -101,7 +101,7 @@ def _choose_listed(division: Division, path: Path, pieces: Collection[str], say:
     return [*found]
 
 
-def _read(config: ExtendConfig, say: Say) -> Texts:
+def _read(config: ExtendConfig, say: Say) -> RunCounts:
     with progress(None, "reading", unit="MB", quiet=say is silent, summary=False) as bar:
         return expansion.read(
             config.as_prepare(), config.heldout, lambda done, total: bar.update("reading", done / 1e6, total / 1e6)
@@ -109,7 +109,7 @@ def _read(config: ExtendConfig, say: Say) -> Texts:
 
 
 def _choose_words(
-    config: ExtendConfig, division: Division, counts: Mapping[str, int], without: Collection[str], source: str
+    config: ExtendConfig, division: PieceDivision, counts: Mapping[str, int], without: Collection[str], source: str
 ) -> list[Word]:
     """Returns the words of the text to add, except the pieces in `without`."""
     ranked = division.rank_words(counts, config.min_count, without) if config.words else []
@@ -125,7 +125,7 @@ def _choose_words(
 
 
 @library_errors()
-def _keep_whole(division: Division, chosen: list[Word], source: str, say: Say) -> tuple[list[Word], Any]:
+def _keep_whole(division: PieceDivision, chosen: list[Word], source: str, say: Say) -> tuple[list[Word], Any]:
     """Returns the words that the extended tokenizer takes as one piece, and this tokenizer. Added tokens divide words
     that contain them.
 
@@ -147,7 +147,7 @@ def _join_first(words: Collection[str]) -> str:
     return ", ".join([*words][:_SHOWN]) + (", ..." if len(words) > _SHOWN else "")
 
 
-def _describe_fragments(texts: Texts, before: Fragments, after: Fragments, unknown: str) -> str:
+def _describe_fragments(texts: RunCounts, before: Fragments, after: Fragments, unknown: str) -> str:
     """Returns a line about the held-out text. `unknown` is the unknown token, or empty if there is none."""
     if not before.words:
         return f"held-out  no words: {texts.heldout_documents:,} of {texts.documents:,} documents are held out"

@@ -9,8 +9,8 @@ from math import ceil, inf
 
 from lambert.distributed.config import WORTH
 from lambert.wings.plan.costs.devices import DEVICES, Cluster, Device, cluster, count_nodes
-from lambert.wings.plan.costs.steps import Step, find_micro_tokens, predict
-from lambert.wings.plan.costs.work import Work, shapes_of
+from lambert.wings.plan.costs.steps import UpdateCost, find_micro_tokens, predict
+from lambert.wings.plan.costs.work import Workload, shapes_of
 
 _SLACK = 1.02
 """Size of micro-batches divided by that of equal shares of an update. It is above 1, because sequences are not cut (our
@@ -19,12 +19,12 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Option:
     """One way to compute a run, with its prediction."""
 
     cluster: Cluster
-    work: Work
-    step: Step
+    work: Workload
+    step: UpdateCost
     seconds: float
     """Seconds of the run."""
     cost: float
@@ -35,7 +35,7 @@ class Choice:
         return self.step.bytes <= self.cluster.device.memory
 
 
-def resolve_precision(work: Work, device: Device) -> Work:
+def resolve_precision(work: Workload, device: Device) -> Workload:
     """Returns the work with the precision `auto` resolved as in a run: bfloat16 if the device has it, otherwise
     float32."""
     if work.precision != "auto":
@@ -44,9 +44,9 @@ def resolve_precision(work: Work, device: Device) -> Work:
 
 
 def list_choices(
-    work: Work, sequences: int, devices: Sequence[Device], prices: Mapping[str, float], *, counts: Sequence[int],
+    work: Workload, sequences: int, devices: Sequence[Device], prices: Mapping[str, float], *, counts: Sequence[int],
     nodes: int = 0, network: str = "", methods: Sequence[str] = (),
-) -> list[Choice]:  # fmt: skip
+) -> list[Option]:  # fmt: skip
     """Returns all combinations of device, number of devices, method of exchange and size of micro-batches.
 
     Args:
@@ -78,11 +78,11 @@ def list_choices(
                     exact = min(exact, seconds)
                 elif method != work.method and seconds >= WORTH * exact:
                     continue
-                found.append(Choice(machines, tried, step, seconds, hours * usd))
+                found.append(Option(machines, tried, step, seconds, hours * usd))
     return found
 
 
-def _equal_share(work: Work, machines: Cluster, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _equal_share(work: Workload, machines: Cluster, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Returns the largest size of micro-batches that fits and gives all devices equally many, if a run would choose
     another size."""
     if work.micro_tokens or machines.devices == 1:
@@ -93,10 +93,10 @@ def _equal_share(work: Work, machines: Cluster, shapes: Sequence[tuple[int, ...]
     return (max(work.longest, ceil(_SLACK * share / rounds)),)
 
 
-def select_efficient(found: Iterable[Choice]) -> list[Choice]:
+def select_efficient(found: Iterable[Option]) -> list[Option]:
     """Returns the choices that fit into memory and that no other choice beats in both time and cost, ordered by
     time."""
-    kept: list[Choice] = []
+    kept: list[Option] = []
     for choice in sorted((one for one in found if one.fits), key=lambda one: (one.seconds, one.cost)):
         if not kept or choice.cost < kept[-1].cost * (1 - 1e-9):
             kept.append(choice)
@@ -107,9 +107,9 @@ def select_efficient(found: Iterable[Choice]) -> list[Choice]:
 class Remedy:
     """A changed run on some devices."""
 
-    work: Work
+    work: Workload
     cluster: Cluster
-    step: Step
+    step: UpdateCost
 
     @property
     def lacking(self) -> float:
@@ -117,7 +117,7 @@ class Remedy:
         return self.step.bytes - self.cluster.device.memory
 
 
-def find_remedy(work: Work, clusters: Sequence[Cluster]) -> Remedy:
+def find_remedy(work: Workload, clusters: Sequence[Cluster]) -> Remedy:
     """Returns the first change with which the run fits, or if none fits, the one that lacks least. The optimizer is
     first tried unsharded, then sharded; micro-batches first unchanged, then smaller; clusters in their order.
     """
@@ -143,7 +143,7 @@ def list_clusters(counts: Iterable[int], nodes: int = 0, network: str = "") -> l
     ]
 
 
-def _changes(work: Work, clusters: Sequence[Cluster]) -> Iterator[Remedy]:
+def _changes(work: Workload, clusters: Sequence[Cluster]) -> Iterator[Remedy]:
     shapes = shapes_of(work.config, work.targets, work.labels)
     for sharded in dict.fromkeys((work.shard_optimizer, work.shard_optimizer or work.sync_every == 1)):
         for smaller in (False, True):
@@ -154,7 +154,7 @@ def _changes(work: Work, clusters: Sequence[Cluster]) -> Iterator[Remedy]:
                 yield Remedy(tried, machines, predict(tried, machines, shapes))
 
 
-def _largest(work: Work, machines: Cluster, shapes: Sequence[tuple[int, ...]]) -> int:
+def _largest(work: Workload, machines: Cluster, shapes: Sequence[tuple[int, ...]]) -> int:
     """Returns the largest number of tokens with which a micro-batch fits, at most that of the run and at least that of
     the longest sequence."""
 

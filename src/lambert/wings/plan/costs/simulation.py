@@ -63,7 +63,7 @@ def compute_useful_share(mtbf: float, interval: float, cost: float, restart: flo
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulatedRun:
     """A run on a group of nodes. Times are seconds."""
 
     update: float
@@ -101,7 +101,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Simulated:
     """The result of a simulation."""
 
     seconds: float
@@ -119,17 +119,17 @@ class Outcome:
         return self.training / self.seconds
 
 
-def shorten(run: Run) -> Run:
+def shorten(run: SimulatedRun) -> SimulatedRun:
     """Returns the beginning of a run, long enough to be simulated in place of the whole."""
     return replace(run, updates=ceil(run.updates * min(1.0, _LONGEST / max(1.0, run.events))))
 
 
-def simulate_often(run: Run) -> list[Outcome]:
+def simulate_often(run: SimulatedRun) -> list[Simulated]:
     """Simulates a run several times (shorter runs more often) with the seeds 0, 1, 2, ... Raises as `simulate`."""
     return [simulate(run, seed) for seed in range(round(min(_MOST, max(_FEWEST, _EVENTS / (1 + run.events)))))]
 
 
-def simulate(run: Run, seed: int = 0) -> Outcome:
+def simulate(run: SimulatedRun, seed: int = 0) -> Simulated:
     """Simulates a run to its end.
 
     Raises UsageError if simpy is missing, or if the run fails so often that it hardly advances.
@@ -190,4 +190,4 @@ def simulate(run: Run, seed: int = 0) -> Outcome:
         environment.process(fail())
     environment.run(until=ended)
     waiting = sums["training"] - run.updates * run.update
-    return Outcome(float(environment.now), sums["training"], counts["failures"], sums["lost"], waiting)
+    return Simulated(float(environment.now), sums["training"], counts["failures"], sums["lost"], waiting)

@@ -24,7 +24,7 @@ from lambert.planning import memory, micro_batches, operations, traffic
 from lambert.wings.plan.costs.communication import find_exposed, predict_exchange
 from lambert.wings.plan.costs.devices import Cluster, Device
 from lambert.wings.plan.costs.stragglers import estimate_lateness
-from lambert.wings.plan.costs.work import DTYPES, Work, find_software, shapes_of
+from lambert.wings.plan.costs.work import DTYPES, Workload, find_software, shapes_of
 
 PRODUCTS = {"matrix": 0.63, "plain": 0.88, "measured": 0.79}
 """Efficiency of the blocks' large matrix products: on matrix units, without them, and for a measured peak."""
@@ -45,7 +45,7 @@ _TENSORS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class UpdateCost:
     """The seconds of one update, and its needs on each device."""
 
     arithmetic: float
@@ -89,7 +89,7 @@ class Step:
         return {name: getattr(self, name) for name in ("arithmetic", "memory", "kernels", "exchange", "waiting")}
 
 
-def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | None = None) -> Step:
+def predict(work: Workload, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | None = None) -> UpdateCost:
     """Predicts the update of `work` on the devices. It may need more memory than a device has: compare `bytes`.
 
     Args:
@@ -120,7 +120,7 @@ def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | No
     shown = sent.coding + find_exposed(sent.seconds, hidden, table if hidden else 1.0) if cluster.devices > 1 else 0.0
     busy = micro / (rounds * cluster.devices)
     mine = rounds * (arithmetic + memory_ + kernels)
-    return Step(
+    return UpdateCost(
         arithmetic=rounds * arithmetic * busy,
         memory=rounds * memory_ * busy + update,
         kernels=rounds * kernels * busy,
@@ -138,7 +138,7 @@ def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | No
     )  # fmt: skip
 
 
-def compute_resident_bytes(work: Work, cluster: Cluster, weights: int) -> float:
+def compute_resident_bytes(work: Workload, cluster: Cluster, weights: int) -> float:
     """Returns the bytes that a device holds besides its micro-batch: weights, gradients, moments, rounded weights,
     residuals of the exchange and, on a CPU, its share of the copy of a checkpoint in host memory."""
     device, on_host = cluster.device, cluster.device.kind == "cpu"
@@ -152,14 +152,14 @@ def compute_resident_bytes(work: Work, cluster: Cluster, weights: int) -> float:
     return device.memory - left
 
 
-def find_micro_tokens(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]]) -> int:
+def find_micro_tokens(work: Workload, cluster: Cluster, shapes: Sequence[tuple[int, ...]]) -> int:
     """Returns the tokens of the largest micro-batch that one rank alone would choose."""
     return _alone(
         work, cluster, compute_resident_bytes(work, cluster, sum(map(prod, shapes))), _per_token(work, cluster.device)
     )
 
 
-def determine_micro_tokens(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
+def determine_micro_tokens(work: Workload, cluster: Cluster, held: float, per_token: int) -> int:
     """Returns the tokens of a micro-batch as `runs/microbatch.py` determines them."""
     tokens = _alone(work, cluster, held, per_token)
     if cluster.devices == 1:
@@ -168,14 +168,14 @@ def determine_micro_tokens(work: Work, cluster: Cluster, held: float, per_token:
     return micro_batches.divide_update(tokens, least, work.batch_size * work.mean, work.longest, cluster.devices)
 
 
-def _alone(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
+def _alone(work: Workload, cluster: Cluster, held: float, per_token: int) -> int:
     kind = "cpu" if cluster.device.kind == "cpu" else "cuda"
     fast = micro_batches.fastest(kind, compiled=_native(work, cluster.device))
     return micro_batches.largest(int(max(0.0, cluster.device.memory - held) // per_token), fast)
 
 
 def predict_micro_batch(
-    work: Work, device: Device, sequences: float, weights: int
+    work: Workload, device: Device, sequences: float, weights: int
 ) -> tuple[float, float, float, float]:
     """Returns the seconds of one micro-batch (arithmetic, memory, kernels), and those of its backward pass."""
     config, software = work.config, find_software(work, device)
@@ -202,7 +202,7 @@ def predict_micro_batch(
     return arithmetic, memory_, ending, (arithmetic + memory_ + ending) * 2 / 3
 
 
-def _operations(work: Work) -> tuple[float, float]:
+def _operations(work: Workload) -> tuple[float, float]:
     """Returns the operations of a mean sequence in both passes: those proportional to the tokens, and those of
     attention."""
     many, config = len(work.lengths), work.config
@@ -215,7 +215,7 @@ def _operations(work: Work) -> tuple[float, float]:
     return (total - attention) / many, attention / many
 
 
-def _per_token(work: Work, device: Device) -> int:
+def _per_token(work: Workload, device: Device) -> int:
     kind = torch.device("cpu" if device.kind == "cpu" else "cuda")
     predicted = work.targets.get("mlm", 0.0) / work.mean
     return memory.bytes_per_token(
@@ -224,7 +224,7 @@ def _per_token(work: Work, device: Device) -> int:
     )  # fmt: skip
 
 
-def _native(work: Work, device: Device) -> bool:
+def _native(work: Workload, device: Device) -> bool:
     """Returns whether the compiled kernels for CPUs compute the blocks on this device."""
     return device.kind == "cpu" and device.native and DTYPES[work.precision] == torch.bfloat16
 

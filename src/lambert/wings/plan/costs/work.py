@@ -42,7 +42,7 @@ kernels."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workload:
     """The model and data of an update, and how it is computed."""
 
     config: EncoderConfig
@@ -96,6 +96,6 @@ def shapes_of(config: EncoderConfig, targets: Mapping[str, float], labels: Mappi
     return [tuple(parameter.shape) for parameter in model.parameters()]
 
 
-def find_software(work: Work, device: Device) -> Software:
+def find_software(work: Workload, device: Device) -> Software:
     """Returns the implementation of `work` on a device."""
     return work.software or SOFTWARE["lambert-cpu" if device.kind == "cpu" else "lambert"]

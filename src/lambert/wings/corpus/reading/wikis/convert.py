@@ -46,7 +46,7 @@ _ALONE = ("out", "output only", "number", "output number only")
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class MeasuringUnit:
     """A row of `units.tsv`, or such a unit with a power of ten."""
 
     code: str
@@ -91,25 +91,27 @@ class Unit:
 
 
 @cache
-def units() -> dict[str, Unit]:
+def units() -> dict[str, MeasuringUnit]:
     """Returns the units by all their codes."""
-    found: dict[str, Unit] = {}
+    found: dict[str, MeasuringUnit] = {}
     for row in rows("wikis/units.tsv"):
         codes = row["unit"].split("|")
-        unit = Unit(codes[0], row["dimension"], row["symbol"], row["one"], row["many"], float(row["scale"]), row["out"])
+        unit = MeasuringUnit(
+            codes[0], row["dimension"], row["symbol"], row["one"], row["many"], float(row["scale"]), row["out"]
+        )
         found |= dict.fromkeys(codes, unit)
     return found
 
 
 @cache
-def unit_of(code: str) -> Unit | None:
+def unit_of(code: str) -> MeasuringUnit | None:
     """Returns the unit with a code, which may begin with e3, e6 or e9 and end in (-)."""
     if unit := units().get(code) or units().get(code.replace("²", "2").replace("³", "3")):
         return unit
     for prefix, (word, factor) in _POWERS.items():
         if code.startswith(prefix) and (unit := units().get(code[len(prefix) :])):
             out = " ".join(prefix + other for other in unit.out.split())
-            return Unit(code, unit.dimension, unit.symbol, unit.one, unit.many, unit.scale * factor, out, word)
+            return MeasuringUnit(code, unit.dimension, unit.symbol, unit.one, unit.many, unit.scale * factor, out, word)
     return None
 
 
@@ -199,7 +201,7 @@ def _flips(call: Call) -> bool:
 
 
 def _simple(
-    call: Call, wiki: Wiki, quantities: list[_Quantity], between: list[str], unit: Unit, rest: list[str]
+    call: Call, wiki: Wiki, quantities: list[_Quantity], between: list[str], unit: MeasuringUnit, rest: list[str]
 ) -> str:  # fmt: skip
     full, full_out, american = _style(call, wiki)
     adjective = call["adj"] in ("on", "mid", "flip") and full
@@ -231,7 +233,7 @@ def _is_one(text: str, value: float) -> bool:
     return abs(value) == 1 or ("⁄" in text and abs(value) < 1)
 
 
-def _targets(rest: list[str], unit: Unit) -> tuple[list[str], str]:
+def _targets(rest: list[str], unit: MeasuringUnit) -> tuple[list[str], str]:
     """Returns the codes of the units to convert to, and the number of decimals if it is given."""
     target = rest[0] if rest and not re.fullmatch(r"-?[0-9]+", rest[0]) else ""
     rounding = next((word for word in rest[:2] if re.fullmatch(r"-?[0-9]{1,2}", word)), "")
@@ -241,14 +243,14 @@ def _targets(rest: list[str], unit: Unit) -> tuple[list[str], str]:
     return words or unit.out.split(), rounding
 
 
-def _base(value: float, unit: Unit) -> float:
+def _base(value: float, unit: MeasuringUnit) -> float:
     """Returns a quantity in the base unit of its dimension."""
     if unit.code in ("C", "F"):
         return value + 273.15 if unit.code == "C" else (value - 32) / 1.8 + 273.15
     return value * unit.scale
 
 
-def _value(value: float, source: Unit, target: Unit) -> float:
+def _value(value: float, source: MeasuringUnit, target: MeasuringUnit) -> float:
     base = _base(value, source)
     if target.code in ("C", "F"):
         return base - 273.15 if target.code == "C" else (base - 273.15) * 1.8 + 32
@@ -256,8 +258,8 @@ def _value(value: float, source: Unit, target: Unit) -> float:
 
 
 def _convert_to(
-    call: Call, wiki: Wiki, quantities: list[_Quantity], between: list[str], source: Unit, target: Unit, rounding: str,
-    full: bool, american: bool,
+    call: Call, wiki: Wiki, quantities: list[_Quantity], between: list[str], source: MeasuringUnit,
+    target: MeasuringUnit, rounding: str, full: bool, american: bool,
 ) -> str:  # fmt: skip
     values = [_value(quantity.value, source, target) for quantity in quantities]
     texts = [
@@ -276,7 +278,7 @@ def _convert_to(
 
 
 def _precision(
-    call: Call, quantity: _Quantity, value: float, source: Unit, target: Unit, rounding: str
+    call: Call, quantity: _Quantity, value: float, source: MeasuringUnit, target: MeasuringUnit, rounding: str
 ) -> int:  # fmt: skip
     if rounding:
         return min(int(rounding), _MOST_DIGITS)
@@ -318,7 +320,8 @@ def _pair(base: float, codes: tuple[str, str], wiki: Wiki) -> str:
 
 
 def _compound(
-    call: Call, wiki: Wiki, first: tuple[_Quantity, Unit], second: tuple[_Quantity, Unit], rest: list[str]
+    call: Call, wiki: Wiki, first: tuple[_Quantity, MeasuringUnit], second: tuple[_Quantity, MeasuringUnit],
+    rest: list[str],
 ) -> str:  # fmt: skip
     full, full_out, american = _style(call, wiki)
     adjective = call["adj"] == "on" and full

@@ -1,4 +1,4 @@
-"""The plan of a sweep, checked before its first trial: the verb, its settings for each trial, the space, the metric."""
+"""A sweep, checked before its first trial: the verb, its settings for each trial, the space, the metric."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ class NoSuchScore(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Sweep:
     """A sweep with checked settings."""
 
     config: SweepConfig
@@ -78,9 +78,9 @@ class Plan:
         return {**own, "direction": "minimize" if self.minimized else "maximize", **space, **fixed}
 
 
-def make_plan(config: SweepConfig) -> Plan:
-    """Returns the plan of a sweep. Raises UsageError if a setting is wrong, LambertError if the first trial could not
-    begin; no trial has started then."""
+def check_sweep(config: SweepConfig) -> Sweep:
+    """Returns a sweep with checked settings. Raises UsageError if a setting is wrong, LambertError if the first trial
+    could not begin; no trial has started then."""
     if config.trials is None and config.minutes is None and config.updates is None and config.sampler != "grid":
         raise UsageError("How long to search? Set trials, minutes or updates (updates of all trials together).")
     recipe = {} if config.recipe is None else read(config.recipe)
@@ -89,16 +89,16 @@ def make_plan(config: SweepConfig) -> Plan:
     for name in flatten(config.base):
         if name in {dimension.name for dimension in space}:
             raise UsageError(f"{name} is both in [sweep.space] and set beside it: remove one.")
-    plan = Plan(config, verb.name, space, False)
-    first = plan.settings({**plan.lowest, "out": str(config.out / "trials")})  # with the seed of the recipe
+    sweep = Sweep(config, verb.name, space, False)
+    first = sweep.settings({**sweep.lowest, "out": str(config.out / "trials")})  # with the seed of the recipe
     text(first)  # raises for paths that config.toml cannot hold
     first = prepare_trial(first, config.out)
-    _check_ends(plan)
+    _check_ends(sweep)
     names = [config.metric] if config.metric and is_worker() else score_names(first)
     metric, minimized = metric_of(config.metric, config.direction, names)
     study = config.study or config.out.absolute().name
     return replace(
-        plan,
+        sweep,
         minimized=minimized,
         config=replace(config, seeds=config.seeds or (first.seed,), metric=metric, study=study),
     )
@@ -110,20 +110,20 @@ def prepare_trial(config: RunConfig, out: Path) -> Any:
     return load(place)(config, out) if place else config
 
 
-def _check_ends(plan: Plan) -> None:
+def _check_ends(sweep: Sweep) -> None:
     """Raises UsageError if a run cannot begin with an end of a dimension, or a choice, neither beside the lowest values
     of the other dimensions nor beside their highest."""
-    highest = {one.name: one.ends()[-1] for one in plan.space}
-    for dimension in plan.space:
+    highest = {one.name: one.ends()[-1] for one in sweep.space}
+    for dimension in sweep.space:
         for end in dimension.ends():
-            problem = _problem(plan, {**plan.lowest, dimension.name: end})
-            if problem and _problem(plan, {**highest, dimension.name: end}):
+            problem = _problem(sweep, {**sweep.lowest, dimension.name: end})
+            if problem and _problem(sweep, {**highest, dimension.name: end}):
                 raise UsageError(f"[sweep.space] {dimension.name} = {end}: {problem}") from problem
 
 
-def _problem(plan: Plan, values: Mapping[str, Any]) -> LambertError | None:
+def _problem(sweep: Sweep, values: Mapping[str, Any]) -> LambertError | None:
     try:
-        check_names(plan.run_settings(values, 0, plan.config.out / "trials").optim)
+        check_names(sweep.run_settings(values, 0, sweep.config.out / "trials").optim)
     except LambertError as error:
         return error
     return None
