@@ -120,7 +120,7 @@ test-minimum:
 	@grep -oE '"[a-z0-9._-]+>=[0-9.]+' pyproject.toml | tr -d '"' | grep -v '^torch>\|^setuptools' | sed 's/>=/==/' > $(OLD)/minimum.txt
 	@$(OLD)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(INDEX),--extra-index-url $(INDEX)) \
 		-c $(OLD)/minimum.txt '$(TORCH)' -e '.[test]'
-	@OMP_NUM_THREADS=1 $(OLD)/bin/python -m pytest $(FLAGS) tests/core tests/wings/corpus tests/data tests/model tests/test_cli*.py \
+	@OMP_NUM_THREADS=1 $(OLD)/bin/python -m pytest $(FLAGS) tests/core tests/wings/corpus tests/data tests/model tests/test_cli.py tests/commands \
 		tests/wings/convert/test_convert.py tests/verbs/test_report.py
 
 test-wheel: $(VENV)/setup-dev
