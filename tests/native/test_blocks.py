@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import relu_squared
 import torch
 from blocks import CONFIGS, LENGTHS, build, compare, run
 from flat import make_batch
@@ -25,7 +26,7 @@ pytestmark = [
 def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the blocks that the kernels compute."""
     found: list[int] = []
-    for module in (post_norm, pre_norm):
+    for module in (post_norm, pre_norm, relu_squared):
 
         def counted(*arguments: Any, kept: Callable[..., Any] = module._forward, **settings: Any) -> Any:
             found.append(1)
@@ -63,7 +64,7 @@ def test_the_backward_pass_is_the_derivative(name: str, with_torch: Callable[[],
     compare(run(model, batch), expected, 1e-6)  # angles are float32
 
 
-@pytest.mark.parametrize("name", ["bert", "gte", "nomic_bert", "modernbert", "eurobert"])
+@pytest.mark.parametrize("name", ["bert", "gte", "nomic_bert", "modernbert", "eurobert", "from outside"])
 def test_dropout(name: str, used: list[int], with_torch: Callable[[], None]) -> None:
     """The kernels drop the elements that the reference drops, in both passes."""
     model, batch = build(replace(CONFIGS[name], dropout=0.2, attention_dropout=0.1)), make_batch(LENGTHS, 200)

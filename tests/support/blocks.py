@@ -25,6 +25,7 @@ CONFIGS = {
     "gte, tanh": replace(BERT, block="gte", segment_types=1, activation="gelu_tanh"),
     "nomic_bert": replace(BERT, block="nomic_bert", intermediate=192),
     "mpnet": replace(BERT, block="mpnet", segment_types=0, pad=1, position_offset=2),
+    "from outside": replace(BERT, block="relu_squared:ReluSquaredBlock"),
     "modernbert": MODERN,
     "modernbert, tanh, biased": replace(MODERN, activation="gelu_tanh", modern=BIASED),
     "eurobert": replace(MODERN, block="eurobert", intermediate=192),
