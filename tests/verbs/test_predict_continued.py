@@ -18,7 +18,6 @@ from lambert.core.errors import DataError
 from lambert.inference import answer_file
 from lambert.verbs import predict
 
-pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, which other tests import
 Lambert = Callable[..., Any]
 KEPT = "; the predictions so far are kept"
 Tuned = Callable[[str], Path]

@@ -181,7 +181,6 @@ def _learn(words: str, folder: Path, path: Path, barrier: Any, results: Any) -> 
     results.put((found.notes, int(data.lengths_S.sum())))
 
 
-@pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, which other tests import
 def test_of_processes_that_start_together_one_builds(words: Tokenizer, tmp_path: Path) -> None:
     _, path = squad(tmp_path)
     context = multiprocessing.get_context("fork")
@@ -212,7 +211,6 @@ def _learn_together(words: str, folder: Path, path: Path, barrier: Any, results:
     results.put(path.name)
 
 
-@pytest.mark.filterwarnings("ignore:os.fork")
 def test_different_files_are_built_at_the_same_time(words: Tokenizer, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(2), context.Queue()
