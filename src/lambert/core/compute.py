@@ -70,6 +70,7 @@ class Copies:
     def __init__(self) -> None:
         self._kept: dict[Tensor, tuple[tuple[Tensor, ...], tuple[int, ...], Any]] = {}
         self._offered: list[Tensor] = []
+        self._places: tuple[int, list[Tensor], dict[int, Place]] = -1, [], {}  # those of `changes` copies
         self.changes = 0
         """How often a copy has been made or dropped."""
 
@@ -89,15 +90,22 @@ class Copies:
     def offer(self) -> dict[int, Place]:
         """Returns where a step may write the copy of each parameter, by its `id`. A parameter with several copies has
         no place."""
+        if self._places[0] != self.changes:
+            self._places = self.changes, *self._find_places()
+        _, self._offered, found = self._places
+        return found
+
+    def _find_places(self) -> tuple[list[Tensor], dict[int, Place]]:
+        """Returns which copies have places, by their first parts, and the places by the ids of parameters."""
         uses = Counter(id(part) for parts, _, _ in self._kept.values() for part in parts)
-        self._offered = []
+        offered: list[Tensor] = []
         found: dict[int, Place] = {}
         for first, (parts, _, copy) in self._kept.items():
             ids = [*map(id, parts)]
             if hasattr(copy, "places") and all(uses[one] == 1 for one in ids):
-                self._offered.append(first)
+                offered.append(first)
                 found.update(zip(ids, copy.places(), strict=True))
-        return found
+        return offered, found
 
     def keep(self, written: Collection[int]) -> None:
         """Drops all copies except those that were offered and whose trained parameters were all `written` (ids)."""

@@ -25,7 +25,7 @@ class Passes:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._modules = [*model.modules()]
+        self._modules, self._parameters = [*model.modules()], [*model.parameters()]
         self.states = model.config.hidden * model.config.layers
         """Elements of the states of a token in all layers."""
 
@@ -37,7 +37,7 @@ class Passes:
                 return None
             if one._compiled_call_impl is not None:
                 return None
-        if not all(parameter.requires_grad for parameter in self._model.parameters()):
+        if not all(parameter.requires_grad for parameter in self._parameters):
             return None
         encoder: Any = self._model.encoder
         shares = [(block.dropout, block.attention_dropout, block.training) for block in encoder.blocks]
