@@ -1,11 +1,11 @@
-"""How far states and gradients of each family in bfloat16 are from those in float32, by the compiled kernels, whose states
-between blocks are bfloat16, and by torch's autocast, whose residual states are float32.
+"""How far states and gradients in bfloat16 are from those in float32, for each family.
 
     python -m benchmarks.precision.families [--layers 12] [--hidden 768] [--factor 2]
 
-Prints a line of JSON for each family: relative L2 distances of the states after the last block, and of all gradients together, of a
-weighted sum of these states. Weights are fresh and multiplied by `--factor`, since those of trained models are larger. 8
-sequences of 128 random tokens, no dropout.
+"kernels" are the compiled kernels, whose states between blocks are bfloat16, "autocast" is torch's, whose residual
+states are float32 where norms are before the layers. Prints a line of JSON for each family: relative L2 distances of
+the states after the last block, and of all gradients together, of a weighted sum of these states. Weights are fresh and
+multiplied by `--factor`, since those of trained models are larger. 8 sequences of 128 random tokens, no dropout.
 """
 
 import argparse
