@@ -32,8 +32,8 @@ from benchmarks.support.experiment import Row
 FIRST, FIRST_GOAL = 20, 2e-4  # weights rounded to float8, gradients without biases: 5e-4; weights an update old: 7e-3
 LAST, LAST_GOAL = 50, 2e-3
 WHOLE = 1 << 14  # tokens: more than an update has
-SIZES = {"tiny": (2, 128, 2), "mini": (4, 256, 4)}
-"""Layers, width and heads (Turc et al., 2019)."""
+SIZES = {"tiny": ("bert", 2, 128, 2), "mini": ("bert", 4, 256, 4), "modernbert-tiny": ("modernbert", 2, 128, 2)}
+"""Family, layers, width and heads (Turc et al., 2019)."""
 REFERENCE = "float32"
 WITH_GOALS = ("bfloat16", "float8")
 DIFFERENCES = ("first_difference", "last_difference", "heldout_difference")
@@ -56,18 +56,18 @@ def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
 
 def run(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
     """Pre-trains, and returns the plan with the loss of each update and the held-out masked-LM loss."""
-    layers, hidden, heads = SIZES[plan["size"]]
+    family, layers, hidden, heads = SIZES[plan["size"]]
     with tempfile.TemporaryDirectory(dir=args.work) as folder:
         out = Path(folder) / "run"
         flags = {
-            "corpus": corpus, "out": out, "seed": plan["seed"],
-            "model.layers": layers, "model.hidden": hidden, "model.heads": heads, "model.intermediate": 4 * hidden,
+            "corpus": corpus, "out": out, "seed": plan["seed"], "model.block": family, "model.layers": layers,
+            "model.hidden": hidden, "model.heads": heads, "model.intermediate": 4 * hidden,
             "model.positions": args.length, "model.init-range": 0.02, "model.dropout": plan["dropout"],
-            "model.attention-dropout": plan["dropout"], "packing.mode": "pairs", "packing.sequence-length": args.length,
-            "optim.name": "adamw", "optim.lr": args.lr, "optim.warmup-ratio": 0.1,
-            "train.batch-size": plan["batch_size"], "train.steps": plan["steps"], "train.precision": plan["precision"],
-            "train.micro-tokens": plan["micro_tokens"], "train.device": plan["device"], "train.threads": args.threads,
-            "train.compile": "off",
+            "model.attention-dropout": plan["dropout"], "packing.mode": "pairs" if family == "bert" else "full",
+            "packing.sequence-length": args.length, "optim.name": "adamw", "optim.lr": args.lr,
+            "optim.warmup-ratio": 0.1, "train.batch-size": plan["batch_size"], "train.steps": plan["steps"],
+            "train.precision": plan["precision"], "train.micro-tokens": plan["micro_tokens"],
+            "train.device": plan["device"], "train.threads": args.threads, "train.compile": "off",
             "train.evaluate-sequences": 256, "log.every": 1, "log.seconds": 60,
         }  # fmt: skip
         heldout = experiment.pretrain(flags, args.threads).get("mlm")

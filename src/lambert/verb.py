@@ -9,6 +9,7 @@ import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
@@ -77,8 +78,8 @@ class Verb:
 @cache
 def packages() -> tuple[ModuleType, ...]:
     """Returns the packages that may define verbs: `lambert.verbs` and the packages in `lambert.wings`."""
-    wings = importlib.import_module("lambert.wings")
-    names = ("verbs", *(f"wings.{one.name}" for one in pkgutil.iter_modules(wings.__path__)))
+    wings = Path(__file__).with_name("wings")
+    names = ("verbs", *(f"wings.{one.name}" for one in pkgutil.iter_modules([str(wings)])))
     return tuple(importlib.import_module(f"lambert.{name}") for name in names)
 
 
