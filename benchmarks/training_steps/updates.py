@@ -3,11 +3,11 @@
     python -m benchmarks.training_steps.updates [--sizes tiny mini] [--source DIR ...] [--rounds 4] [--updates 100]
 
 Prints a line of JSON for each measurement. All updates of a run have the same batch of `bench`'s random ids, without
-padding: 8 sequences of 64 tokens for tiny, of 128 for the others; LAMB, dropout 0.1, bfloat16, labels of masked tokens
-and of next sentences; GOMP_SPINCOUNT is that of runs. Several `--source` are compared, in turn in each round: source
-folders of this and of other commits, each with its compiled kernels. `--busy` starts a process beside each run that
-computes without end. `--kernels` adds the milliseconds of an update in each compiled kernel, the products also by their
-sizes [rows, inputs, outputs] and with their rate in GFLOP/s; passes are then computed without programs.
+padding: 8 sequences of 64 tokens for tiny, of 128 or 512 for the others; LAMB, dropout 0.1, bfloat16, labels of masked
+tokens and, of BERT, of next sentences; GOMP_SPINCOUNT is that of runs. Several `--source` are compared, in turn in each
+round: source folders of this and of other commits, each with its compiled kernels. `--busy` starts a process beside
+each run that computes without end. `--kernels` adds the milliseconds of an update in each compiled kernel, the products
+also by their sizes [rows, inputs, outputs] and with their rate in GFLOP/s; passes are then computed without programs.
 """
 
 import argparse
@@ -25,9 +25,11 @@ ROOT = Path(__file__).parents[2]
 SIZES: dict[str, tuple[dict[str, Any], int, int]] = {
     "tiny": ({"layers": 2, "hidden": 128, "heads": 2, "intermediate": 512}, 8, 64),
     "mini": ({"layers": 4, "hidden": 256, "heads": 4, "intermediate": 1024}, 8, 128),
+    "mini-512": ({"layers": 4, "hidden": 256, "heads": 4, "intermediate": 1024}, 8, 512),
+    "modernbert-mini": ({}, 8, 512),
     "base": ({"layers": 12, "hidden": 768, "heads": 12, "intermediate": 3072}, 8, 128),
 }
-"""Shape, sequences, and tokens of each."""
+"""Shape, sequences, and tokens of each. Without a shape, it is ModernBERT's, that of `bench`."""
 WARM = 5
 """Updates that are not counted."""
 BUSY = [sys.executable, "-c", "while True: pass"]
@@ -82,12 +84,15 @@ def measure(size: str, updates: int, *, kernels: bool = False) -> dict[str, Any]
     from lambert.core.world import World
     from lambert.measure.batches import draw_batch
     from lambert.model import weights
-    from lambert.model.config import EncoderConfig
+    from lambert.model.config import MODERN_SIZES, EncoderConfig
 
     shape, sequences, length = SIZES[size]
-    config = EncoderConfig(**shape, vocabulary=30_522, positions=512, dropout=0.1, attention_dropout=0.1)
-    batch = draw_batch(config, np.array([length] * sequences), 0, ("mlm", "nsp"))
-    net = weights.draw(config, {"mlm": 0, "nsp": 0})
+    config = EncoderConfig(
+        **(shape or MODERN_SIZES["mini"]), vocabulary=30_522, positions=512, dropout=0.1, attention_dropout=0.1
+    )
+    objectives = ("mlm", "nsp") if shape else ("mlm",)
+    batch = draw_batch(config, np.array([length] * sequences), 0, objectives)
+    net = weights.draw(config, dict.fromkeys(objectives, 0))
     data = itertools.repeat(as_update(batch))
     options = {} if kernels else passes_of(net)  # a program calls the kernels where nobody times them
     steps = train_on(net, build_optimizer(net), data, World(), steps=WARM + updates, **options)
