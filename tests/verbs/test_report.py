@@ -213,7 +213,7 @@ def test_without_optional_files(tmp_path: Path) -> None:
 
 def test_advice() -> None:
     def advised(rows: list[dict[str, Any]]) -> list[str]:
-        return report.advice(report.Run("run", rows, {}, {}, {}, {}, []))
+        return report.advice(report.RunContents("run", rows, {}, {}, {}, {}, []))
 
     assert advised([row(step) for step in range(1, 9)]) == []
     (line,) = advised([row(step, wait_share=0.18) for step in range(1, 9)])

@@ -156,7 +156,9 @@ def test_of_many_incidents_the_ends_are_shown_and_what_was_done_stays(tmp_path: 
 
 def test_advice_of_ranks() -> None:
     def advised(**values: Any) -> list[str]:
-        return ranks.advice(report.Run("run", [on_ranks(step, **values) for step in (1, 2, 3)], {}, {}, {}, {}, []))
+        return ranks.advice(
+            report.RunContents("run", [on_ranks(step, **values) for step in (1, 2, 3)], {}, {}, {}, {}, [])
+        )
 
     assert advised() == []
     (line,) = advised(exchange_wait_seconds=1.0)
