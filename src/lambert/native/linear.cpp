@@ -20,7 +20,8 @@ constexpr long kBlockWords = 1 << 17;          // words of the right operand tha
 constexpr long kInner = 2048;                  // words of K that are multiplied at a time
 constexpr long kSmall = 1 << 18;               // multiply-adds that one thread computes before a second one helps
 
-// Calls epilogue(row, column, sums) for rows `first` to `last` and panels `begin` to `end`, with sums in memory between parts of K.
+// Calls epilogue(row, column, sums) for rows `first` to `last` and panels `begin` to `end`, with sums in memory between parts
+// of K.
 template <class Epilogue>
 void in_parts(const uint32_t* left, const uint32_t* right, long count, long columns, long first, long last, long begin,
               long end, Epilogue& epilogue) {
