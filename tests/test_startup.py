@@ -11,6 +11,7 @@ import torch
 
 from lambert.engine.process import import_quickly
 from lambert.model import files, weights
+from lambert.verb import all_verbs
 
 HEAVY = ("torch._dynamo", "torch._inductor", "sympy", "torch.distributed.elastic", "pyarrow", "rich", "transformers")
 """Modules that some verbs need and that take long to import."""
@@ -41,6 +42,31 @@ def test_a_short_command_imports_little_and_searches_no_garbage(verb: str, pretr
     assert [name for name in HEAVY if name in modules] == []
     assert frozen > 100_000  # Python does not search the objects of torch, also when it ends
     assert collecting
+
+
+@pytest.mark.parametrize("flags", [["--help"], [], ["--version"]])
+def test_the_list_of_verbs_needs_no_parser(flags: list[str]) -> None:
+    modules, *_ = run(AFTER, *flags)
+    assert {"cyclopts", "rich", "numpy", "torch"}.isdisjoint(modules)
+
+
+WITH_ARRAYS = {"prepare", "corpus peek", "corpus fetch", "corpus verify", "extend"}
+"""Verbs whose settings name filters, which compute with arrays."""
+WITH_TASKS = {"finetune", "evaluate", "predict", "compare"}
+"""Verbs whose settings name tasks, which score with arrays."""
+
+
+@pytest.mark.parametrize("verb", [name for name, verb in all_verbs().items() if verb.settings])
+def test_a_mistyped_flag_waits_for_nothing(verb: str) -> None:
+    code = """
+import json, sys
+from lambert.verb import all_verbs, settings_of
+settings_of(all_verbs()[sys.argv[1]])
+print(json.dumps([*sys.modules]))
+"""
+    modules = run(code, verb)
+    assert {"torch", "rich", "pydantic"}.isdisjoint(modules)
+    assert ("numpy" in modules) == (verb in WITH_ARRAYS | WITH_TASKS)
 
 
 def test_collecting_stays_off_where_it_was_off() -> None:

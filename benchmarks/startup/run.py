@@ -1,4 +1,5 @@
-"""How long a user waits for the first answer: `lambert predict` of one line, and `lambert serve` until it is ready.
+"""How long a user waits for the first answer: the list of verbs, the error of a mistyped flag, `lambert predict` of one
+line, and `lambert serve` until it is ready.
 
     python -m benchmarks.startup.run --model MODEL --out log.jsonl
 
@@ -16,17 +17,38 @@ from pathlib import Path
 
 from benchmarks.support import processes
 from benchmarks.support.experiment import append
+from lambert.wings.bench import environments
+from lambert.wings.bench.environments import UNCHANGED
 
 LINE = json.dumps({"question": "Where is the Amazon rainforest?", "context": "It covers most of the Amazon basin."})
 LAMBERT = [sys.executable, "-P", "-m", "lambert"]
 
 
+def list_verbs() -> float:
+    """Seconds of `lambert --help`."""
+    return seconds_of(["--help"], 0)
+
+
+def refuse_flag() -> float:
+    """Seconds until a mistyped flag is refused."""
+    return seconds_of(["pretrain", "--train.bach-size", "4"], 2)
+
+
+def seconds_of(arguments: list[str], code: int, given: str = "") -> float:
+    """Seconds of a whole command, which must end with this exit code."""
+    begin = time.perf_counter()
+    environment = environments.of(UNCHANGED)
+    done = subprocess.run(
+        [*LAMBERT, *arguments], input=given, text=True, capture_output=True, check=False, env=environment
+    )
+    if done.returncode != code:
+        raise SystemExit(f"lambert {' '.join(arguments)} ended with {done.returncode}: {done.stderr}")
+    return time.perf_counter() - begin
+
+
 def predict(args: argparse.Namespace, precision: str) -> float:
     """Seconds of the whole command."""
-    begin = time.perf_counter()
-    command = [*LAMBERT, "predict", f"--model={args.model}", f"--inference.precision={precision}"]
-    subprocess.run(command, input=LINE + "\n", text=True, check=True, capture_output=True)
-    return time.perf_counter() - begin
+    return seconds_of(["predict", f"--model={args.model}", f"--inference.precision={precision}"], 0, LINE + "\n")
 
 
 def serve(args: argparse.Namespace, precision: str) -> float:
@@ -46,7 +68,13 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8766)
     args = parser.parse_args()
     found: dict[tuple[str, str], list[float]] = {}
+    plain = {"list the verbs": list_verbs, "refuse a flag": refuse_flag}
     for number in range(-1, args.rounds):
+        for name, command in plain.items():
+            seconds = command()
+            if number >= 0:
+                found.setdefault((name, ""), []).append(seconds)
+                append(args.out, {"work": name, "round": number, "seconds": round(seconds, 3)})
         for precision in args.precision:
             for work in (predict, serve):
                 seconds = work(args, precision)
@@ -57,7 +85,7 @@ def main() -> None:
                 append(args.out, row)
     for (name, precision), seconds_n in found.items():
         median, low, high = statistics.median(seconds_n), min(seconds_n), max(seconds_n)
-        print(f"{name} {precision}: {median:.2f} s ({low:.2f} to {high:.2f})")
+        print(f"{f'{name} {precision}'.strip()}: {median:.2f} s ({low:.2f} to {high:.2f})")
 
 
 if __name__ == "__main__":

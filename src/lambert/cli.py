@@ -6,14 +6,13 @@ import sys
 import traceback
 from typing import NoReturn
 
-from cyclopts.exceptions import CycloptsError
-
-from lambert.commands.parse import call
+from lambert.commands.overview import HELP_FLAGS, VERSION, format_overview
 from lambert.core import launcher, signals
 from lambert.core.errors import EXPLAINED
 from lambert.core.files import path_of, remedy
 from lambert.core.launcher import save_traceback
 from lambert.core.urls import public_word
+from lambert.core.version import __version__
 from lambert.engine.process import check_limits
 from lambert.verb import LESS_MEMORY, find, load
 
@@ -45,9 +44,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             check_limits()
         if verb and not verb.settings:
             _exit(load(verb.run)(tokens[1:]))
-        call(tokens)
-    except CycloptsError as error:
-        _leave(str(error), 2, debug)
+        if {*tokens} <= HELP_FLAGS:
+            print(format_overview())
+        elif tokens == [VERSION]:
+            print(__version__)
+        else:
+            from lambert.commands.parse import call  # imports the parser, which takes longer than all above
+
+            call(tokens)
     except EXPLAINED as error:
         _leave(str(error), error.exit_code, debug)
     except KeyboardInterrupt:

@@ -16,8 +16,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cyclopts.exceptions import CycloptsError
-
 from lambert.commands import parse
 from lambert.core import settings as tables
 from lambert.core.contents import sha256
@@ -111,10 +109,7 @@ def call_settings(verb: str, recipe: object, given: Mapping[str, Any]) -> Any:
         values = tables.merge(tables.as_dict(recipe), values)
     elif recipe is not None:
         tokens.append(tables.as_word(recipe))
-    try:
-        return parse.settings(tokens, values)
-    except CycloptsError as error:
-        raise UsageError(" ".join(str(error).split())) from error
+    return parse.settings(tokens, values)
 
 
 def _nest(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from unittest import mock
 import pytest
 from commands import one_line, stage
 
-from lambert import cli
 from lambert.commands import parse
 from lambert.core import errors
 from lambert.verb import all_verbs
@@ -209,7 +208,7 @@ def test_out_of_memory_is_answered_for_the_verb(
     def call(tokens: list[str]) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "call", call)
+    monkeypatch.setattr(parse, "call", call)
     done = lambert(verb)
     assert (done.code, done.err) == (4, f"lambert: Out of memory. {all_verbs()[verb].less_memory}\n")
     names = [name for name in re.findall(r"[a-z_.]*[a-z]", all_verbs()[verb].less_memory) if "_" in name or "." in name]

@@ -17,7 +17,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from patience import limited
 
-from lambert import cli
+from lambert.commands import parse as commands
 from lambert.core.errors import UsageError
 from lambert.verb import all_verbs
 from lambert.verbs.settings.finetune import FinetuneConfig
@@ -66,8 +66,8 @@ def flags(verb: str) -> st.SearchStrategy[list[str]]:
 @pytest.fixture
 def parse(lambert: Lambert, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lambert:
     """The command line without what it would run."""
-    call = cli.call
-    monkeypatch.setattr(cli, "call", lambda tokens: call(tokens, run=lambda *settings, say: None))
+    call = commands.call
+    monkeypatch.setattr(commands, "call", lambda tokens: call(tokens, run=lambda *settings, say: None))
     monkeypatch.chdir(tmp_path)
     return limited(10)(lambert)
 

@@ -21,6 +21,7 @@ from cyclopts.exceptions import (
 )
 
 from lambert.commands.errors import explain_missing, explain_no_recipe, explain_other_verb, explain_stray, place_of
+from lambert.commands.overview import HELP_FLAGS
 from lambert.core.errors import UsageError, printable_line
 from lambert.core.other_names import our_setting
 from lambert.core.settings import (
@@ -49,14 +50,6 @@ NOT_YET = {
 }
 """Verbs that users may expect but that do not exist, with what to do instead."""
 
-HELP_FLAGS = {"--help", "-h"}
-
-HELP = """Pre-train and fine-tune BERT-family encoders, from raw text to an answer.
-
-Every verb takes an optional TOML recipe, then dotted flags that override it:
-`lambert pretrain recipes/bert-base-128.toml --train.batch-size 256`. `lambert VERB --help` explains each setting.
-"""
-
 
 def call(
     tokens: list[str],
@@ -77,9 +70,7 @@ def call(
     try:
         return app(line.tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        if (better := line.explain(error, source)) is error:
-            raise
-        raise better from error
+        raise line.explain(error, source) from error
 
 
 class _Line:
@@ -149,8 +140,8 @@ class _Line:
     def app(self, run: Callable[..., Any] | None) -> App:
         """Returns the parser. It knows the settings of the verb, and of other verbs the line that explains each."""
         app = App(
-            name="lambert", help=HELP, version=__version__, result_action="return_value",
-            suppress_keyboard_interrupt=False, config=tuple(self._sources),
+            name="lambert", version=__version__, result_action="return_value", suppress_keyboard_interrupt=False,
+            config=tuple(self._sources),
         )  # fmt: skip
         app.default_parameter = Parameter(
             negative_iterable=(), consume_multiple=True, json_list=False, show_default=_format_default
@@ -167,8 +158,8 @@ class _Line:
                 app[other.name].help_formatter = ByTable(common)
         return app
 
-    def explain(self, error: CycloptsError, source: str) -> CycloptsError | UsageError:
-        """Returns an error of the parser, or one that says more."""
+    def explain(self, error: CycloptsError, source: str) -> UsageError:
+        """Returns the error for one of the parser, with its message or one that says more."""
         if isinstance(error, MissingArgumentError) and self.verb:
             return explain_missing(error, self.verb, self.kind, self.given | self._flags())
         if isinstance(error, UnknownOptionError):
@@ -187,14 +178,14 @@ class _Line:
                     )
                 ours = our_setting(flag.lstrip("-").replace("-", "_"), known)
                 hint = f"Did you mean --{ours.replace('_', '-')}?" if ours else self._explain_other_training(name)
-                return UsageError(f"Unknown option: {flag}. {hint}") if hint else error
+                return UsageError(f"Unknown option: {flag}. {hint}" if hint else _one_line(error))
             where, setting = place_of(error.token, self.tokens, source)
             return explain_other_verb(where, self.given) or unknown_name(where, setting, known)
         if isinstance(error, CoercionError) and error.token is not None and error.target_type is not None:
             return wrong_type(*place_of(error.token, self.tokens, source), error.token.value, error.target_type)
         if isinstance(error, UnusedCliTokensError):
             return explain_stray(self.tokens, (error.unused_tokens or self.tokens[-1:])[0], self.verb)
-        return error
+        return UsageError(_one_line(error))
 
     def _explain_other_training(self, name: str) -> str:
         """Returns which verb that trains has the setting `name`, for a verb that trains and does not; "" if none."""
@@ -213,6 +204,10 @@ class _Line:
         if TABLE in values and TABLE not in self.unparsed:
             self.unparsed[TABLE] = None if values[TABLE] is None else expectation(values[TABLE], source)
         return {name: value for name, value in values.items() if name != TABLE}
+
+
+def _one_line(error: CycloptsError) -> str:
+    return " ".join(str(error).split())
 
 
 def _refuse_name(name: str) -> None:

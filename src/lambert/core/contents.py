@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lambert.core.errors import DataError
 from lambert.core.files import check_regular, open_regular, read_file, write_atomic
-from lambert.core.randomness import Stream, key, permute
 
 BLOCK_BYTES = 2**20
 SAMPLE_BLOCKS = 64
@@ -98,6 +95,10 @@ def check(files: Sequence[HashedFile], *, whole: bool) -> None:
         for file in files:
             file.check()
         return
+    import numpy as np  # here, because settings import this module
+
+    from lambert.core.randomness import Stream, key, permute
+
     known = [(file, count) for file, count in zip(files, counts, strict=True) if file.blocks]
     ends = np.cumsum([count for _, count in known])
     if not known or not ends[-1]:

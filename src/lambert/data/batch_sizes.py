@@ -1,8 +1,10 @@
 """The number of sequences of each update, constant or growing, and of the micro-batches into which it is divided."""
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from functools import cache
+from itertools import accumulate
 
 _MULTIPLE = 8
 """Above this count, the number of micro-batches is a multiple of it: a node has at most 8 ranks."""
@@ -32,21 +34,25 @@ class BatchSizes:
 
     def before(self, update: int) -> int:
         """Returns the sequences of all updates before this one."""
-        multiples = 1 + self._sizes * np.arange(min(update, self.ramp)) // max(self.ramp, 1)
-        return self.first * int(multiples.sum()) + self.last * max(update - self.ramp, 0)
+        return _sums(self)[min(update, self.ramp)] + self.last * max(update - self.ramp, 0)
 
     def updates(self, sequences: int) -> int:
         """Returns the smallest number of updates that together have at least this many sequences."""
         beyond = sequences - self.before(self.ramp)
         if beyond >= 0:
             return self.ramp + -(-beyond // self.last)
-        multiples = 1 + self._sizes * np.arange(self.ramp) // self.ramp
-        return int(np.searchsorted(self.first * np.cumsum(multiples), sequences)) + 1
+        return bisect_left(_sums(self), sequences)
 
     @property
     def _sizes(self) -> int:
         """Number of sizes of the ramp, all below `last`."""
         return self.last // self.first - 1 if self.first else 0
+
+
+@cache
+def _sums(sizes: BatchSizes) -> Sequence[int]:
+    """Returns the sequences of the first updates of the ramp together, for 0 updates to all of them."""
+    return [*accumulate(map(sizes.of, range(sizes.ramp)), initial=0)]
 
 
 def even_count(least: int) -> int:

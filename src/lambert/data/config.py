@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
 
@@ -78,9 +75,3 @@ class MaskingConfig:
         if self.mask_share + self.random_share > 1 + 1e-9:
             shares = f"masking.mask_share = {self.mask_share} and masking.random_share = {self.random_share}"
             raise UsageError(f"{shares} add up to more than 1: choose shares from 0 to 1 whose sum is at most 1.")
-
-    def predictions(self, lengths_S: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Returns the number of masked tokens of each sequence [S]: min(max_predictions, max(1, round(rate * length))),
-        where halves round to even."""
-        wanted: npt.NDArray[np.int64] = np.maximum(1, np.rint(self.rate * lengths_S)).astype(np.int64)
-        return wanted if self.max_predictions is None else np.minimum(wanted, self.max_predictions)

@@ -14,6 +14,7 @@ import numpy as np
 from lambert.core.batch import Ints
 from lambert.core.specials import Specials
 from lambert.data.config import MaskingConfig, PackingConfig
+from lambert.data.masking import count_masked
 from lambert.data.packing import Outline, TokenRanges
 
 
@@ -126,7 +127,7 @@ class _Creation:
             else:
                 words.append([position])
         random.shuffle(words)
-        wanted = int(self.masking.predictions(np.array([len(tokens)]))[0])
+        wanted = int(count_masked(self.masking, np.array([len(tokens)]))[0])
         masked: dict[int, int] = {}
         for word in words:
             if len(masked) >= wanted:

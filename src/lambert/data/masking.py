@@ -54,7 +54,7 @@ def select_tokens(hashes_T: Words, ids_T: Ints, lengths_S: Ints, config: Masking
     else:
         first_W = np.flatnonzero(eligible_T)
     order_W = _order_by_hash(hashes_T[first_W], sequence_T[first_W], len(lengths_S))
-    wanted_S = config.predictions(lengths_S)
+    wanted_S = count_masked(config, lengths_S)
     if config.whole_word:
         taken_W = np.zeros(len(first_W), dtype=bool)
         taken_W[order_W[_select_fitting(sizes_W[order_W], sequence_T[first_W], wanted_S)]] = True
@@ -62,6 +62,13 @@ def select_tokens(hashes_T: Words, ids_T: Ints, lengths_S: Ints, config: Masking
     starts_S = np.searchsorted(first_W, np.cumsum(lengths_S) - lengths_S)
     rank_W = np.arange(len(first_W)) - np.repeat(starts_S, np.diff(starts_S, append=len(first_W)))
     return np.sort(first_W[order_W[rank_W < wanted_S[sequence_T[first_W]]]])
+
+
+def count_masked(config: MaskingConfig, lengths_S: Ints) -> Ints:
+    """Returns the number of masked tokens of each sequence [S]: min(max_predictions, max(1, round(rate * length))),
+    where halves round to even."""
+    wanted_S: Ints = np.maximum(1, np.rint(config.rate * lengths_S)).astype(np.int64)
+    return wanted_S if config.max_predictions is None else np.minimum(wanted_S, config.max_predictions)
 
 
 def _order_by_hash(hashes_W: Words, sequence_W: Ints, sequences: int) -> Ints:

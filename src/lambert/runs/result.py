@@ -4,14 +4,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from lambert.core.errors import DataError
 from lambert.core.files import parse_json, read_file
 from lambert.engine.metrics_file import METRICS, read_rows
 from lambert.engine.progress import format_scores
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 Say = Callable[[str], None]
 """Receives a line for the user. The command line prints the line."""
@@ -57,9 +59,11 @@ class Result:
         return self.folder / "model"
 
     @property
-    def metrics(self) -> dict[str, npt.NDArray[np.float64]]:
+    def metrics(self) -> "dict[str, npt.NDArray[np.float64]]":
         """The complete rows of metrics.jsonl as arrays [rows] by key, with NaN if a row lacks the key. Held-out scores
         have separate rows. Units: docs/contracts.md."""
+        import numpy as np  # here, because the command line imports this module
+
         rows = read_rows(self.folder / METRICS)
         keys = {key: None for row in rows for key in row}  # in order of appearance
         return {key: np.array([_number(row.get(key)) for row in rows], dtype=np.float64) for key in keys}

@@ -117,7 +117,7 @@ VERBS = (
         "report",
         "Writes an HTML page about runs, sweeps and corpora.",
         "verbs.report:run",
-        "verbs.report:ReportConfig",
+        "verbs.settings.report:ReportConfig",
         order=170,
         takes="runs",
         runs="Run folders, sweeps and corpora.",

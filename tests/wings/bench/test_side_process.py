@@ -86,7 +86,7 @@ def test_a_side_answers_from_its_process(mine: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(MachineError, match=r"^The process of bench_own:peer ended: no memory\. If it lacked"):
             side.build()
     assert (times.check, times.memory_mb > 50) == (2.0, True)
-    assert started(mine) == [{**process.INITIAL_ENVIRONMENT, "MORE": "1"}]
+    assert started(mine) == [environments.of({"MORE": "1"})]
 
 
 def test_peers_of_a_work_inherit_nothing(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_peers_of_a_work_inherit_nothing(mine: Path, monkeypatch: pytest.MonkeyP
     assert [*found[peer]["environments_tried"]] == ["unchanged", "MORE"]
     chosen = found[peer]["environment"]
     assert chosen in ({}, {"MORE": "1"})
-    user, own = process.INITIAL_ENVIRONMENT, {**process.INITIAL_ENVIRONMENT, **process.variables()}
+    user, own = environments.of({}), environments.of(process.variables())
     trials = [(peer, user), (peer, {**user, "MORE": "1"})]
     assert given == [*trials, ("ceilings", own), ("lambert", own), (peer, {**user, **chosen})]
     assert found["lambert"]["environment"] == process.variables()
@@ -137,7 +137,7 @@ def test_peers_of_a_run_inherit_nothing(
         __main__.main()
     out, error = capfd.readouterr()
     assert not ended.value.code, error
-    user = process.INITIAL_ENVIRONMENT
+    user = environments.of({})
     found = json.loads(out)["sides"][peer]
     tried = found["environments_tried"]
     seen = started(mine)
@@ -163,6 +163,8 @@ def test_the_environments_that_are_tried(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(process, "thread_variables", dict)
     assert environments.candidates("cpu") == [{}, {"M": "1"}]
     assert environments.of({"M": "1"}) == {"OMP_PROC_BIND": "spread", "M": "1"}
+    monkeypatch.setattr(process, "INITIAL_ENVIRONMENT", {"HOME": "/", "PYTHONDONTWRITEBYTECODE": "1"})
+    assert environments.of({}) == {"HOME": "/"}  # each side keeps its compiled modules
 
 
 def test_the_fastest_environment_is_taken() -> None:

@@ -2,12 +2,9 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import check_replaceable, write_atomic
@@ -20,19 +17,7 @@ from lambert.verbs.report.cells import side_by_side, table
 from lambert.verbs.report.curves import COLOURS, draw
 from lambert.verbs.report.folders import RunContents, read, with_one_ceiling
 from lambert.verbs.report.sections import TRUST, advice, charts, differences, endings, final_numbers, mismatches
-
-
-@dataclass(frozen=True, slots=True)
-class ReportConfig:
-    """One HTML page about runs, sweeps and prepared corpora."""
-
-    runs: Annotated[tuple[Path, ...], Parameter(parse=False)] = ()
-    """Run folders written by pretrain and finetune, folders of several seeds, folders written by sweep, and corpora
-    written by prepare."""
-    out: Path | None = None
-    """The page to write. Not set: report.html in the folder, or in the current folder for several."""
-    chain: bool = False
-    """Draw each run after the previous one, as stages of one training, instead of over one another."""
+from lambert.verbs.settings.report import ReportConfig
 
 
 def run(config: ReportConfig, say: Say = silent) -> Path:

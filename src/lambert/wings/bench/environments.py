@@ -49,8 +49,10 @@ def candidates(device: str = "cpu") -> list[Variables]:
 
 
 def of(variables: Variables) -> dict[str, str]:
-    """Returns the whole environment: the user's own, and these variables."""
-    return {**process.INITIAL_ENVIRONMENT, **variables}
+    """Returns the whole environment: the user's own, and these variables. Python keeps compiled modules in it, as after
+    an ordinary installation, because compiling the modules of a library at each start takes seconds."""
+    own = {name: value for name, value in process.INITIAL_ENVIRONMENT.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**own, **variables}
 
 
 def describe(variables: Variables) -> str:

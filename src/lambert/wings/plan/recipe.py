@@ -12,6 +12,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import nearest
 from lambert.core.settings import find_missing, flatten, read
 from lambert.core.shards import Split, read_manifest
+from lambert.data.masking import count_masked
 from lambert.data.source import CorpusSource
 from lambert.distributed import agreement
 from lambert.model import folder as layout
@@ -116,7 +117,7 @@ def _read_pretraining(config: PretrainConfig, plan: PlanConfig) -> Planned:
         )
     else:
         lengths = _sample(source)
-    predictions = float(config.masking.predictions(np.array(lengths)).mean())
+    predictions = float(count_masked(config.masking, np.array(lengths)).mean())
     pairs = config.packing.mode != "full"
     targets = {"mlm": predictions} | ({"nsp": 1.0} if pairs else {})
     return _complete(config, plan, shape, lengths, targets, {"nsp": 2}, source, assumed, config.train)

@@ -11,8 +11,7 @@ from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
 from lambert.core.settings import check
 from lambert.wings.plan.costs.device_file import DeviceFile, read_device
-from lambert.wings.plan.costs.devices import DEVICES, LINKS
-from lambert.wings.plan.costs.stragglers import JITTER
+from lambert.wings.plan.costs.devices import DEVICES, JITTER, LINKS
 
 AUTO = "auto"
 _THIS_MACHINE = ("cpu", "gpu", "cuda", "mps", "local")

@@ -12,8 +12,6 @@ gpus      GPUs of a replica
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cyclopts.exceptions import CycloptsError
-
 from lambert.commands import parse
 from lambert.core.errors import UsageError
 from lambert.wings.serve.config import ServeConfig
@@ -57,12 +55,9 @@ def settings(arguments: Mapping[str, str]) -> ServeConfig:
     """Returns the settings of a replica. It accepts any host, because Ray's proxies listen."""
     given = {"hosts": "*", **arguments}
     values = {name: text.split(",") if name in _LISTS else [text] for name, text in given.items()}
-    try:
-        config: ServeConfig = parse.settings(
-            ["serve", *(f"--{name}={value}" for name, several in values.items() for value in several)]
-        )
-    except CycloptsError as error:
-        raise UsageError(" ".join(str(error).split())) from error
+    config: ServeConfig = parse.settings(
+        ["serve", *(f"--{name}={value}" for name, several in values.items() for value in several)]
+    )
     return config
 
 

@@ -9,11 +9,10 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from lambert.wings.plan.costs.devices import JITTER
+
 Floats = npt.NDArray[np.float64]
 
-JITTER = 0.01
-"""Standard deviation of a rank's time for an update, as a share of that time (our choice: updates on one H200 were
-within 0.5% of their median, benchmarks/gpu; the network and clocks of other machines add as much)."""
 _REACH, _POINTS = 8.0, 2001
 """The distribution of the maximum is computed at this many points, up to this many deviations on either side of the
 mean."""

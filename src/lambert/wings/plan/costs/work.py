@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from lambert.model.config import EncoderConfig
-from lambert.wings.plan.costs.devices import Device
-from lambert.wings.plan.costs.stragglers import JITTER
+from lambert.wings.plan.costs.devices import JITTER, Device
 
 DTYPES = {
     "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
