@@ -12,7 +12,7 @@ from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, key, words
 from lambert.core.specials import Specials, Template
 from lambert.data.config import MaskingConfig
-from lambert.data.masking import DynamicMasking, select_tokens
+from lambert.data.masking import DynamicMasking, count_masked, select_tokens
 
 CLS, SEP, MASK, V = 2, 3, 4, 1000
 CONTINUES, CLOSES = np.arange(V) >= 700, (np.arange(V) >= 690) & (np.arange(V) < 710)
@@ -82,7 +82,7 @@ def test_whole_words_are_offered_in_the_order_of_their_hashes(specials, lengths,
     config = MaskingConfig(rate=rate, whole_word=True, max_predictions=cap)
     hashes = words(key(seed, Stream.SELECT, 0, np.arange(len(lengths))), lengths)
     at = select_tokens(hashes, ids, lengths, config, specials)
-    expected, limits, ends = [], config.predictions(lengths), np.cumsum(lengths)
+    expected, limits, ends = [], count_masked(config, lengths), np.cumsum(lengths)
     for low, high, limit in zip(ends - lengths, ends, limits, strict=True):
         taken: list[int] = []
         by_hash = sorted(words_by_hand(ids[low:high]), key=lambda word, low=low: hashes[low + word[0]])
