@@ -25,7 +25,8 @@ struct Normal {
 inline Normal normal(__m512 x) {
     const __m512 near = clamp(x, 12.0f);  // beyond, gelu is 0 or x; numbers below 1e-38 would take ten times as long
     const __mmask16 inside = _mm512_cmp_ps_mask(near, x, _CMP_EQ_OQ);
-    const __m512 bell = _mm512_maskz_mov_ps(inside, exp(_mm512_mul_ps(_mm512_mul_ps(near, near), _mm512_set1_ps(-0.5f))));
+    const __m512 power = _mm512_mul_ps(_mm512_mul_ps(near, near), _mm512_set1_ps(-0.5f * kLog2E));
+    const __m512 bell = _mm512_maskz_mov_ps(inside, exp2(power));
     const __m512 t = reciprocal(_mm512_fmadd_ps(_mm512_abs_ps(near), _mm512_set1_ps(0.23164189f), _mm512_set1_ps(1.0f)));
     __m512 p = _mm512_set1_ps(1.061405429f);
     p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-1.453152027f));
@@ -53,8 +54,8 @@ struct Gate {
 };
 
 inline Gate tanh_gate(__m512 x) {  // |x| is at most 9.5
-    const __m512 odd = _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(-kCubic), _mm512_set1_ps(-kSlope));
-    const __m512 power = exp(_mm512_mul_ps(x, odd));
+    const __m512 cubic = _mm512_set1_ps(-kCubic * kLog2E), slope = _mm512_set1_ps(-kSlope * kLog2E);
+    const __m512 power = exp2(_mm512_mul_ps(x, _mm512_fmadd_ps(_mm512_mul_ps(x, x), cubic, slope)));
     const __m512 value = reciprocal(_mm512_add_ps(power, _mm512_set1_ps(1.0f)));
     return {value, _mm512_mul_ps(power, value)};
 }
@@ -74,7 +75,7 @@ inline __m512 gelu_tanh_gradient(__m512 x) {
 
 // 1 / (1 + exp(-x)), and 1 minus that, without the cancellation of the difference. Beyond 80 it is 0 or 1 in float32.
 inline Gate sigmoid_gate(__m512 x) {
-    const __m512 power = exp(_mm512_sub_ps(_mm512_setzero_ps(), clamp(x, 80.0f)));
+    const __m512 power = exp2(_mm512_mul_ps(clamp(x, 80.0f), _mm512_set1_ps(-kLog2E)));
     const __m512 value = reciprocal(_mm512_add_ps(power, _mm512_set1_ps(1.0f)));
     return {value, _mm512_mul_ps(power, value)};
 }

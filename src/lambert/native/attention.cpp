@@ -15,6 +15,7 @@
 namespace lambert {
 
 constexpr long kQueries = 64;  // rows of scores, at most, that are in the cache at once
+constexpr long kBlock = 2 * kQueries;  // rows, at most, over which the gradients of keys and values are added at once
 
 // Which tokens of a sequence a token attends to.
 struct Reach {
@@ -33,23 +34,29 @@ struct Head {
           stride(3 * heads * E), M(end - start), E(E), reach(reach) {}
 
     long width() const { return panels(M) * kPanel; }  // of a row of scores
-    Left rows(const bf16* from, long first) const { return rows_of(from + first * stride, stride / 2); }
 };
 
-// Rows of scores that are computed at once: even, and a multiple of the rows of the kernel.
-inline long queries() { return has_amx() ? 2 * kTileRows : 10 * kRows; }
+constexpr long kColumns = 2 * kTile;  // rows of scores begin and end at multiples of it: a tile has so many along K
 
-// The tokens that a block of queries attends to, from the beginning of a panel, and which of them a query sees.
+// Rows of scores that are computed at once: even, and a multiple of the rows of the kernel. With a narrow window, fewer rows
+// see fewer tokens that most of them do not attend to.
+inline long queries(const Reach& reach) {
+    if (has_amx()) return 2 * kTileRows;
+    return (reach.window && reach.window <= kQueries ? 5 : 10) * kRows;
+}
+
+// The tokens that a block of queries attends to, from a multiple of kColumns, and which of them a query sees.
 struct Keys {
     Reach reach;
     long from, count;
 
     Keys(long first, long rows, Reach reach)
-        : reach(reach), from(reach.window ? std::max(0L, first - reach.window) / kPanel * kPanel : 0),
+        : reach(reach), from(reach.window ? std::max(0L, first - reach.window) / kColumns * kColumns : 0),
           count(end(first + rows - 1) - from) {}
 
     long low(long query) const { return reach.window ? std::max(0L, query - reach.window - from) : 0; }
     long high(long query) const { return end(query) - from; }
+    long columns() const { return (count + kColumns - 1) / kColumns * kColumns; }
 
   private:
     long end(long query) const {
@@ -76,18 +83,15 @@ inline void pack_elements(const bf16* from, long stride, long M, long E, uint32_
         pack_down(from + p * kPanel, stride, M, std::min<long>(kPanel, E - p * kPanel), to + p * padded(pairs(M)) * kPanel);
 }
 
-// Multiplies `rows` rows of `left` with all columns of `right`, whose panels are `words` words apart.
+// Multiplies `rows` rows of `left` with `columns` columns of `right` from column `from`; its panels are `words` words apart.
 template <class Epilogue>
-inline void multiply_all(Left left, Right right, long words, long count, long rows, long columns, Epilogue& epilogue) {
-    for (long p = 0; p < panels(columns); ++p)
-        times_panel(left, {right.at + p * words, right.stride}, count, rows, 0, p * kPanel,
-                    std::min<long>(kPanel, columns - p * kPanel), epilogue);
-}
-
-// The same with an operand packed by pack_tokens (count = E / 2) or pack_elements (pairs(M)).
-template <class Epilogue>
-inline void multiply_packed(Left left, const uint32_t* right, long count, long rows, long columns, Epilogue& epilogue) {
-    multiply_all(left, {right, kPanel}, padded(count) * kPanel, count, rows, columns, epilogue);
+inline void multiply_all(Left left, Right right, long words, long count, long rows, long from, long columns,
+                         Epilogue& epilogue) {
+    for (long c = from, next; c < from + columns; c = next) {
+        next = std::min((c / kPanel + 1) * kPanel, from + columns);
+        times_panel(left, {right.at + c / kPanel * words + c % kPanel, right.stride}, count, rows, 0, c - from, next - c,
+                    epilogue);
+    }
 }
 
 struct Scores {
@@ -133,13 +137,13 @@ inline float softmax(float* scores, bf16* weights, long low, long high, long wid
     for (long j = low / kLanes * kLanes; j < high; j += kLanes)
         most = _mm512_mask_max_ps(most, between(j, low, high), most, _mm512_load_ps(scores + j));
     const float top = _mm512_reduce_max_ps(most);
-    const __m512 factor = _mm512_set1_ps(scale), shift = _mm512_set1_ps(-top * scale);
+    const __m512 factor = _mm512_set1_ps(scale * kLog2E), shift = _mm512_set1_ps(-top * scale * kLog2E);
     __m512 total = _mm512_setzero_ps();
     for (long j = 0; j < width; j += 2 * kLanes) {
         const __mmask32 kept = drop.threshold && j < high ? drop.kept(first + j) : ~0u;
         for (long half = 0; half < 2; ++half) {
             const long at = j + half * kLanes;
-            const __m512 e = exp(_mm512_fmadd_ps(_mm512_load_ps(scores + at), factor, shift));
+            const __m512 e = exp2(_mm512_fmadd_ps(_mm512_load_ps(scores + at), factor, shift));
             const __m512 inside = _mm512_maskz_mov_ps(between(at, low, high), e);
             total = _mm512_add_ps(total, inside);
             const __mmask16 mask = (__mmask16)(kept >> (half * kLanes));
@@ -153,7 +157,8 @@ inline float softmax(float* scores, bf16* weights, long low, long high, long wid
 
 void forward(const Head& head, bf16* out, long out_stride, float* log_sums, long log_stride, const Drop& drop,
              const float* biases) {
-    const long M = head.M, E = head.E, width = head.width(), words = padded(pairs(M)) * kPanel;
+    const long M = head.M, E = head.E, width = head.width();
+    const long tokens = padded(E / 2) * kPanel, words = padded(pairs(M)) * kPanel;  // of a panel
     const float scale = 1 / std::sqrt((float)E);
     Scratch scratch;
     uint32_t* keys = scratch.take<uint32_t>(width * padded(E / 2));
@@ -162,12 +167,13 @@ void forward(const Head& head, bf16* out, long out_stride, float* log_sums, long
     bf16* weights = scratch.take<bf16>(kQueries * width);
     pack_tokens(head.key, head.stride, M, E, keys);
     pack_elements(head.value, head.stride, M, E, values);
-    for (long first = 0; first < M; first += queries()) {
-        const long rows = std::min(queries(), M - first);
+    for (long first = 0; first < M; first += queries(head.reach)) {
+        const long rows = std::min(queries(head.reach), M - first);
         const Keys seen(first, rows, head.reach);
-        const long columns = panels(seen.count) * kPanel;
+        const long columns = seen.columns();
         Scores into{scores, width};
-        multiply_packed(head.rows(head.query, first), keys + seen.from * padded(E / 2), E / 2, rows, seen.count, into);
+        const Left query = rows_of(head.query + first * head.stride, head.stride / 2);
+        multiply_all(query, {keys, kPanel}, tokens, E / 2, rows, seen.from, seen.count, into);
         float factors[kQueries];
         for (long r = 0; r < rows; ++r) {
             const long low = seen.low(first + r), high = seen.high(first + r);
@@ -177,18 +183,20 @@ void forward(const Head& head, bf16* out, long out_stride, float* log_sums, long
         }
         HeadRows mixed{out + first * out_stride, out_stride, E, factors};
         multiply_all(rows_of(weights, width / 2, true), {values + seen.from / 2 * kPanel, kPanel}, words, pairs(seen.count),
-                     rows, E, mixed);
+                     rows, 0, E, mixed);
     }
 }
 
-// For two rows of scores: the probabilities with dropout in `weights`, and the gradients of the products q k' in `paired`,
-// both in words of (first row, second row); and the gradients of each row in `gradients`. A row has the columns
-// [low, high), a second row that is missing none.
+// For two rows of a panel of scores: the probabilities with dropout in `weights`, and the gradients of the products q k' in
+// `paired`, both in words of (first row, second row); and the gradients of each row in `gradients`. A row has the columns
+// [low, high), a second row that is missing none. The probabilities of both rows, `width` apart, begin at number `first`.
 inline void scores_backward(const float* scores, const float* incoming, const long* low, const long* high, long columns,
-                            long width, float scale, const float* log_sums, const float* inner, const Drop& drop,
-                            long first, uint32_t* weights, uint32_t* paired, bf16* gradients) {
+                            float scale, const float* log_sums, const float* inner, const Drop& drop, long first,
+                            uint32_t* weights, uint32_t* paired, bf16* gradients, long width) {
     const __m512 factor = _mm512_set1_ps(scale), grow = _mm512_set1_ps(drop.threshold ? drop.scale : 1.0f);
-    for (long j = 0; j < columns; j += 2 * kLanes) {
+    const __m512 factor_of_2 = _mm512_set1_ps(scale * kLog2E);
+    const __m512 shift[2] = {_mm512_set1_ps(log_sums[0] * kLog2E), _mm512_set1_ps(log_sums[1] * kLog2E)};
+    for (long j = 0; j < columns; j += kColumns) {
         __m512i mixed[2], slopes[2];
         for (long r = 0; r < 2; ++r) {
             const __mmask32 kept = drop.threshold ? drop.kept(first + r * width + j) : ~0u;
@@ -196,9 +204,9 @@ inline void scores_backward(const float* scores, const float* incoming, const lo
             for (long half = 0; half < 2; ++half) {
                 const long at = j + half * kLanes;
                 const __mmask16 inside = between(at, low[r], high[r]), mask = (__mmask16)(kept >> (half * kLanes));
-                const __m512 s = _mm512_fmsub_ps(_mm512_load_ps(scores + r * width + at), factor, _mm512_set1_ps(log_sums[r]));
-                const __m512 e = _mm512_maskz_mov_ps(inside, exp(s));
-                const __m512 g = _mm512_maskz_mul_ps(mask, _mm512_load_ps(incoming + r * width + at), grow);
+                const __m512 s = _mm512_load_ps(scores + r * kPanel + at);
+                const __m512 e = _mm512_maskz_mov_ps(inside, exp2(_mm512_fmsub_ps(s, factor_of_2, shift[r])));
+                const __m512 g = _mm512_maskz_mul_ps(mask, _mm512_load_ps(incoming + r * kPanel + at), grow);
                 p[half] = _mm512_maskz_mul_ps(mask, e, grow);
                 // The mask also discards what lies behind the row and may not be finite.
                 d[half] = _mm512_maskz_mul_ps(inside, _mm512_mul_ps(e, factor), _mm512_sub_ps(g, _mm512_set1_ps(inner[r])));
@@ -233,12 +241,13 @@ inline float inner_product(const bf16* left, const bf16* right, long E) {
     return _mm512_reduce_add_ps(total);
 }
 
-// Writes a matrix [E, width] of sums as M rows of E elements.
-inline void store_transposed(const float* from, long width, long M, long E, bf16* to, long stride) {
-    for (long e = 0; e < E; e += kLanes)
-        for (long first = 0; first < M; first += kLanes) {
+// Writes sums in panels of [E, 64 tokens] as M rows of E elements.
+inline void store_transposed(const float* from, long M, long E, bf16* to, long stride) {
+    for (long first = 0; first < M; first += kLanes)
+        for (long e = 0; e < E; e += kLanes) {
+            const float* at = from + first / kPanel * E * kPanel + e * kPanel + first % kPanel;
             __m512i block[16];
-            for (long i = 0; i < 16; ++i) block[i] = _mm512_load_si512(from + (e + i) * width + first);
+            for (long i = 0; i < 16; ++i) block[i] = _mm512_load_si512(at + i * kPanel);
             transpose(block);
             for (long i = 0; i < std::min<long>(16, M - first); ++i)
                 store_bf16(to + (first + i) * stride + e, 0xFFFF, _mm512_castsi512_ps(block[i]));
@@ -248,19 +257,20 @@ inline void store_transposed(const float* from, long width, long M, long E, bf16
 void backward(const Head& head, const bf16* out, const bf16* grad, long out_stride, const float* log_sums, long log_stride,
               const Drop& drop, bf16* dqkv, const float* biases, float* dbiases) {
     const long M = head.M, E = head.E, width = head.width(), heads_width = head.stride / 3;
-    const long words = padded(pairs(M)) * kPanel;
-    const long stride = width + kLanes;  // of the words of two rows: no power of two, as the caches prefer
+    const long tokens = padded(E / 2) * kPanel, words = padded(pairs(M)) * kPanel;  // of a panel
+    const long stride = kPanel + kLanes;  // of the words of two rows: no power of two, as the caches prefer
     const float scale = 1 / std::sqrt((float)E);
     Scratch scratch;
     uint32_t* keys = scratch.take<uint32_t>(width * padded(E / 2));
     uint32_t* values = scratch.take<uint32_t>(width * padded(E / 2));
-    uint32_t* key_rows = scratch.take<uint32_t>(panels(E) * padded(pairs(M)) * kPanel);
-    uint32_t* packed = scratch.take<uint32_t>(kPanel * kQueries / 2);
-    float* scores = scratch.take<float>(kQueries * width);
-    float* incoming = scratch.take<float>(kQueries * width);
-    uint32_t* weights = scratch.take<uint32_t>(kQueries / 2 * stride);
-    uint32_t* paired = scratch.take<uint32_t>(kQueries / 2 * stride);
-    bf16* gradients = scratch.take<bf16>(kQueries * width);
+    uint32_t* key_rows = scratch.take<uint32_t>(panels(E) * words);
+    uint32_t* query_columns = scratch.take<uint32_t>(panels(E) * kPanel * kBlock / 2);
+    uint32_t* grad_columns = scratch.take<uint32_t>(panels(E) * kPanel * kBlock / 2);
+    float* scores = scratch.take<float>(kQueries * kPanel);
+    float* incoming = scratch.take<float>(kQueries * kPanel);
+    uint32_t* weights = scratch.take<uint32_t>(kBlock / 2 * stride);
+    uint32_t* paired = scratch.take<uint32_t>(kBlock / 2 * stride);
+    bf16* gradients = scratch.take<bf16>(kBlock * width);
     float* dkey = scratch.take<float>(E * width);
     float* dvalue = scratch.take<float>(E * width);
     std::memset(dkey, 0, E * width * sizeof(float));
@@ -268,51 +278,67 @@ void backward(const Head& head, const bf16* out, const bf16* grad, long out_stri
     pack_tokens(head.key, head.stride, M, E, keys);
     pack_tokens(head.value, head.stride, M, E, values);
     pack_elements(head.key, head.stride, M, E, key_rows);
-    for (long first = 0; first < M; first += queries()) {
-        const long rows = std::min(queries(), M - first), count = pairs(rows);
+    const long part = queries(head.reach), block = head.reach.window ? part : kBlock / part * part;
+    for (long first = 0; first < M; first += block) {
+        const long rows = std::min(block, M - first), count = pairs(rows);
         const Keys seen(first, rows, head.reach);
-        const long columns = panels(seen.count) * kPanel;
-        Scores into{scores, width}, into_incoming{incoming, width};
-        const bf16* grads = grad + first * out_stride;
-        multiply_packed(head.rows(head.query, first), keys + seen.from * padded(E / 2), E / 2, rows, seen.count, into);
-        multiply_packed(rows_of(grads, out_stride / 2), values + seen.from * padded(E / 2), E / 2, rows, seen.count,
-                        into_incoming);
-        for (long r = 0; r < rows; r += 2) {
-            const bool both = r + 1 < rows;
-            float logs[2] = {}, inner[2] = {};
-            long low[2] = {}, high[2] = {};
-            for (long i = 0; i < 1 + both; ++i) {
-                low[i] = seen.low(first + r + i), high[i] = seen.high(first + r + i);
-                logs[i] = log_sums[(first + r + i) * log_stride];
-                inner[i] = inner_product(grads + (r + i) * out_stride, out + (first + r + i) * out_stride, E);
-                if (biases)
-                    add_biases(scores + (r + i) * width, biases + seen.from - first - r - i, low[i], high[i], 1 / scale);
-            }
-            scores_backward(scores + r * width, incoming + r * width, low, high, columns, width, scale, logs, inner, drop,
-                            (first + r) * width + seen.from, weights + r / 2 * stride, paired + r / 2 * stride,
-                            gradients + r * width);
-            for (long i = 0; biases && i < 1 + both; ++i)
-                add_bias_gradients(gradients + (r + i) * width, dbiases + seen.from - first - r - i, low[i], high[i],
-                                   1 / scale);
+        const bf16 *query = head.query + first * head.stride, *grads = grad + first * out_stride;
+        const Left left_query = rows_of(query, head.stride / 2), left_grads = rows_of(grads, out_stride / 2);
+        float logs[kBlock + 1], inner[kBlock + 1];
+        long low[kBlock + 1], high[kBlock + 1];
+        for (long r = 0; r < rows; ++r) {
+            low[r] = seen.low(first + r), high[r] = seen.high(first + r);
+            logs[r] = log_sums[(first + r) * log_stride];
+            inner[r] = inner_product(grads + r * out_stride, out + (first + r) * out_stride, E);
         }
-        HeadRows dquery{dqkv + first * head.stride, head.stride, E, nullptr};
-        multiply_all(rows_of(gradients, width / 2, true), {key_rows + seen.from / 2 * kPanel, kPanel}, words,
-                     pairs(seen.count), rows, E, dquery);
+        logs[rows] = inner[rows] = 0, low[rows] = high[rows] = 0;  // of a second row that is missing
+        for (long e = 0; e < E; e += kPanel) {
+            const long elements = std::min<long>(kPanel, E - e), at = e * kBlock / 2;
+            pack_rows(query + e, head.stride, rows, elements, query_columns + at);
+            pack_rows(grads + e, out_stride, rows, elements, grad_columns + at);
+        }
         const long rest = padded(count) - count;  // words of K that the products with AMX read
         std::memset(weights + count * stride, 0, rest * stride * sizeof(uint32_t));
         std::memset(paired + count * stride, 0, rest * stride * sizeof(uint32_t));
-        for (long e = 0; e < E; e += kPanel) {
-            const long elements = std::min<long>(kPanel, E - e);
-            const long at = e * width + seen.from;
-            Accumulate add_key{dkey + at, width}, add_value{dvalue + at, width};
-            pack_rows(head.query + first * head.stride + e, head.stride, rows, elements, packed);
-            multiply_all(packed_rows(packed), {paired, stride}, kPanel, count, elements, seen.count, add_key);
-            pack_rows(grads + e, out_stride, rows, elements, packed);
-            multiply_all(packed_rows(packed), {weights, stride}, kPanel, count, elements, seen.count, add_value);
+        // Panel by panel of keys, so that the scores stay in the cache; low and high count from the beginning of the panel.
+        for (long from = 0, columns; from < seen.count; from += columns) {
+            const long key = seen.from + from;
+            columns = std::min<long>(kPanel - key % kPanel, seen.count - from);
+            for (long of_part = 0; of_part < rows; of_part += part) {
+                const long height = std::min(part, rows - of_part);
+                Scores into{scores, kPanel}, into_incoming{incoming, kPanel};
+                multiply_all(left_query.from(of_part), {keys, kPanel}, tokens, E / 2, height, key, columns, into);
+                multiply_all(left_grads.from(of_part), {values, kPanel}, tokens, E / 2, height, key, columns, into_incoming);
+                for (long r = of_part; r < of_part + height; ++r) {
+                    float* row = scores + (r - of_part) * kPanel;
+                    if (biases)
+                        add_biases(row, biases + key - first - r, std::max(0L, low[r]), std::min(columns, high[r]), 1 / scale);
+                }
+                for (long r = of_part; r < of_part + height; r += 2) {
+                    const long in_part = (r - of_part) * kPanel;
+                    scores_backward(scores + in_part, incoming + in_part, low + r, high + r, columns, scale, logs + r, inner + r,
+                                    drop, (first + r) * width + key, weights + r / 2 * stride, paired + r / 2 * stride,
+                                    gradients + r * width + from, width);
+                }
+                for (long r = of_part; biases && r < of_part + height; ++r)
+                    add_bias_gradients(gradients + r * width + from, dbiases + key - first - r, std::max(0L, low[r]),
+                                       std::min(columns, high[r]), 1 / scale);
+            }
+            for (long e = 0; e < E; e += kPanel) {
+                const long elements = std::min<long>(kPanel, E - e), at = e * kBlock / 2;
+                const long sums = key / kPanel * E * kPanel + e * kPanel + key % kPanel;
+                Accumulate add_key{dkey + sums, kPanel}, add_value{dvalue + sums, kPanel};
+                multiply_all(packed_rows(query_columns + at), {paired, stride}, 0, count, elements, 0, columns, add_key);
+                multiply_all(packed_rows(grad_columns + at), {weights, stride}, 0, count, elements, 0, columns, add_value);
+            }
+            for (long r = 0; r < rows; ++r) low[r] -= columns, high[r] -= columns;
         }
+        HeadRows dquery{dqkv + first * head.stride, head.stride, E, nullptr};
+        multiply_all(rows_of(gradients, width / 2, true), {key_rows + seen.from / 2 * kPanel, kPanel}, words,
+                     pairs(seen.count), rows, 0, E, dquery);
     }
-    store_transposed(dkey, width, M, E, dqkv + heads_width, head.stride);
-    store_transposed(dvalue, width, M, E, dqkv + 2 * heads_width, head.stride);
+    store_transposed(dkey, M, E, dqkv + heads_width, head.stride);
+    store_transposed(dvalue, M, E, dqkv + 2 * heads_width, head.stride);
 }
 
 }  // namespace lambert

@@ -11,6 +11,7 @@
 // of the additions along K does not depend on the number of rows, columns or threads, so neither do the results.
 #pragma once
 #include <algorithm>
+#include <utility>
 
 #include "common.h"
 #include "tiles.h"
@@ -26,36 +27,41 @@ inline long panels(long n) { return (n + kPanel - 1) / kPanel; }
 // Words of K in a packed operand. Those after the last pair are zeros.
 inline long padded(long count) { return (count + kTile - 1) / kTile * kTile; }
 
-// Adds the products of R rows and V registers of columns over `count` words of K to `sums`.
-template <class Word, int R, int V>
-inline __attribute__((always_inline)) void multiply(
-    Left left, Right right, long count, typename Word::Sums (&sums)[R][V]) {
-    for (long first = 0; first < count; first += kTile, left.at += left.step) {
-        for (long k = 0; k < std::min(kTile, count - first); ++k, right.at += right.stride) {
-            __m512i columns[V];
-            for (int v = 0; v < V; ++v) columns[v] = _mm512_loadu_si512(right.at + v * kLanes);
-            for (int r = 0; r < R; ++r) {
-                const __m512i row = _mm512_set1_epi32((int)left.at[r * left.stride + k]);
-                for (int v = 0; v < V; ++v) sums[r][v] = Word::add(sums[r][v], row, columns[v]);
-            }
-        }
-    }
+// Calls work(0) to work(N - 1) with numbers that are constants for the compiler, as the indices of registers must be.
+template <class Work, int... I>
+inline __attribute__((always_inline)) void unroll(std::integer_sequence<int, I...>, const Work& work) {
+    (work(std::integral_constant<int, I>()), ...);
+}
+template <int N, class Work>
+inline __attribute__((always_inline)) void unroll(const Work& work) {
+    unroll(std::make_integer_sequence<int, N>(), work);
 }
 
-// Computes R rows times V registers of columns, and calls epilogue(row, column, sums) for each register.
+// Computes R rows times V registers of columns over `count` words of K, and calls epilogue(row, column, sums) for each
+// register. The sums stay in registers: with loops instead of `unroll`, GCC writes them to memory and reads them again every
+// 16 words.
 template <class Word, int R, int V, class Epilogue>
 inline __attribute__((always_inline)) void tile(
     Left left, Right right, long count, long row, long column, Epilogue& epilogue) {
     typename Word::Sums sums[R][V];
-    for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) sums[r][v] = Word::zero();
-    multiply<Word, R, V>(left, right, count, sums);
-    for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) epilogue(row + r, column + v * kLanes, sums[r][v]);
+    unroll<R * V>([&](auto i) __attribute__((always_inline)) { sums[i / V][i % V] = Word::zero(); });
+    for (long k = 0; k < count; ++k, right.at += right.stride) {
+        const uint32_t* at = left.at + k / kTile * left.step + k % kTile;
+        __m512i columns[V];
+        unroll<V>([&](auto v) __attribute__((always_inline)) { columns[v] = _mm512_loadu_si512(right.at + v * kLanes); });
+        unroll<R>([&](auto r) __attribute__((always_inline)) {
+            const __m512i word = _mm512_set1_epi32((int)at[r * left.stride]);
+            unroll<V>([&](auto v) __attribute__((always_inline)) { sums[r][v] = Word::add(sums[r][v], word, columns[v]); });
+        });
+    }
+    unroll<R * V>([&](auto i) __attribute__((always_inline)) {
+        epilogue(row + i / V, column + i % V * kLanes, sums[i / V][i % V]);
+    });
 }
 
+// Everything is inlined into it: a call would write all registers to memory.
 template <class Word, int V, class Epilogue>
-inline void strip(Left left, Right right, long count, int rows, long row, long column, Epilogue& epilogue) {
+__attribute__((flatten)) void strip(Left left, Right right, long count, int rows, long row, long column, Epilogue& epilogue) {
     switch (rows) {
         case 6: return tile<Word, 6, V>(left, right, count, row, column, epilogue);
         case 5: return tile<Word, 5, V>(left, right, count, row, column, epilogue);

@@ -162,6 +162,11 @@ void norm_gradients(const NormGradient& all, long rows, long threads, float* dga
 
 float at(const bf16* logits, int64_t label) { return _mm512_cvtss_f32(load_bf16(logits + label, 1)); }
 
+// Returns exp(logit - top) of 16 logits.
+inline __m512 power(const bf16* logits, __mmask16 mask, float top) {
+    return exp2(_mm512_mul_ps(_mm512_sub_ps(load_bf16(logits, mask), _mm512_set1_ps(top)), _mm512_set1_ps(kLog2E)));
+}
+
 // Returns the loss of one row of logits. `top` is the largest one, `log_sum` the logarithm of the sum of exp(logit - top).
 float cross_entropy_row(const bf16* logits, long width, int64_t label, float& top, float& log_sum) {
     const __m512 lowest = _mm512_set1_ps(-INFINITY);
@@ -174,7 +179,7 @@ float cross_entropy_row(const bf16* logits, long width, int64_t label, float& to
     __m512 sums = _mm512_setzero_ps();
     for (long v = 0; v < width; v += kLanes) {
         const __mmask16 mask = lanes(width - v);
-        sums = _mm512_mask_add_ps(sums, mask, sums, exp(_mm512_sub_ps(load_bf16(logits + v, mask), _mm512_set1_ps(top))));
+        sums = _mm512_mask_add_ps(sums, mask, sums, power(logits + v, mask, top));
     }
     log_sum = std::log(_mm512_reduce_add_ps(sums));
     return log_sum - (at(logits, label) - top);
@@ -186,8 +191,7 @@ void cross_entropy_gradient_row(bf16* logits, long width, int64_t label, float t
     const __m512 factor = _mm512_set1_ps(std::exp(-log_sum) * scale);
     for (long v = 0; v < width; v += kLanes) {
         const __mmask16 mask = lanes(width - v);
-        const __m512 power = exp(_mm512_sub_ps(load_bf16(logits + v, mask), _mm512_set1_ps(top)));
-        store_bf16(logits + v, mask, _mm512_mul_ps(power, factor));
+        store_bf16(logits + v, mask, _mm512_mul_ps(power(logits + v, mask, top), factor));
     }
     store_bf16(logits + label, 1, _mm512_set1_ps(missing));
 }
