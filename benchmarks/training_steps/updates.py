@@ -3,11 +3,12 @@
     python -m benchmarks.training_steps.updates [--sizes tiny mini] [--source DIR ...] [--rounds 4] [--updates 100]
 
 Prints a line of JSON for each measurement. All updates of a run have the same batch of `bench`'s random ids, without
-padding: 8 sequences of 64 tokens for tiny, of 128 or 512 for the others; LAMB, dropout 0.1, bfloat16, labels of masked
-tokens and, of BERT, of next sentences; GOMP_SPINCOUNT is that of runs. Several `--source` are compared, in turn in each
-round: source folders of this and of other commits, each with its compiled kernels. `--busy` starts a process beside
-each run that computes without end. `--kernels` adds the milliseconds of an update in each compiled kernel, the products
-also by their sizes [rows, inputs, outputs] and with their rate in GFLOP/s; passes are then computed without programs.
+padding: 8 sequences of 64 tokens for tiny, of 128 or 512 for the others; LAMB, dropout 0.1, bfloat16, labels of
+masked tokens and, of BERT, of next sentences; the variables of the environment are those of runs. Several `--source`
+are compared, in turn in each round: source folders of this and of other commits, each with its compiled kernels.
+`--busy` starts a process beside each run that computes without end. `--kernels` adds the milliseconds of an update in
+each compiled kernel, the products also by their sizes [rows, inputs, outputs] and with their rate in GFLOP/s; passes
+are then computed without programs.
 """
 
 import argparse
@@ -20,6 +21,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from lambert.engine import process
 
 ROOT = Path(__file__).parents[2]
 SIZES: dict[str, tuple[dict[str, Any], int, int]] = {
@@ -119,7 +122,7 @@ def measure_apart(size: str, source: Path, updates: int, *, busy: bool, kernels:
     command = [sys.executable, "-P", __file__, "--measure", size, "--updates", str(updates)]
     command += ["--kernels"] * kernels
     environment = (
-        {"GOMP_SPINCOUNT": "1000"} | os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (source.absolute(), ROOT)))}
+        process.variables() | os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (source.absolute(), ROOT)))}
     )
     other = subprocess.Popen(BUSY) if busy else None
     try:
