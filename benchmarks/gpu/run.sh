@@ -53,7 +53,7 @@ fi
 REAL=$((MEMORY >= 130 || MEMORY == 0)) # peers pad: their rows are more than twice as many
 OUT=${OUT:-benchmarks/gpu/$NAME}
 mkdir -p "$OUT"
-rm -f "$OUT"/{arms.jsonl,bench.jsonl,wrapper.jsonl,losses.jsonl,log.txt,table.txt,tests.txt,costs.txt} "$OUT"/trace-*
+rm -f "$OUT"/{arms.jsonl,bench.jsonl,wrapper.jsonl,losses.jsonl,latency.jsonl,ranks.jsonl,log.txt,table.txt,tests.txt,costs.txt} "$OUT"/trace-*
 
 say() { printf "%4d s  %s\n" "$SECONDS" "$*" | tee -a "$OUT/log.txt" >&2; }
 limited() { # a command, unless the time is over; its errors go to the log
@@ -111,6 +111,19 @@ arms "$BASE-512-full" "${ALL[@]}"
 arms "$BASE-512-wikipedia" compiled triton-graphs
 [ "$BASE" = base ] && arms modern-base-512-wikipedia compiled triton-graphs
 
+ranks() { # backend
+    say "two ranks on one device, $*"
+    local work
+    work=$(mktemp -d)
+    limited "$PYTHON" -m benchmarks.gpu.two_ranks --work "$work" --device "${DEVICE/%cuda/cuda:0}" --backend "$1" >>"$OUT/ranks.jsonl"
+    rm -rf "$work"
+}
+say "one question"
+models=$(mktemp -d)
+limited "$PYTHON" -m benchmarks.gpu.latency --work "$models" --device "$DEVICE" --size "$BASE" --seconds 4 >>"$OUT/latency.jsonl"
+rm -rf "$models"
+ranks gloo
+
 BOTH="transformers,transformers-compiled"
 training=(--compile --optimizer --dropout 0.1)
 measure pretrain "$BASE" 512 "${training[@]}" --peer "$BOTH"
@@ -119,7 +132,9 @@ measure pretrain "$BASE" 512 --optimizer --dropout 0.1
 measure pretrain "$LARGE" 512 "${training[@]}" --peer transformers
 measure finetune "$BASE" 0 "${training[@]}" --peer "$BOTH"
 modern=(--block modernbert --compile --optimizer) # its dropout is 0
-measure pretrain "$MODERN" 512 "${modern[@]}" --peer transformers
+MODERN_PEERS="transformers"
+"$PYTHON" -c "import packed_encoders" 2>/dev/null && MODERN_PEERS="transformers,benchmarks.peers.packed_modernbert:training"
+measure pretrain "$MODERN" 512 "${modern[@]}" --peer "$MODERN_PEERS"
 measure pretrain "$MODERN" 8192 "${modern[@]}" --lengths full --peer transformers
 measure inference "$BASE" 0 --peer transformers
 measure pretrain "$LARGE" 128 "${training[@]}" --lengths full --peer transformers
@@ -132,6 +147,8 @@ measure loader "$BASE" 0
 measure pretrain "$LARGE" 512 "${training[@]}" --lengths full --peer transformers
 measure pretrain "$LARGE" 128 "${training[@]}" --peer transformers
 measure inference "$BASE" 0 --peer transformers-compiled
+measure pretrain "$BASE" 512 "${training[@]}" --padding length --peer transformers-compiled # static shapes
+ranks nccl
 if [ "$FLOAT8" = 1 ]; then
     measure pretrain "$LARGE" 512 "${training[@]}" --lengths full --precision float8
     losses=$(mktemp -d)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import HANGS
@@ -15,6 +16,7 @@ from tiny import free_port  # type: ignore[import-not-found]
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 from lambert.core.errors import MachineError, UsageError
+from lambert.distributed import group
 from lambert.distributed.launch_environment import PORTS, ProcessInfo, hosts_of, process_info
 from lambert.distributed.rendezvous import meet, roll_call
 
@@ -231,3 +233,15 @@ def test_two_ranks_have_two_gpus(cards: list[str], said: str) -> None:
     for text, code in (answer.result() for answer in answers):
         assert re.match(said, text) if said else not text
         assert code == (2 if said else 0)
+
+
+def test_ranks_may_share_a_gpu_where_their_group_lets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "gpu_uuid", lambda device: "a")
+    device = torch.device("cuda:0")
+    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
+    assert group.own_card(device) == "a"
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    assert not group.own_card(device)
+    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert not group.own_card(device)

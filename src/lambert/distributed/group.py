@@ -1,6 +1,7 @@
 """The World of several processes that train together, on `torch.distributed`; `core.world.World` is that of one."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -230,7 +231,7 @@ def _connect(here: ProcessInfo, device: str, timeout: float) -> tuple[torch.devi
         problem = error
     seconds = min(timeout, _JOIN_SECONDS)
     store = meet(here, seconds)
-    text, code = roll_call(here, store, where.type, problem, seconds, card=gpu_uuid(where))
+    text, code = roll_call(here, store, where.type, problem, seconds, card=own_card(where))
     if text:
         raise _error_of_peer(text, code)
     if torch.distributed.is_initialized():
@@ -250,6 +251,13 @@ def _connect(here: ProcessInfo, device: str, timeout: float) -> tuple[torch.devi
             f"{_summary(error)}. Does a firewall block connections between the nodes?"
         ) from error
     return where, store
+
+
+def own_card(device: torch.device) -> str:
+    """Returns the UUID of this rank's GPU, which no other rank may use. It is empty for other devices, and where ranks
+    may share a GPU: the calling program has initialized torch's process group, or NCCL (2.30 or later) may do so."""
+    shared = torch.distributed.is_initialized() or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return "" if shared else gpu_uuid(device)
 
 
 def _check_process_group(here: ProcessInfo, device: torch.device) -> None:
