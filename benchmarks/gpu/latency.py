@@ -33,8 +33,9 @@ def build_model(folder: Path, size: str) -> Path:
     transformers.BertTokenizerFast(tokenizer_object=tokenizer._tokenizer).save_pretrained(folder / "hf")
     shape = SIZES[size]
     config = transformers.BertConfig(
-        tokenizer.get_vocab_size(), shape["hidden"], shape["layers"], shape["heads"], shape["intermediate"]
-    )
+        vocab_size=tokenizer.get_vocab_size(), hidden_size=shape["hidden"], num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["heads"], intermediate_size=shape["intermediate"],
+    )  # fmt: skip
     transformers.BertForQuestionAnswering(config).save_pretrained(folder / "hf")
     return lambert.import_model(folder / "hf", out=folder / "model").folder
 
