@@ -9,7 +9,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("src/lambert/native")
-FLAGS = "-O3 -std=c++17 -pthread -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma"
+FLAGS = "-O3 -g0 -std=c++17 -pthread -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma"
 QUIET = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 """Before version 13, GCC warns of its own header at each call of many intrinsics (its bug 105593)."""
 
