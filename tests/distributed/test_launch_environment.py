@@ -244,4 +244,6 @@ def test_ranks_may_share_a_gpu_where_their_group_lets_them(monkeypatch: pytest.M
     assert not group.own_card(device)
     monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE")
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    assert not group.own_card(device)
+    for backends, card in ("cpu:gloo,cuda:gloo", ""), ("cpu:gloo,cuda:nccl", "a"):
+        monkeypatch.setattr(torch.distributed, "get_backend_config", lambda backends=backends: backends)
+        assert group.own_card(device) == card

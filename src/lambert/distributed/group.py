@@ -255,9 +255,11 @@ def _connect(here: ProcessInfo, device: str, timeout: float) -> tuple[torch.devi
 
 def own_card(device: torch.device) -> str:
     """Returns the UUID of this rank's GPU, which no other rank may use. It is empty for other devices, and where ranks
-    may share a GPU: the calling program has initialized torch's process group, or NCCL (2.30 or later) may do so."""
-    shared = torch.distributed.is_initialized() or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return "" if shared else gpu_uuid(device)
+    may share a GPU: the process group of the calling program does without NCCL, or NCCL (from 2.30 on) may do so."""
+    allowed = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if torch.distributed.is_initialized():
+        allowed |= "cuda:nccl" not in torch.distributed.get_backend_config()
+    return "" if allowed else gpu_uuid(device)
 
 
 def _check_process_group(here: ProcessInfo, device: torch.device) -> None:
