@@ -254,92 +254,138 @@ inline void store_transposed(const float* from, long M, long E, bf16* to, long s
         }
 }
 
-void backward(const Head& head, const bf16* out, const bf16* grad, long out_stride, const float* log_sums, long log_stride,
-              const Drop& drop, bf16* dqkv, const float* biases, float* dbiases) {
-    const long M = head.M, E = head.E, width = head.width(), heads_width = head.stride / 3;
-    const long tokens = padded(E / 2) * kPanel, words = padded(pairs(M)) * kPanel;  // of a panel
-    const long stride = kPanel + kLanes;  // of the words of two rows: no power of two, as the caches prefer
-    const float scale = 1 / std::sqrt((float)E);
+// The tensors of one head of one sequence that its backward pass reads and writes; rows of the output, and of its gradient, are
+// `out_stride` elements apart. Biases or none.
+struct Gradients {
+    const bf16 *out, *grad;
+    long out_stride;
+    const float* log_sums;
+    long log_stride;
+    Drop drop;
+    bf16* dqkv;
+    const float* biases;
+    float* dbiases;
+};
+
+// The backward pass of one head of one sequence, one block of queries after the other.
+class Backward {
+  public:
+    Backward(const Head& head, const Gradients& of)
+        : head(head), of(of), tokens(padded(head.E / 2) * kPanel), words(padded(pairs(head.M)) * kPanel),
+          width(head.width()), part(queries(head.reach)), scale(1 / std::sqrt((float)head.E)) {
+        const long M = head.M, E = head.E;
+        keys = scratch.take<uint32_t>(width * padded(E / 2));
+        values = scratch.take<uint32_t>(width * padded(E / 2));
+        key_rows = scratch.take<uint32_t>(panels(E) * words);
+        query_columns = scratch.take<uint32_t>(panels(E) * kPanel * kBlock / 2);
+        grad_columns = scratch.take<uint32_t>(panels(E) * kPanel * kBlock / 2);
+        scores = scratch.take<float>(kQueries * kPanel);
+        incoming = scratch.take<float>(kQueries * kPanel);
+        weights = scratch.take<uint32_t>(kBlock / 2 * kStride);
+        paired = scratch.take<uint32_t>(kBlock / 2 * kStride);
+        gradients = scratch.take<bf16>(kBlock * width);
+        dkey = scratch.take<float>(E * width);
+        dvalue = scratch.take<float>(E * width);
+        std::memset(dkey, 0, E * width * sizeof(float));
+        std::memset(dvalue, 0, E * width * sizeof(float));
+        pack_tokens(head.key, head.stride, M, E, keys);
+        pack_tokens(head.value, head.stride, M, E, values);
+        pack_elements(head.key, head.stride, M, E, key_rows);
+    }
+
+    void run() {
+        const long block = head.reach.window ? part : kBlock / part * part;
+        for (first = 0; first < head.M; first += rows) {
+            rows = std::min(block, head.M - first);
+            add_block();
+        }
+        const long of_heads = head.stride / 3;
+        store_transposed(dkey, head.M, head.E, of.dqkv + of_heads, head.stride);
+        store_transposed(dvalue, head.M, head.E, of.dqkv + 2 * of_heads, head.stride);
+    }
+
+  private:
+    static constexpr long kStride = kPanel + kLanes;  // of the words of two rows: no power of two, as the caches prefer
+
+    const Head& head;
+    const Gradients& of;
+    const long tokens, words;  // of a panel
+    const long width, part;  // queries whose scores are computed at once
+    const float scale;
+    long first, rows;  // the queries of the block
+    long low[kBlock + 1], high[kBlock + 1];  // the columns that each row sees, from the beginning of the panel
+    float logs[kBlock + 1], inner[kBlock + 1];
     Scratch scratch;
-    uint32_t* keys = scratch.take<uint32_t>(width * padded(E / 2));
-    uint32_t* values = scratch.take<uint32_t>(width * padded(E / 2));
-    uint32_t* key_rows = scratch.take<uint32_t>(panels(E) * words);
-    uint32_t* query_columns = scratch.take<uint32_t>(panels(E) * kPanel * kBlock / 2);
-    uint32_t* grad_columns = scratch.take<uint32_t>(panels(E) * kPanel * kBlock / 2);
-    float* scores = scratch.take<float>(kQueries * kPanel);
-    float* incoming = scratch.take<float>(kQueries * kPanel);
-    uint32_t* weights = scratch.take<uint32_t>(kBlock / 2 * stride);
-    uint32_t* paired = scratch.take<uint32_t>(kBlock / 2 * stride);
-    bf16* gradients = scratch.take<bf16>(kBlock * width);
-    float* dkey = scratch.take<float>(E * width);
-    float* dvalue = scratch.take<float>(E * width);
-    std::memset(dkey, 0, E * width * sizeof(float));
-    std::memset(dvalue, 0, E * width * sizeof(float));
-    pack_tokens(head.key, head.stride, M, E, keys);
-    pack_tokens(head.value, head.stride, M, E, values);
-    pack_elements(head.key, head.stride, M, E, key_rows);
-    const long part = queries(head.reach), block = head.reach.window ? part : kBlock / part * part;
-    for (long first = 0; first < M; first += block) {
-        const long rows = std::min(block, M - first), count = pairs(rows);
+    uint32_t *keys, *values, *key_rows, *query_columns, *grad_columns, *weights, *paired;
+    float *scores, *incoming, *dkey, *dvalue;
+    bf16* gradients;  // of the scores, of all rows of the block
+
+    const bf16* query() const { return head.query + first * head.stride; }
+    const bf16* grad() const { return of.grad + first * of.out_stride; }
+
+    void add_block() {
+        const long E = head.E, count = pairs(rows);
         const Keys seen(first, rows, head.reach);
-        const bf16 *query = head.query + first * head.stride, *grads = grad + first * out_stride;
-        const Left left_query = rows_of(query, head.stride / 2), left_grads = rows_of(grads, out_stride / 2);
-        float logs[kBlock + 1], inner[kBlock + 1];
-        long low[kBlock + 1], high[kBlock + 1];
         for (long r = 0; r < rows; ++r) {
             low[r] = seen.low(first + r), high[r] = seen.high(first + r);
-            logs[r] = log_sums[(first + r) * log_stride];
-            inner[r] = inner_product(grads + r * out_stride, out + (first + r) * out_stride, E);
+            logs[r] = of.log_sums[(first + r) * of.log_stride];
+            inner[r] = inner_product(grad() + r * of.out_stride, of.out + (first + r) * of.out_stride, E);
         }
         logs[rows] = inner[rows] = 0, low[rows] = high[rows] = 0;  // of a second row that is missing
         for (long e = 0; e < E; e += kPanel) {
             const long elements = std::min<long>(kPanel, E - e), at = e * kBlock / 2;
-            pack_rows(query + e, head.stride, rows, elements, query_columns + at);
-            pack_rows(grads + e, out_stride, rows, elements, grad_columns + at);
+            pack_rows(query() + e, head.stride, rows, elements, query_columns + at);
+            pack_rows(grad() + e, of.out_stride, rows, elements, grad_columns + at);
         }
         const long rest = padded(count) - count;  // words of K that the products with AMX read
-        std::memset(weights + count * stride, 0, rest * stride * sizeof(uint32_t));
-        std::memset(paired + count * stride, 0, rest * stride * sizeof(uint32_t));
-        // Panel by panel of keys, so that the scores stay in the cache; low and high count from the beginning of the panel.
+        std::memset(weights + count * kStride, 0, rest * kStride * sizeof(uint32_t));
+        std::memset(paired + count * kStride, 0, rest * kStride * sizeof(uint32_t));
+        // Panel by panel of keys, so that the scores stay in the cache.
         for (long from = 0, columns; from < seen.count; from += columns) {
-            const long key = seen.from + from;
-            columns = std::min<long>(kPanel - key % kPanel, seen.count - from);
-            for (long of_part = 0; of_part < rows; of_part += part) {
-                const long height = std::min(part, rows - of_part);
-                Scores into{scores, kPanel}, into_incoming{incoming, kPanel};
-                multiply_all(left_query.from(of_part), {keys, kPanel}, tokens, E / 2, height, key, columns, into);
-                multiply_all(left_grads.from(of_part), {values, kPanel}, tokens, E / 2, height, key, columns, into_incoming);
-                for (long r = of_part; r < of_part + height; ++r) {
-                    float* row = scores + (r - of_part) * kPanel;
-                    if (biases)
-                        add_biases(row, biases + key - first - r, std::max(0L, low[r]), std::min(columns, high[r]), 1 / scale);
-                }
-                for (long r = of_part; r < of_part + height; r += 2) {
-                    const long in_part = (r - of_part) * kPanel;
-                    scores_backward(scores + in_part, incoming + in_part, low + r, high + r, columns, scale, logs + r, inner + r,
-                                    drop, (first + r) * width + key, weights + r / 2 * stride, paired + r / 2 * stride,
-                                    gradients + r * width + from, width);
-                }
-                for (long r = of_part; biases && r < of_part + height; ++r)
-                    add_bias_gradients(gradients + r * width + from, dbiases + key - first - r, std::max(0L, low[r]),
-                                       std::min(columns, high[r]), 1 / scale);
-            }
-            for (long e = 0; e < E; e += kPanel) {
-                const long elements = std::min<long>(kPanel, E - e), at = e * kBlock / 2;
-                const long sums = key / kPanel * E * kPanel + e * kPanel + key % kPanel;
-                Accumulate add_key{dkey + sums, kPanel}, add_value{dvalue + sums, kPanel};
-                multiply_all(packed_rows(query_columns + at), {paired, stride}, 0, count, elements, 0, columns, add_key);
-                multiply_all(packed_rows(grad_columns + at), {weights, stride}, 0, count, elements, 0, columns, add_value);
-            }
-            for (long r = 0; r < rows; ++r) low[r] -= columns, high[r] -= columns;
+            columns = std::min<long>(kPanel - (seen.from + from) % kPanel, seen.count - from);
+            add_panel(seen.from + from, columns, from);
         }
-        HeadRows dquery{dqkv + first * head.stride, head.stride, E, nullptr};
+        HeadRows dquery{of.dqkv + first * head.stride, head.stride, E, nullptr};
         multiply_all(rows_of(gradients, width / 2, true), {key_rows + seen.from / 2 * kPanel, kPanel}, words,
                      pairs(seen.count), rows, 0, E, dquery);
     }
-    store_transposed(dkey, M, E, dqkv + heads_width, head.stride);
-    store_transposed(dvalue, M, E, dqkv + 2 * heads_width, head.stride);
-}
+
+    // Adds the gradients of `columns` keys and values from number `key`; those of the scores are column `from` of `gradients`.
+    void add_panel(long key, long columns, long from) {
+        const long E = head.E, count = pairs(rows);
+        for (long r = 0; r < rows; r += part) add_part(r, std::min(part, rows - r), key, columns, from);
+        for (long e = 0; e < E; e += kPanel) {
+            const long elements = std::min<long>(kPanel, E - e), at = e * kBlock / 2;
+            const long sums = key / kPanel * E * kPanel + e * kPanel + key % kPanel;
+            Accumulate add_key{dkey + sums, kPanel}, add_value{dvalue + sums, kPanel};
+            multiply_all(packed_rows(query_columns + at), {paired, kStride}, 0, count, elements, 0, columns, add_key);
+            multiply_all(packed_rows(grad_columns + at), {weights, kStride}, 0, count, elements, 0, columns, add_value);
+        }
+        for (long r = 0; r < rows; ++r) low[r] -= columns, high[r] -= columns;
+    }
+
+    // The probabilities of `height` rows from number `begin` of the block, and the gradients of their scores.
+    void add_part(long begin, long height, long key, long columns, long from) {
+        const Left left_query = rows_of(query(), head.stride / 2), left_grad = rows_of(grad(), of.out_stride / 2);
+        Scores into{scores, kPanel}, into_incoming{incoming, kPanel};
+        multiply_all(left_query.from(begin), {keys, kPanel}, tokens, head.E / 2, height, key, columns, into);
+        multiply_all(left_grad.from(begin), {values, kPanel}, tokens, head.E / 2, height, key, columns, into_incoming);
+        for (long r = begin; r < begin + height; r += 2) {
+            float* row = scores + (r - begin) * kPanel;
+            const long both = of.biases ? std::min(2L, begin + height - r) : 0;  // rows with biases
+            const long distance = key - first - r;
+            for (long i = 0; i < both; ++i)
+                add_biases(row + i * kPanel, of.biases + distance - i, std::max(0L, low[r + i]), std::min(columns, high[r + i]),
+                           1 / scale);
+            scores_backward(row, incoming + (r - begin) * kPanel, low + r, high + r, columns, scale, logs + r, inner + r, of.drop,
+                            (first + r) * width + key, weights + r / 2 * kStride, paired + r / 2 * kStride,
+                            gradients + r * width + from, width);
+            for (long i = 0; i < both; ++i)
+                add_bias_gradients(gradients + (r + i) * width + from, of.dbiases + distance - i, std::max(0L, low[r + i]),
+                                   std::min(columns, high[r + i]), 1 / scale);
+        }
+    }
+};
 
 }  // namespace lambert
 
@@ -377,9 +423,10 @@ void lambert_attention_backward(const bf16* qkv, const int32_t* bounds, const fl
         float* own = biases ? sums_of(start, end, h) : nullptr;
         if (biases) std::memset(own, 0, 2 * (end - start) * sizeof(float));
         const Reach reach{window, keys ? keys[task / H] : end - start, causal != 0};
-        backward(Head(qkv, start, end, h, H, E, reach), out + at, grad + at, H * E, log_sums + start * H + h, H,
-                 drop.part(task), dqkv + (start * 3 * H + h) * E, biases ? biases + (2 * h + 1) * longest - 1 - h : nullptr,
-                 biases ? own + (end - start) - 1 : nullptr);
+        const Gradients of{out + at, grad + at, H * E, log_sums + start * H + h, H, drop.part(task),
+                           dqkv + (start * 3 * H + h) * E, biases ? biases + (2 * h + 1) * longest - 1 - h : nullptr,
+                           biases ? own + (end - start) - 1 : nullptr};
+        Backward(Head(qkv, start, end, h, H, E, reach), of).run();
     });
     if (biases)
         each(H, threads, [&](long h) {
