@@ -9,7 +9,6 @@ of the request to the last of the answer. `--device cpu --size tiny` proves the 
 
 import argparse
 import json
-import socket
 import sys
 from pathlib import Path
 
@@ -57,9 +56,7 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     model = build_model(args.work, args.size)
     for way, variables in WAYS.items():
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = processes.free_port()
         command = [sys.executable, "-m", "lambert", "serve", f"--model={model}", f"--port={port}"]
         command += [f"--device={args.device}"]
         with processes.serve(command, f"http://127.0.0.1:{port}/readyz", variables):

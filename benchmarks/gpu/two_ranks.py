@@ -15,7 +15,6 @@ ranks ask for (NCCL_MULTI_RANK_GPU_ENABLE). `--device cpu` proves the script whe
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ import torch
 
 import lambert
 from benchmarks.support.experiment import ROOT, record
+from benchmarks.support.processes import free_port
 from benchmarks.support.restart import prepare_corpus
 from lambert.engine.metrics_file import METRICS, last_update
 from lambert.model import files
@@ -53,13 +53,6 @@ def run_rank(args: argparse.Namespace) -> None:
     if args.backend == "gloo":
         torch.distributed.init_process_group("gloo" if args.device == "cpu" else "cpu:gloo,cuda:gloo")
     train(args.work / "corpus", args.work / args.case, args.device, **CASES[args.case])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def start(args: argparse.Namespace, case: str) -> list[subprocess.Popen[bytes]]:

@@ -17,7 +17,6 @@ Each launcher runs the same small BERT in two workers on this machine. A line of
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from typing import Any
 import psutil
 
 from benchmarks.support.experiment import ROOT, record
+from benchmarks.support.processes import free_port
 from benchmarks.support.restart import SHAPE, kills, prepare_corpus, rows, wait_for_row
 
 PATIENCE = 90.0
@@ -176,9 +176,7 @@ def nodes(folder: Path, launcher: str, verb: Verb, rounds: int) -> Iterator[Row]
         late = [row for row in rows(metrics) if "loss" in row and row["time"] > environment.stat().st_mtime]
         return bool(late) and f'"processes": {ranks}' in environment.read_text()
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with launch(folder, launcher, verb, processes=1, restarts=9, port=port):
         time.sleep(2)  # the first holds the endpoint
         with launch(folder, launcher, verb, processes=1, restarts=9, port=port):

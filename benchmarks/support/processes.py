@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import statistics
 import subprocess
 import threading
@@ -18,6 +19,14 @@ from lambert.wings.bench import environments
 from lambert.wings.bench.environments import UNCHANGED, Variables
 
 T = TypeVar("T")
+
+
+def free_port() -> int:
+    """Returns a port of the loopback address that nothing uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def measure(command: list[str], variables: Variables = UNCHANGED) -> dict[str, Any]:

@@ -4,7 +4,6 @@ training that they do."""
 import argparse
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from benchmarks.support.processes import free_port
 from benchmarks.support.training import build_optimizer, train_on
 from lambert.core.world import World
 from lambert.data.stream import GlobalBatch
@@ -38,9 +38,7 @@ def run(work: Callable[..., None], *arguments: object, ranks: int = 2) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < ranks:
         sys.exit(f"{ranks} ranks need as many cores, and there are {len(cores)}")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     os.environ |= {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ.setdefault(

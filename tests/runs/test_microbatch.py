@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pytest
 import torch
 from commands import last_line
 from forked import Forked
+from tiny import free_port
 
 from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.core.errors import DataError, MachineError
@@ -405,12 +405,6 @@ def ranked(port: int, most: int, **settings: object) -> list[str]:
     called = [process.called() for process in processes]
     assert [each.code for each in called] == [0, 0], called
     return [each.err for each in called]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.slow

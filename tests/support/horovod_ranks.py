@@ -3,7 +3,6 @@
 import faulthandler
 import json
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import torch
 from forked import FORKS
+from tiny import free_port
 
 import lambert.horovod as hvd
 
@@ -43,14 +43,6 @@ def outcomes(checks: Sequence[Check], folder: Path, ranks: int = 2) -> dict[str,
         ]
         found[check.__name__] = "\n".join(filter(None, said))
     return found
-
-
-def free_port() -> int:
-    """One of the loopback's."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _all(rank: int, ranks: int, port: int, checks: Sequence[Check], folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The help of the command `lambert` itself: what it is for, and one line for each verb.
 
-The standard library formats it: importing the parser and what it needs to draw would take more than half of the time.
+The standard library formats it, so that the help does not wait for the imports of the parser.
 """
 
 import shutil

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import torch
 from forked import Forked
-from horovod_ranks import free_port
 from patience import HANGS
+from tiny import free_port
 
 import lambert.horovod as hvd
 
