@@ -14,6 +14,7 @@ import transformers
 
 import lambert as library
 from lambert.core.errors import DataError, UsageError
+from lambert.inference import text_model
 from lambert.model import weights
 from lambert.tasks import TaskConfig
 from lambert.tasks.squad.squad import Squad
@@ -101,6 +102,26 @@ def test_texts_are_cut_as_the_tokenizer_of_another_library_says(pretrained: Path
     assert not np.allclose(model.encode(text, max_length=32), cut, atol=1e-3)
     ours, short = (library.load(folder, task="embed").encode(one) for one in (text, "river " * 6))
     assert np.allclose(ours, short, atol=1e-6)
+
+
+def test_vectors_of_several_kinds_do_not_mix(pretrained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    class Counted(text_model.Embed):
+        def __init__(self, config: TaskConfig, tokenizer: Any) -> None:
+            made.append(config.embed.pooling)
+            super().__init__(config, tokenizer)
+
+    kinds: list[dict[str, Any]] = [{}, {"pooling": "cls"}, {"max_length": 8}, {"pooling": "max", "max_length": 8}]
+    alone = [library.load(pretrained).encode("river " * 20, **kind) for kind in kinds]
+    assert len({vector.tobytes() for vector in alone}) == 4
+    model = library.load(pretrained)
+    monkeypatch.setattr(text_model, "Embed", Counted)
+    for _ in range(2):
+        for kind, vector in zip(kinds, alone, strict=True):
+            for _ in range(3):
+                assert np.array_equal(model.encode("river " * 20, **kind), vector)
+    assert made == ["", "cls", "", "max"] * 2
 
 
 def test_wrong_requests_are_answered(pretrained: Path, tmp_path: Path) -> None:

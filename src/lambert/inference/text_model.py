@@ -117,6 +117,7 @@ class TextModel:
         self._inference, self._world = inference, world
         self._ready = ReadyModel(self._model, self._precision)
         self._vectors: dict[str, ReadyModel] = {}
+        self._embedder: tuple[str, int, Embed] | None = None
 
     def __repr__(self) -> str:
         shape, config = self._model.config, self._task.config
@@ -333,17 +334,28 @@ class TextModel:
             raise UsageError("encode takes prompt or prompt_name, not both.")
         if prompt_name:
             prompt = choose(self.embed.named_prompts(), prompt_name, "prompt_name")
-        embed = config.embed if own else EmbedConfig(pooling=pooling, normalize=False)
-        task = Embed(TaskConfig(name="embed", max_length=length, embed=embed), self.tokenizer)
-        task.layers = self._task.layers if own and isinstance(self._task, Embed) else ()
+        task = self._find_embedder(pooling, length)
+        embed = task.config.embed
         before = embed.own_prompt() if prompt is None else prompt
-        source, width = task.texts((before, text) for text in several), task.width(self._model.config.hidden)
+        source = task.texts((before, text) for text in several)
 
         def finish(found: Outputs) -> npt.NDArray[np.float32]:
             rows = [vector_1D[0] for vector_1D in task.predictions(source, found)]
-            return np.stack(rows) if rows else np.zeros((0, width), dtype=np.float32)
+            return np.stack(rows) if rows else np.zeros((0, task.width(self._model.config.hidden)), dtype=np.float32)
 
         return Request(self._ready_of(task.head), source, finish)
+
+    def _find_embedder(self, pooling: str, length: int) -> Embed:
+        """Returns the task of vectors of texts of at most `length` tokens; pooling "": that of a model of vectors, with
+        its layers and prompts. The last one is kept, since making it takes longer than to encode a short text."""
+        if (last := self._embedder) is not None and last[:2] == (pooling, length):
+            return last[2]
+        own = self._task if isinstance(self._task, Embed) and not pooling else None
+        embed = EmbedConfig(pooling=pooling, normalize=False) if own is None else own.config.embed
+        task = Embed(TaskConfig(name="embed", max_length=length, embed=embed), self.tokenizer)
+        task.layers = () if own is None else own.layers
+        self._embedder = pooling, length, task
+        return task
 
     def _ready_of(self, head: str) -> ReadyModel:
         """Returns the model for vectors of a head, always the same, so that callers are computed together."""

@@ -7,7 +7,7 @@ Pairs and triplets are scored as a search: the first texts are the queries, all 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -231,11 +231,15 @@ class Embed(Task[TextVectors, Floats]):
         """Returns the number of components of vectors from states of `hidden` components."""
         return self.finish().width_of(hidden * len(split_modes(self.embed.pooling)))
 
+    @cached_property
+    def _finish_exactly(self) -> VectorLayers:
+        """The layers of `finish` in float64, in which the vectors do not depend on the number of texts."""
+        return copy.deepcopy(self.finish()).double()
+
     def _vectors(self, outputs: Outputs) -> Floats:
-        """Returns the vectors of all texts. Computed in float64, so that they do not depend on the number of texts."""
-        finish = copy.deepcopy(self.finish()).double()
+        """Returns the vectors of all texts."""
         with torch.inference_mode():
-            parts = [finish(torch.from_numpy(part_SP)).numpy() for part_SP in arrays(outputs, self.head)]
+            parts = [self._finish_exactly(torch.from_numpy(part_SP)).numpy() for part_SP in arrays(outputs, self.head)]
         return np.concatenate(parts or [np.zeros((0, 1))]).astype(np.float32)
 
     def _examples(self, path: Path, layout: Layout) -> Examples:
