@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import safetensors.torch
+import scipy.stats
 import torch
 import transformers
 from flat import make_batch, padded
@@ -223,6 +224,24 @@ def test_fresh_weights_are_truncated_normal() -> None:
     # standard deviation of a normal truncated at two of its own: 0.8796 of it
     assert float(words.std()) == pytest.approx(0.8796 * 0.02, rel=0.01)
     assert float(words.mean()) == pytest.approx(0, abs=1e-4)
+    expected = scipy.stats.truncnorm(-2, 2, scale=0.02)
+    assert scipy.stats.kstest(words.flatten()[:100_000].numpy(), expected.cdf).pvalue > 1e-3
+
+
+def test_fresh_weights_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EncoderConfig(vocabulary=3000, layers=2, hidden=64, heads=2, intermediate=128)
+    monkeypatch.setattr(weights, "_CHUNK", 1 << 14)  # several for the table
+    found = []
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            found.append(weights.draw(config, {"mlm": 0}, seed=5))
+    finally:
+        torch.set_num_threads(threads)
+    assert equal(*found)
+    words = found[0].encoder.words.weight.detach()
+    assert len(words.unique()) > 0.95 * words.numel()  # no part is drawn twice
 
 
 def test_a_full_disk_keeps_the_old_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

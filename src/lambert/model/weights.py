@@ -9,6 +9,7 @@ import difflib
 import json
 import re
 import zlib
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lambert.core.contents import check_sums
 from lambert.core.errors import DataError, UsageError
@@ -34,6 +35,8 @@ from lambert.model.labels import InitialHead, check_rows, check_values, fits, in
 _WRAPPERS = re.compile(r"((module|model|net|network|_forward_module|auto_model|0)\.)+")
 """Prefixes that DistributedDataParallel, DeepSpeed, Lightning, sentence-transformers and common training loops add to
 the names of a model that they wrap."""
+_CHUNK = 1 << 20
+"""Values that are drawn at once, so that those which are drawn again are in the cache."""
 ANSWERING = re.compile(r"heads\.(label|multilabel|value|choice|tag|span)\.")
 """Parameters of the heads that answer tasks."""
 
@@ -170,6 +173,7 @@ def initialise(model: Model, seed: int, names: Collection[str] | None = None) ->
     more slowly (docs/log.md).
     """
     constant, family = model.config.init_range == 0, family_of(model.config)
+    draws: list[_Draw] = []
     for name, parameter in model.named_parameters():
         theirs = family.names.to_folder(name)
         if names is not None and theirs not in names:
@@ -179,16 +183,40 @@ def initialise(model: Model, seed: int, names: Collection[str] | None = None) ->
         elif parameter.ndim == 1:  # the scale of a norm, whatever its class
             parameter.fill_(1.0)
         else:
-            draw = key(seed, Stream.INIT, zlib.crc32(theirs.encode()))
-            generator = torch.Generator().manual_seed(int(draw) >> 1)
-            values = torch.empty(parameter.shape)
+            number = int(key(seed, Stream.INIT, zlib.crc32(theirs.encode()))) >> 1
             std = family.initial_deviation(model.config, name)
-            added = names is not None or ANSWERING.match(name)
-            if family.truncated or not added:
-                nn.init.trunc_normal_(values, std=std, a=-2 * std, b=2 * std, generator=generator)
-            else:
-                nn.init.normal_(values, std=std, generator=generator)
-            parameter.copy_(values)
+            added = names is not None or ANSWERING.match(name) is not None
+            draws.append(_Draw(parameter, number, std, family.truncated or not added))
+    with ThreadPoolExecutor(torch.get_num_threads(), "lambert-weights") as pool:
+        deque(pool.map(_Draw.fill, draws), maxlen=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """Fills a matrix from a normal distribution, truncated at two standard deviations or not."""
+
+    parameter: Tensor
+    seed: int
+    std: float
+    truncated: bool
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        generator = torch.Generator().manual_seed(self.seed)
+        values = torch.empty(self.parameter.numel())
+        for part in torch.split(values, _CHUNK):
+            part.normal_(0.0, self.std, generator=generator)
+            if self.truncated:
+                self._draw_again(part, generator)
+        self.parameter.copy_(values.view(self.parameter.shape))
+
+    def _draw_again(self, part: Tensor, generator: torch.Generator) -> None:
+        """Draws the values beyond two standard deviations until none is. In torch this depends on the version."""
+        beyond = (part.abs() > 2 * self.std).nonzero()[:, 0]
+        while len(beyond):
+            values = torch.empty(len(beyond)).normal_(0.0, self.std, generator=generator)
+            part[beyond] = values
+            beyond = beyond[values.abs() > 2 * self.std]
 
 
 def save(model: Model, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
