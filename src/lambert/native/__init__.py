@@ -15,7 +15,7 @@ import platform
 import sys
 from pathlib import Path
 
-_VERSION = 8
+_VERSION = 9
 """Version of the interface that this file declares. `lambert_version` of the library must return it."""
 _FILE = Path(__file__).with_name("kernels.so")
 _NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma"}
@@ -38,13 +38,13 @@ SIGNATURES = {
     "lambert_attention": "v p p p i p p u i i i p i i i i",
     "lambert_attention_backward": "v p p p i p p p p p p u i i i p i i i i",
     "lambert_add_norm": "v p p u i p p f i i i i p p p p",
-    "lambert_add_norm_backward": "v p p p p p p u i i i i i p p p p i",
+    "lambert_add_norm_backward": "v p p p p p p u i i i i i p p p p",
     "lambert_rotate": "v p p p p i i i i i",
     "lambert_gated": "v p i i u i i i i p",
     "lambert_gated_backward": "v p p i i u i i i i p",
     "lambert_gelu_backward": "v p p i i i p",
     "lambert_embed_norm": "v p p p p p p u i p p f i i i p p p p",
-    "lambert_embed_norm_backward": "v p p p p p u i i i i p p p i",
+    "lambert_embed_norm_backward": "v p p p p p u i i i i p p p",
     "lambert_add_rows": "v p p i i i p",
     "lambert_cross_entropy": "v p p i i i p p p",
     "lambert_cross_entropy_backward": "v p p p p p i i i",

@@ -4,7 +4,7 @@
 // which the backward pass computes the probabilities again, as in Dao et al., "FlashAttention", 2022. M: tokens of a
 // sequence. Sums are float32; probabilities are rounded to bfloat16 for the products. With a window, a token attends to
 // so many tokens on each side, causal, to none behind it, and to the first `most` tokens of its sequence alone: rows of
-// scores have the columns of the panels that a block of queries sees. Biases, float32, are added to the scores of a head by
+// scores have the columns that a block of queries sees, from a multiple of kColumns. Biases, float32, are added to the scores of a head by
 // the distance of two tokens of a sequence, key - query: biases[distance].
 #include <cmath>
 #include <cstring>

@@ -39,7 +39,7 @@ inline void store_bf16(bf16* to, __mmask16 mask, __m512 values) { _mm256_mask_st
 
 constexpr float kLog2E = 1.44269504f;
 
-// Returns 2 to the power of x with a relative error below 2e-7, 1 at 0; 0 below -149.
+// Returns 2 to the power of x, with a relative error below 2e-7 from x = -126 on; 1 at 0, and 0 from -150 down.
 inline __m512 exp2(__m512 x) {
     const __m512 whole = _mm512_roundscale_ps(x, 0), r = _mm512_sub_ps(x, whole);
     // The polynomial 1 + ... of degree 5 with the smallest relative error in [-1/2, 1/2].

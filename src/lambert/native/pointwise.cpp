@@ -136,9 +136,9 @@ inline void norm_gradient(const NormGradient& all, long row, float* dgamma, floa
 }
 
 // Runs the backward pass of a norm. Each block of rows has its own sums of the gradients of gamma and beta, which are
-// added at the end in the order of the blocks, to what is there if `add`.
+// added at the end in the order of the blocks.
 template <bool After>
-void norm_gradients(const NormGradient& all, long rows, long threads, float* dgamma, float* dbeta, bool add) {
+void norm_gradients(const NormGradient& all, long rows, long threads, float* dgamma, float* dbeta) {
     const long width = all.width, size = std::max(32l, (rows / 64 + 3) / 4 * 4);  // at most about 64 blocks
     const long blocks = (rows + size - 1) / size;
     const Floats sums(std::max(1l, blocks) * 2 * width);
@@ -152,7 +152,7 @@ void norm_gradients(const NormGradient& all, long rows, long threads, float* dga
     for (int which = 0; which < 2; ++which) {
         float* to = which ? dbeta : dgamma;
         for (long d = 0; d < width; d += kLanes) {
-            __m512 total = add ? load(to + d) : _mm512_setzero_ps();
+            __m512 total = _mm512_setzero_ps();
             for (long block = 0; block < blocks; ++block)
                 total = _mm512_add_ps(total, load(sums.at + (2 * block + which) * width + d));
             store(to + d, total);
@@ -232,15 +232,15 @@ void lambert_add_norm(
 }
 
 // dsum: the gradient of `sum`, so also of x, plus `other` if it is not null. dy: that of y, written if dropout was used.
-// dgamma and dbeta [D] are replaced, or added to if `add`.
+// dgamma and dbeta [D] are replaced.
 void lambert_add_norm_backward(
     const bf16* dout, const bf16* sum, const float* mean, const float* rstd, const float* gamma, const bf16* other,
     uint64_t key, int64_t threshold, int64_t centred, int64_t T, int64_t D, int64_t threads, bf16* dsum, bf16* dy,
-    float* dgamma, float* dbeta, int64_t add) {
+    float* dgamma, float* dbeta) {
     bf16* dropped = threshold ? dy : nullptr;
     const Drop drop(key, (int)threshold);
     const NormGradient all{dout, sum, mean, rstd, gamma, drop, D, other, dsum, dropped, centred != 0};
-    norm_gradients<false>(all, T, threads, dgamma, dbeta, add);
+    norm_gradients<false>(all, T, threads, dgamma, dbeta);
 }
 
 // out = dropout(layer_norm(sum)), sum = words[ids] + kinds[types] + places[positions].
@@ -279,9 +279,9 @@ void lambert_embed_norm(
 // dsum: the gradient of the sum of the embeddings, for lambert_add_rows. dgamma, dbeta: as above.
 void lambert_embed_norm_backward(
     const bf16* dout, const bf16* sum, const float* mean, const float* rstd, const float* gamma, uint64_t key,
-    int64_t threshold, int64_t T, int64_t D, int64_t threads, bf16* dsum, float* dgamma, float* dbeta, int64_t add) {
+    int64_t threshold, int64_t T, int64_t D, int64_t threads, bf16* dsum, float* dgamma, float* dbeta) {
     const NormGradient all{dout, sum, mean, rstd, gamma, Drop(key, (int)threshold), D, nullptr, dsum, nullptr};
-    norm_gradients<true>(all, T, threads, dgamma, dbeta, add);
+    norm_gradients<true>(all, T, threads, dgamma, dbeta);
 }
 
 // table[ids[row]] += rows[row], in the order of the rows. Tasks have disjoint columns or disjoint ids, so no element is

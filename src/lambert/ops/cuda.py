@@ -92,13 +92,8 @@ class CudaOps(Ops):
 
     def linear_gelu_input(self, grad_TF: Tensor, weight: Any, before_TD: Tensor, approximate: str) -> Tensor:
         grad_TD = self.linear_input(grad_TF, weight)
-        T, D = grad_TD.shape
-        programs = _programs(grad_TD.device, T, _ROWS)
-        partial_PD = torch.empty(programs, D, dtype=torch.float32, device=grad_TD.device)
-        _launch(
-            kernels.gelu_backward_, (programs, -(-D // _COLUMNS)), grad_TD, before_TD, T, D, partial_PD,
-            ROWS=_ROWS, BLOCK=_COLUMNS, TANH=approximate == "tanh",
-        )  # fmt: skip
+        count, tanh = grad_TD.numel(), approximate == "tanh"
+        _launch(kernels.gelu_backward_, (-(-count // _BLOCK),), grad_TD, before_TD, count, BLOCK=_BLOCK, TANH=tanh)
         return grad_TD
 
     def linear_weights(self, grad_TF: Tensor, x_TD: Tensor, into: Sequence[Into]) -> None:

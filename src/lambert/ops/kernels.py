@@ -169,24 +169,12 @@ def gelu(x_at, out_at, count, BLOCK: tl.constexpr, TANH: tl.constexpr):
 
 
 @triton.jit
-def gelu_backward_(
-    grad_at, before_at, T, F, partial_at, ROWS: tl.constexpr, BLOCK: tl.constexpr, TANH: tl.constexpr
-):  # fmt: skip
-    """Replaces a gradient [T, F] of gelu's result by that of `before`, and writes the sums over the rows of each of P
-    programs to `partial` [P, F]."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    sums = tl.zeros([BLOCK], tl.float32)
-    for step in range(0, T - program * ROWS, programs * ROWS):
-        rows = program.to(tl.int64) * ROWS + step + tl.arange(0, ROWS)
-        inside = (rows < T)[:, None] & (columns < F)[None, :]
-        at = rows[:, None] * F + columns[None, :]
-        before = tl.load(before_at + at, inside, 0.0).to(tl.float32)
-        grad = tl.load(grad_at + at, inside, 0.0).to(tl.float32) * _gelu_slope(before, TANH)
-        rounded = grad.to(grad_at.dtype.element_ty)
-        tl.store(grad_at + at, rounded, inside)
-        sums += tl.sum(tl.where(inside, rounded.to(tl.float32), 0.0), 0)
-    tl.store(partial_at + program * F + columns, sums, columns < F)
+def gelu_backward_(grad_at, before_at, count, BLOCK: tl.constexpr, TANH: tl.constexpr):
+    """Replaces a gradient of gelu's result by that of `before`."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    before = tl.load(before_at + at, at < count, 0.0).to(tl.float32)
+    grad = tl.load(grad_at + at, at < count, 0.0).to(tl.float32) * _gelu_slope(before, TANH)
+    tl.store(grad_at + at, grad.to(grad_at.dtype.element_ty), at < count)
 
 
 @triton.jit

@@ -188,7 +188,7 @@ class NativeOps(Ops):
         grad_y_TD = torch.empty_like(grad_TD) if drop.threshold else grad_x_TD
         given = grad_TD, *saved, norm.weight_D, other_TD
         found = grad_x_TD, grad_y_TD, sums_2D[0], sums_2D[1]
-        _call("add_norm_backward", *given, *_drop(drop), norm.centred, *grad_TD.shape, _threads(), *found, 0)
+        _call("add_norm_backward", *given, *_drop(drop), norm.centred, *grad_TD.shape, _threads(), *found)
         return found
 
     def embed_norm(
@@ -207,9 +207,7 @@ class NativeOps(Ops):
     ) -> tuple[Tensor, Tensor, Tensor]:
         grad_sum_TD, sums_2D = torch.empty_like(grad_TD), torch.empty(2, grad_TD.shape[1])
         found = grad_sum_TD, sums_2D[0], sums_2D[1]
-        _call(
-            "embed_norm_backward", grad_TD, *saved, norm.weight_D, *_drop(drop), *grad_TD.shape, _threads(), *found, 0
-        )  # fmt: skip
+        _call("embed_norm_backward", grad_TD, *saved, norm.weight_D, *_drop(drop), *grad_TD.shape, _threads(), *found)
         return found
 
     def rotate_(
