@@ -79,9 +79,13 @@ class Examples(TextVectors):
         return batch.with_targets({self.objective: target})
 
     objective = ""
+    _layers_of_loss: VectorLayers | None = None
+    """A copy of the layers on the device of the loss: those of the task stay where they are."""
 
     def _losses(self, rows_SD: Tensor, labels: Tensor) -> Tensor:
-        rows_SD = VectorLayers(self.layers).to(rows_SD.device)(rows_SD)
+        if self._layers_of_loss is None:
+            self._layers_of_loss = copy.deepcopy(VectorLayers(self.layers)).to(rows_SD.device)
+        rows_SD = self._layers_of_loss(rows_SD)
         return _loss(self.embed)(rows_SD.view(len(labels), -1, rows_SD.shape[1]), labels)
 
 
