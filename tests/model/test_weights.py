@@ -357,6 +357,15 @@ def test_other_models_are_refused(folder: Path, key: str, value: object, message
         weights.load(folder)
 
 
+def test_layers_that_are_not_used_are_said(folder: Path) -> None:
+    assert weights.load(folder)[1].lost == ""
+    change(folder, num_hidden_layers=1)
+    _, report = weights.load(folder)
+    line = "note: the weights have 2 layers, and config.json num_hidden_layers = 1: the others are not used."
+    assert report.lost == line
+    assert line in report.warnings()
+
+
 @pytest.mark.parametrize("labels", ["two", 0, None])
 def test_a_number_of_labels_that_is_none_is_named(folder: Path, labels: object) -> None:
     config = settings(folder) | {"architectures": ["BertForTokenClassification"], "num_labels": labels}

@@ -133,6 +133,8 @@ def test_many_fractions_are_no_labels() -> None:
     ):
         learn_labels(numbers)
     assert len(learn_labels([*numbers, ("x:11", "high")])) == 12
+    with pytest.raises(DataError, match="and 10 others are numbers and not whole"):
+        learn_labels([*numbers, ("x:11", "N/A"), ("x:12", "nan")])  # missing values
 
 
 def test_class_weights_that_do_not_fit(words: Tokenizer, path: Path) -> None:

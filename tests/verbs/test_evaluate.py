@@ -53,6 +53,22 @@ def test_the_training_file_is_recognised(tuned: Callable[[str], Path], labelled:
     assert "trained on" not in lambert("evaluate", model=tuned("classify"), data=labelled("classify", "dev")).out
 
 
+def test_a_file_that_was_divided_is_recognised_from_any_folder(
+    pretrained: Path, labelled: Labelled, tmp_path: Path, lambert: Lambert, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "all.tsv").write_bytes(labelled("classify", "train").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    done = lambert(
+        "finetune", "--train.steps=1", "--train.batch-size=4", init=pretrained, data="all.tsv", dev=0.25, out="run"
+    )
+    assert done.code == 0, done.err
+    monkeypatch.chdir("/")
+    shown = lambert("evaluate", model=tmp_path / "run", data=tmp_path / "all.tsv").out
+    assert "note: the model was trained on most rows of" in shown
+    (part,) = tmp_path.glob("run-rows/*/train.jsonl")
+    assert "note: the model was trained on rows of" in lambert("evaluate", model=tmp_path / "run", data=part).out
+
+
 @pytest.mark.parametrize("flag", ["columns", "task.columns"])
 def test_a_file_may_have_other_columns(
     flag: str, tuned: Callable[[str], Path], labelled: Labelled, tmp_path: Path, lambert: Lambert
@@ -74,6 +90,7 @@ def test_a_file_may_have_other_columns(
 
 MISMATCHED = [
     ("classify", "x.tsv", "text\tkind\nthe river\tcalm\n", r"no column 'label' \(--columns\.label\)"),
+    ("classify", "x.csv", "body,kind\nthe river,calm\n", r"by number: --columns\.text 1 --columns\.label 2\."),
     ("classify", "x.conll", "Rome B-LOC\n", r"is a CoNLL file, .*: use a model that was fine-tuned for the task tag\."),
     ("classify", "x.jsonl", '{"tokens": ["a"], "tags": ["O"]}\n', r"are for tagging: use a model that was .* tag\."),
     ("classify", "x.jsonl", '{"text": "a", "label": ["b"]}\n', r"is a list, .* use a model .* the task multilabel;"),

@@ -58,7 +58,7 @@ class LoadedTask:
     missing: str
     """An error message if the folder has no head for the task, whose weights are then random; else empty."""
     note: str
-    """A line about pieces that the tokenizer may have lost; else empty."""
+    """Lines about pieces that the tokenizer may have lost, and about layers that are not used; else empty."""
 
 
 def load_task(

@@ -293,6 +293,14 @@ def describe_spare_rows(rows: int, vocabulary: int) -> str:
     )
 
 
+def describe_spare_layers(layers: int, config: EncoderConfig) -> str:
+    """Returns a line about layers of the weights beyond those of config.json; empty if there are none."""
+    if layers <= config.layers:
+        return ""
+    key = family_of(config).keys.fields["layers"]
+    return f"note: the weights have {layers} layers, and config.json {key} = {config.layers}: the others are not used."
+
+
 def count_padding(larger: int, vocabulary: int, rows: int) -> int:
     """Returns the number of padding rows of a table for `larger` pieces. It follows the old table, of `rows` rows for
     `vocabulary` pieces: the same number of rows if they suffice, else a multiple of 128, 64 or 8, the largest that the

@@ -56,7 +56,8 @@ class Report:
     notes: tuple[str, ...] = ()
     """Lines about settings of the file that are not used."""
     lost: str = ""
-    """A line about rows without a piece that do not pad the table; empty if there are none."""
+    """Lines about what the model does not use though its author may have: rows without a piece that do not pad the
+    table, and layers beyond the number in config.json; empty if there are none."""
 
     def check_tied(self, path: Path, heads: Collection[str]) -> None:
         """Raises DataError if one of these heads reads a tensor that is not tied in the file: its predictions would
@@ -289,6 +290,7 @@ def load(
             rows = config.vocabulary if words is None or not words.ndim else len(words)
             layout.check_vocabulary(rows, vocabulary, path)
             lost = layout.describe_spare_rows(rows, vocabulary)
+        lost = "\n".join(filter(None, [lost, layout.describe_spare_layers(_count_layers(family, tensors), config)]))
         own_heads = heads is None
         heads = layout.heads_of(settings, tensors, folder) if heads is None else heads
         pooler = pooler and family.names.to_folder("pooler.weight") in tensors
@@ -395,14 +397,12 @@ def check_sizes(
     """Raises DataError if the shapes of the tensors are not those of such a model. Allocates no memory, and takes a
     time that does not depend on the sizes in config.json."""
     family = family_of(config)
-    prefixes = (family.names.layer, family.names.to_folder("encoder.blocks."))
-    numbers = re.compile(f"(?:{'|'.join(map(re.escape, prefixes))})(\\d+)\\.")
     words = family.names.to_folder("encoder.words.weight")
     if words not in tensors:
         raise DataError(f"{path} lacks {words}.")
     # First, because a size that no tensor has may be too large even for the meta device.
     check_shape(words, tensors[words], (config.vocabulary, config.table_width), str(path))
-    layers = len({found[1] for name in tensors if (found := numbers.match(name))})
+    layers = _count_layers(family, tensors)
     if config.layers > layers:
         key = family.keys.fields["layers"]
         raise DataError(f"{path} lacks {family.names.layer}{layers}: config.json has {key} = {config.layers}.")
@@ -417,6 +417,13 @@ def check_sizes(
         theirs = family.names.to_folder(name)
         if theirs in tensors and not ANSWERING.match(name):
             check_shape(theirs, tensors[theirs], tuple(parameter.shape), str(path))
+
+
+def _count_layers(family: Family, tensors: Iterable[str]) -> int:
+    """Returns the number of layers that have tensors."""
+    prefixes = (family.names.layer, family.names.to_folder("encoder.blocks."))
+    numbers = re.compile(f"(?:{'|'.join(map(re.escape, prefixes))})(\\d+)\\.")
+    return len({found[1] for name in tensors if (found := numbers.match(name))})
 
 
 def check_lacking(family: Family, names: Iterable[str], tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -42,9 +42,10 @@ def learn_labels(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
             f"{places[texts[0]]}: label {quote(texts[0])} is not a whole number, and label {quote(numbers[0])} "
             f"({places[numbers[0]]}) is one. Correct the file, or if all are labels, list them in task.labels."
         )
-    if len(texts) > _FRACTIONS and all(_FRACTION.fullmatch(label) for label in texts):
+    values = [label for label in texts if label not in _MISSING]
+    if len(values) > _FRACTIONS and all(_FRACTION.fullmatch(label) for label in values):
         raise DataError(
-            f"{places[texts[0]]}: label {quote(texts[0])} and {len(texts) - 1:,} others are numbers and not whole. "
+            f"{places[values[0]]}: label {quote(values[0])} and {len(values) - 1:,} others are numbers and not whole. "
             'To predict numbers, set task.name = "regress"; if they are names, list them in task.labels.'
         )
     return sort_labels([*places])

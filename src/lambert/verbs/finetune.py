@@ -52,6 +52,8 @@ from lambert.text.tokenizers import roles
 from lambert.text.tokenizers import tokenizer as tokenizers
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.training_data import (
+    DIVIDED,
+    LABELLED,
     check_examples,
     check_label_order,
     describe_counts,
@@ -244,7 +246,8 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
     notes += filter(None, [_note_untrained(layers), _note_reader(shape, heads), freeze(model, config.train.freeze)])
     if task.computes_vectors:
         notes += filter(None, [_note_similarity(folder, task.embed.similarity_name)])
-    files = {"the labelled data": train_path} | ({"the dev data": dev_path} if dev_path else {})
+    files = {LABELLED: train_path} | ({"the dev data": dev_path} if dev_path else {})
+    files |= {DIVIDED: whole_path} if parts else {}
     hashes = {name: digest(path) for name, path in files.items()}
     if not config.random_init:
         hashes[INITIAL_WEIGHTS] = fingerprint(folder)
@@ -261,7 +264,7 @@ def _publish(run: _Prepared, scores: Mapping[str, float], predictions: list[Any]
     if dev_path is not None and (examples := examples_of(tuned, dev, predictions, dev_path)):
         write(run.config.out / EXAMPLES, examples)
     dev_file = LabelledFile(dev_path, run.hashes["the dev data"], dev.counts) if dev_path and dev else None
-    trained = Trained(task.config, LabelledFile(run.train_path, run.hashes["the labelled data"], data.counts), dev_file)
+    trained = Trained(task.config, LabelledFile(run.train_path, run.hashes[LABELLED], data.counts), dev_file)
     extra, more = tuned.model_config(), tuned.model_files(run.model.config.hidden)
     return publish_run(run.config, run.model, run.tokenizer, extra, scores, more, trained)
 

@@ -7,16 +7,17 @@ from typing import Any
 
 from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.core.files import parse_json, read_file
-from lambert.core.settings import read
 from lambert.model.config import EncoderConfig
 from lambert.model.labels import format_labels
-from lambert.runs.folder import CONFIG, DATA
+from lambert.runs.folder import DATA
 from lambert.tasks import TaskConfig
 from lambert.tasks.reading.files import digest
 from lambert.tasks.reading.segments import count_shared
 from lambert.tasks.sentences.sentences import Sentences
 from lambert.verbs.settings.finetune import FinetuneConfig
 
+LABELLED, DIVIDED = "the labelled data", "the data before they were divided"
+"""Names in data.json of the hashes of the training file, and of the file whose rows became training and dev rows."""
 _PLURAL = re.compile(r"\b(answer|choice|example|group|offset|question|row|span|text|window)s\b")
 _NUMBERED = re.compile(r"[\d,]+|\b(rows?|has|have)\b")
 """What differs between two notes that differ in the numbers of rows."""
@@ -76,9 +77,8 @@ def note_training_file(folder: Path, path: Path) -> list[str]:
     the record of its run."""
     run = folder.parent
     try:
-        known, recipe = parse_json(read_file(run / DATA)), read(run / CONFIG)
-        trained = known.get("the labelled data") == digest(path)
-        shared = isinstance(recipe.get("dev"), float) and Path(recipe.get("data", "")).samefile(path)
+        known, found = parse_json(read_file(run / DATA)), digest(path)
+        trained, shared = known.get(LABELLED) == found, known.get(DIVIDED) == found
     except (OSError, ValueError, TypeError, AttributeError, LambertError):
         return []  # there is no run beside the model, or its record cannot be read
     if not trained and not shared:

@@ -13,7 +13,7 @@ class Mismatch(DataError):
     def for_model(self) -> str:
         """Returns the message for the user of a trained model, who has flags for columns and another model to take."""
         message = re.sub(
-            r"task\.columns\.(\w+)", lambda setting: f"--columns.{setting[1].replace('_', '-')}", str(self)
+            r"(?:--)?task\.columns\.(\w+)", lambda setting: f"--columns.{setting[1].replace('_', '-')}", str(self)
         )
         message = re.sub(r"set --task\.name (\w+)", r"use a model that was fine-tuned for the task \1", message)
         return message.replace("fine-tune with task.labels that list", "use a model that was fine-tuned with")

@@ -1,5 +1,6 @@
 """Learns vocabularies: WordPiece, byte-level BPE and Unigram."""
 
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -25,6 +26,16 @@ ACCENTED = 0.005
 COVERED = 0.9999
 """Share of the characters of the text that single pieces should cover. SentencePiece's default is 0.9995 (Kudo and
 Richardson 2018); this one is higher, because WordPiece makes the whole word [UNK] for one unknown character."""
+
+
+_LONGEST = 1000
+"""Characters of a word from which pieces are learnt at once. The library's time is quadratic in a word's length."""
+_LONG = re.compile(rf"(\S{{{_LONGEST}}})(?=\S)")
+
+
+def _divide_words(sentence: str) -> str:
+    """Returns a sentence with a space after each `_LONGEST` characters of a word that is longer."""
+    return _LONG.sub(r"\1 ", sentence) if len(sentence) > _LONGEST else sentence
 
 
 class Characters:
@@ -223,7 +234,7 @@ def learn(
     with spool.open("w", encoding="utf-8", newline="\n") as out:
         for batch in sample_documents(documents, rate, config.seed, config.language, config.lines):
             for own in (own for own, draw in batch if draw >= threshold):
-                joined = "\n".join(own)
+                joined = "\n".join(map(_divide_words, own))
                 characters.add(joined)
                 out.write(joined + "\n")
             progress(documents.done, documents.total, "reading for the vocabulary")
