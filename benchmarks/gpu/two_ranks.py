@@ -75,6 +75,8 @@ def run_case(args: argparse.Namespace, case: str) -> None:
             time.sleep(0.02)
         ranks[1].send_signal(signal.SIGKILL)
         codes = [rank.wait() for rank in ranks]
+        if codes[1] != -signal.SIGKILL:
+            raise SystemExit(f"killed: rank 1 had ended before it was killed; exit codes {codes}")
         print(f"rank 1 was killed; exit codes {codes}", file=sys.stderr)
         ranks = start(args, case)
     codes = [rank.wait() for rank in ranks]
