@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             check_limits()
         if verb and not verb.settings:
             _exit(load(verb.run)(tokens[1:]))
-        if {*tokens} <= HELP_FLAGS:
+        if not tokens or (HELP_FLAGS & {*tokens} and all(token.startswith("-") for token in tokens)):
             print(format_overview())
         elif tokens == [VERSION]:
             print(__version__)
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except OSError as error:
         if error.errno == errno.ENOMEM:
             _leave(f"Out of memory. {advice}", 4, debug)
-        place = path_of(error) or "the output folder"
+        place = path_of(error) or "standard output or the output folder"
         if error.errno in WRONG_PATH:
             _leave(f"{error.strerror}: {place}. Choose another path.", 2, debug)
         if not (helps := remedy(error, "folder")):

@@ -171,7 +171,7 @@ def failing(error: BaseException) -> Any:
         (PermissionError(errno.EACCES, "Permission denied", "/y"), 2, "Permission denied: /y. Choose another path"),
         (OSError(errno.EROFS, "Read-only file system", "/y"), 2, "/y"),
         (OSError(errno.EROFS, "Read-only file system", "/y/.tmp-new-7@host@out"), 2, ": /y/out. Choose another path"),
-        (OSError(errno.ENOSPC, "No space left on device", 3), 4, ": the output folder. Free space"),
+        (OSError(errno.ENOSPC, "No space left on device", 3), 4, ": standard output or the output folder. Free space"),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/z/a"), 2, "/z/a"),
     ],
 )

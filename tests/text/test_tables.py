@@ -98,7 +98,7 @@ def test_rows_that_cannot_be_read() -> None:
         "has 3 cells where the first line has 2: put a cell that holds a comma in quotation marks",
         "has 1 cell where the first line has 2",
         "is not a row (',' expected after '\"')",
-        "is not a row (',' expected after '\"'), read up to line 9: is a quotation mark missing?",
+        "is not a row (',' expected after '\"'), read up to line 9: a quotation mark may be missing",
         ["last", "a"],
         "begins a cell with a quotation mark that is never closed: the rest of the file is lost",
     ]

@@ -102,7 +102,7 @@ BAD = pytest.mark.parametrize(
         ("not json", "line 4 is not JSON"),
         ('["text"]', "line 4 is not a JSON object"),
         ('{"txt": "a"}', "line 4: 'text' is missing"),
-        ('{"text": 3}', "line 4: 'text' is not a text"),
+        ('{"text": 3}', "line 4: 'text' holds 3, not text"),
         ('{"text": null}', "line 4: 'text' is null, not a text. Keys found: text."),
         ('{"text": "\\ud800"}', "line 4"),
     ],

@@ -76,6 +76,10 @@ def explain_stray(tokens: list[str], word: str, verb: Verb | None) -> UsageError
     names = {field.name for field in dataclasses.fields(settings_of(verb))} if verb and verb.settings else set()
     if not flag and verb and verb.takes == "folder":
         return UsageError(f"{verb.name} takes one {verb.first.upper()} folder, and {word} follows it.")
+    if not flag and verb and verb.takes == "flags":
+        return UsageError(
+            f"{verb.name} takes flags alone, and {word} is none: `lambert {verb.name} --help` lists them."
+        )
     if not flag or word.endswith(".toml"):
         return UsageError(f"{word} follows a flag. A recipe must come directly after the verb.")
     name, _, value = tokens[flag].partition("=")

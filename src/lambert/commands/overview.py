@@ -14,11 +14,13 @@ _BEGINNING = """Usage: lambert VERB
 
 Pre-train and fine-tune BERT-family encoders, from raw text to an answer.
 
-Every verb takes an optional TOML recipe, then dotted flags that override it:
-lambert pretrain recipes/bert-base-128.toml --train.batch-size 256
+"""
+_RECIPES = "take an optional TOML recipe, then dotted flags that override it:"
+_EXAMPLE = """lambert pretrain recipes/bert-base-128.toml --train.batch-size 256
 
 `lambert VERB --help` explains each setting of a verb.
-"""
+
+Verbs:"""
 _END = "--version: print the version of Lambert and exit."
 _INDENT, _NARROWEST, _WIDEST = 2, 40, 120
 
@@ -33,4 +35,6 @@ def format_overview() -> str:
         )
         for name, verb in all_verbs().items()
     ]
-    return "\n".join([_BEGINNING, "Verbs:", *lines, "", _END])
+    *names, last = [name for name, verb in all_verbs().items() if verb.takes in ("recipe", "table")]
+    recipes = textwrap.fill(f"{', '.join(names)} and {last} {_RECIPES}", width)
+    return "\n".join([_BEGINNING + recipes, _EXAMPLE, *lines, "", _END])

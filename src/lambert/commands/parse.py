@@ -161,6 +161,8 @@ class _Line:
     def explain(self, error: CycloptsError, source: str) -> UsageError:
         """Returns the error for one of the parser, with its message or one that says more."""
         if isinstance(error, MissingArgumentError) and self.verb:
+            if self.verb.takes == "flags" and self.tokens[1:] and not self.tokens[1].startswith("-"):
+                return explain_stray(self.tokens, self.tokens[1], self.verb)
             return explain_missing(error, self.verb, self.kind, self.given | self._flags())
         if isinstance(error, UnknownOptionError):
             known = [name[2:].replace("-", "_") for argument in error.argument_collection for name in argument.names]
@@ -178,7 +180,9 @@ class _Line:
                     )
                 ours = our_setting(flag.lstrip("-").replace("-", "_"), known)
                 hint = f"Did you mean --{ours.replace('_', '-')}?" if ours else self._explain_other_training(name)
-                return UsageError(f"Unknown option: {flag}. {hint}" if hint else _one_line(error))
+                if hint:
+                    return UsageError(f"Unknown option: {flag}. {hint}")
+                return UsageError(_one_line(error))
             where, setting = place_of(error.token, self.tokens, source)
             return explain_other_verb(where, self.given) or unknown_name(where, setting, known)
         if isinstance(error, CoercionError) and error.token is not None and error.target_type is not None:

@@ -318,6 +318,8 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
         if corpus.is_dir() and any(corpus.iterdir()):
             out = "prepared" if corpus.name == "corpus" else "corpus"
             hint = f" Run `lambert prepare --input {corpus} --out {out}` first."
+        if (corpus.parent / path.name).is_file():
+            hint = f" It is in one: name {corpus.parent}."
         raise DataError(f"No prepared corpus at {corpus} (no manifest.json).{hint}")
     try:
         manifest: dict[str, Any] = parse_json(read_file(path), surrogates=True)

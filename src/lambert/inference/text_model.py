@@ -65,6 +65,8 @@ def load(
         DataError: The folder cannot be read.
         UsageError: A setting is wrong.
     """
+    if not isinstance(folder, str | Path):
+        raise UsageError(f"lambert.load takes the path of a folder, not {type(folder).__name__}.")
     with keep_current_gpu():
         world = World(device=device_named(device, process_info().local_rank))
         model = TextModel(Path(folder), task, tuple(code), InferenceConfig(precision, micro_tokens, device), world)
@@ -319,8 +321,8 @@ class TextModel:
         positions, config = self._model.config.positions, self._task.config
         own = isinstance(self._task, Embed) and not pooling
         length = (config.max_length if own else self._longest) if max_length is None else max_length
-        if not SHORTEST <= length <= positions:
-            raise UsageError(f"max_length = {length} must be from {SHORTEST} to {positions}, the model's positions.")
+        if not isinstance(length, int) or not SHORTEST <= length <= positions:
+            raise UsageError(f"max_length = {length!r} must be from {SHORTEST} to {positions}, the model's positions.")
         kind = type(texts).__name__
         if is_table(texts):
             raise UsageError(f"encode takes texts, not a {kind}: give a column of it, such as data['text'].")

@@ -239,7 +239,7 @@ def _library_errors(part: str) -> Iterator[Any]:
     except (arrow.ArrowException, OSError, ValueError, OverflowError, LookupError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        text = " ".join(str(error).split())[:300]
+        text = " ".join(str(error).split())[:300].rstrip(".")
         if part == "ipc" or isinstance(error, arrow.ArrowException | OSError):
             raise UnreadableTable(f"is damaged or not {name} ({text})") from error
         # text that is not UTF-8, times beyond those of Python

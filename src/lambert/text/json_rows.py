@@ -150,4 +150,5 @@ def explain_error(error: Exception) -> str:
     """Returns why a text is not JSON, as the end of a message, from the error of the parser."""
     if "int_max_str_digits" in str(error):
         return "has a number of thousands of digits"
-    return f"is not JSON ({getattr(error, 'msg', error)})"
+    what = str(getattr(error, "msg", error)).removesuffix(" at").removesuffix(" starting")
+    return f"is not JSON ({what})"

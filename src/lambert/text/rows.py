@@ -72,7 +72,12 @@ def open_unpacked(path: Path, max_ratio: int = UNPACKED_RATIO) -> Iterator[tuple
         with open_regular(path) as raw:
             yield raw, unpack(path, raw, max_ratio)[0]
     except FileNotFoundError as error:
-        raise DataError(f"No such file: {path}.") from error
+        url = (
+            ", and no verb but prepare reads URLs: download it first"
+            if str(path).startswith(("http:", "https:"))
+            else ""
+        )
+        raise DataError(f"No such file: {path}{url}.") from error
     except TooLarge as error:
         raise DataError(
             f"{path} expands to more than {max_ratio} times its size, which rows never do. If it is correct, "

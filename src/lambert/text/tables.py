@@ -353,5 +353,5 @@ def _reason(error: Exception, lines: _Lines, begin: int) -> str:
         return text
     if '\\"' in lines.last:
         return "has a quotation mark after a backslash: within a cell, write it twice, without the backslash"
-    until = f", read up to line {lines.number}: is a quotation mark missing?" if lines.number > begin else ""
+    until = f", read up to line {lines.number}: a quotation mark may be missing" if lines.number > begin else ""
     return f"is not a row ({text}){until}"

@@ -150,6 +150,12 @@ def _check_finished(folder: Path) -> None:
         return
     if not (folder / "model").is_dir():
         raise DataError(f"{folder} is not finished (it has no model). Repeat its command, which continues it.")
+    recipe = folder / "config.toml"
+    if recipe.is_file() and "corpus" in settings.read(recipe):
+        raise DataError(
+            f"{folder} is a run of `lambert pretrain`, which has no predictions to compare: fine-tune both encoders on "
+            "the same data, and compare those runs."
+        )
     raise DataError(
         f"{folder} has no {EXAMPLES}, because it had no dev file or is of an older version. Write it: lambert evaluate "
         f"--model {folder} --data DEV --examples {folder / EXAMPLES}"

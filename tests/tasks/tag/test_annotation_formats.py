@@ -303,7 +303,7 @@ def test_brat(words: Tokenizer, tmp_path: Path) -> None:
     [
         ([{"text": "a b", "label": [[0, 1, "X"]], "spans": [SPAN]}], "of doccano and of Prodigy"),
         ([ROWS["flair"], {"data": "x", "label": ["X"]}], "2: 'label' is"),
-        ([ROWS["doccano"], {"text": 3, "label": []}], "2: 'text' is not a text"),
+        ([ROWS["doccano"], {"text": 3, "label": []}], "2: 'text' holds 3, not text"),
         ([ROWS["Label Studio"] | {"data": {"a": "x", "b": "y"}}], "2 texts and none is named"),
         ([{"tokenized_text": ["a"], "ner": [[0, 1, "X"]]}], "is not within 1 words"),
         ([{"text": "ab", "label": [{"start": "/p[1]", "end": "/p[1]", "hypertextlabels": ["X"]}]}], "hypertextlabels"),

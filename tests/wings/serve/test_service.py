@@ -83,7 +83,7 @@ def test_vectors_are_those_of_the_library(service: Service, tuned: Tuned) -> Non
         ("/predict", {"inputs": 3}, 422, "'inputs' must be a text or an object or a list."),
         ("/embed", {"inputs": ["a", "\ud800"]}, 422, "inputs[1]"),
         ("/embed", b'{"inputs": "' + b"a" * 9_000_000 + b'"}', 413, "bytes"),
-        ("/nowhere", {}, 404, "Not Found"),
+        ("/nowhere", {}, 404, "There is no such path"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(path: str, body: object, status: int, gist: str, service: Service) -> None:

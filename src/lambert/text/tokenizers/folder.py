@@ -41,7 +41,9 @@ def file_in(folder: Path) -> Path:
             f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})."
         )
     if not files:
-        raise DataError(f"No tokenizer in {folder}: neither {JSON} nor {VOCABULARY}.")
+        model = folder / "model"
+        named = f" Name {model}, which has one." if any((model / name).is_file() for name in (JSON, VOCABULARY)) else ""
+        raise DataError(f"No tokenizer in {folder}: neither {JSON} nor {VOCABULARY}.{named}")
     return files[0]
 
 

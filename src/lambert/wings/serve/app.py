@@ -33,7 +33,7 @@ TAGS = [
 def create_application(config: ServeConfig, models: Models, answering: Answering, metrics: Metrics) -> FastAPI:
     """Returns the ASGI application of a service."""
     app = FastAPI(
-        title="Lambert", version=__version__, docs_url=None, redoc_url=None, openapi_tags=TAGS,
+        title="Lambert", version=__version__, docs_url=None, redoc_url=None, openapi_tags=TAGS, redirect_slashes=False,
         description="Predictions and vectors of encoders.", generate_unique_id_function=lambda route: route.name,
     )  # fmt: skip
     app.state.ready = True

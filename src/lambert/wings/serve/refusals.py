@@ -126,9 +126,9 @@ def add_handlers(app: FastAPI, metrics: Metrics) -> None:
         metrics.count_refusal({404: "path", 405: "method"}.get(error.status_code, "body"))
         headers = dict(error.headers or {})
         allowed = f"This path does not accept this method: use {headers.get('allow', headers.get('Allow', 'another'))}."
-        return build_answer(
-            error.status_code, allowed if error.status_code == 405 else str(error.detail), headers=headers
-        )
+        missing = "There is no such path: /openapi.json lists those that there are."
+        message = {404: missing, 405: allowed}.get(error.status_code, str(error.detail))
+        return build_answer(error.status_code, message, headers=headers)
 
     @app.exception_handler(LambertError)
     async def answer_error(request: Request, error: LambertError) -> Response:

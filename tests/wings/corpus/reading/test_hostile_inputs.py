@@ -141,7 +141,7 @@ CASES: dict[str, tuple[Callable[[], bytes], str]] = {
     "controls.txt": (lambda: bytes(range(32)) * 99, "9"),
     "nested.jsonl": (lambda: b'{"text": ' + b"[" * 99_999 + b"\n", "is not JSON"),
     "digits.jsonl": (lambda: b'{"text": 1' + b"0" * 99_999 + b"}\n", "has a number of thousands of digits"),
-    "end.jsonl": (lambda: b'{"text": "a b c"}\n{"text": "a b', "starting at): the file ends within it"),
+    "end.jsonl": (lambda: b'{"text": "a b c"}\n{"text": "a b', "Unterminated string): the file ends within it"),
     "surrogates.jsonl": (lambda: b'{"text": "\\ud800"}\n', "half of a surrogate pair"),
     "open.csv": (lambda: b'text,id\n"' + SENTENCE * 999, "quotation mark that is never closed"),
     "columns.csv": (lambda: b"body," * 99_999 + b"\n", "has no column 'text'"),
