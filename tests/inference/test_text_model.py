@@ -131,6 +131,16 @@ def test_wrong_requests_are_answered(pretrained: Path, tmp_path: Path) -> None:
     for length in (-1, 0, 7, 65):
         with pytest.raises(UsageError, match=rf"^max_length = {length} must be from 8 to 64, the model's positions\.$"):
             model.encode(TEXTS, max_length=length)
+    for wrong in ("8", 8.5):
+        with pytest.raises(UsageError, match=f"^max_length = {wrong!r} must be from 8 to 64"):
+            model.encode(TEXTS, max_length=wrong)  # type: ignore[arg-type]
+    assert np.array_equal(model.encode(TEXTS, max_length=np.int64(8)), model.encode(TEXTS, max_length=8))
+    for count in ("2", -1, 1.5):
+        with pytest.raises(UsageError, match=f"^top = {count!r} must be a whole number from 1 on"):
+            model("the [MASK] was", top=count)  # type: ignore[arg-type]
+    assert len(model("the [MASK] was", top=np.int64(2))["masks"][0]) == 2
+    with pytest.raises(UsageError, match="takes the path of a folder, not NoneType"):
+        library.load(None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="The encoder has 7 positions, fewer than 8: use one with more"):
         TaskConfig().resolve_length(7)
     with pytest.raises(UsageError, match="takes texts, not int"):

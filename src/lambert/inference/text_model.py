@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, overload
@@ -321,7 +322,7 @@ class TextModel:
         positions, config = self._model.config.positions, self._task.config
         own = isinstance(self._task, Embed) and not pooling
         length = (config.max_length if own else self._longest) if max_length is None else max_length
-        if not isinstance(length, int) or not SHORTEST <= length <= positions:
+        if not isinstance(length, Integral) or not SHORTEST <= length <= positions:
             raise UsageError(f"max_length = {length!r} must be from {SHORTEST} to {positions}, the model's positions.")
         kind = type(texts).__name__
         if is_table(texts):

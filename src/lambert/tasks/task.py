@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, cast
 
@@ -201,7 +202,7 @@ class Task(ABC, Generic[D, P]):
         Raises UsageError if its rows have no such list."""
         if not top:
             return self
-        if not isinstance(top, int) or top < 1:
+        if not isinstance(top, Integral) or top < 1:
             raise UsageError(f"top = {top!r} must be a whole number from 1 on, or 0 for no list.")
         if not self.ranks:
             raise UsageError(f"top is for classify, multilabel, squad and mask, not for {self.config.name!r}.")
@@ -411,13 +412,9 @@ def text_of(row: Row, key: str, place: str) -> str:
     """Returns the text of `key`. Raises DataError if it is missing, null or not text."""
     value = row.get(key)
     if not isinstance(value, str):
-        what = (
-            f"holds {str(value)[:60]}, not text"
-            if value is not None
-            else "is null, not a text"
-            if key in row
-            else "is missing"
-        )
+        what = f"holds {str(value)[:60]}, not text"
+        if value is None:
+            what = "is null, not a text" if key in row else "is missing"
         raise DataError(f"{place}: {key!r} {what}. Keys found: {keys_found(row)}.")
     return whole_text(value, key, place)
 

@@ -72,12 +72,8 @@ def open_unpacked(path: Path, max_ratio: int = UNPACKED_RATIO) -> Iterator[tuple
         with open_regular(path) as raw:
             yield raw, unpack(path, raw, max_ratio)[0]
     except FileNotFoundError as error:
-        url = (
-            ", and no verb but prepare reads URLs: download it first"
-            if str(path).startswith(("http:", "https:"))
-            else ""
-        )
-        raise DataError(f"No such file: {path}{url}.") from error
+        is_url = str(path).startswith(("http:", "https:"))
+        raise DataError(f"No such file: {path}.{' Download it first: rows are read from files.' * is_url}") from error
     except TooLarge as error:
         raise DataError(
             f"{path} expands to more than {max_ratio} times its size, which rows never do. If it is correct, "
