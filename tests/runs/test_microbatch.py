@@ -272,7 +272,7 @@ def test_it_is_lowered_once_and_never_below_a_sequence() -> None:
 
 def hungry(patch: pytest.MonkeyPatch, above: int, after: int, times: int = 1) -> None:
     """After update `after` the second micro-batch of more than `above` tokens finds no memory, and the fourth, ...
-    What such a failure held must be free when the update is begun anew."""
+    What such a failure held must be free when the update is begun anew, also if another thread collects garbage."""
     done, large = 0, 0
     held: list[weakref.ref[torch.Tensor]] = []
     train, forward = updates.train, Model.forward
@@ -295,6 +295,7 @@ def hungry(patch: pytest.MonkeyPatch, above: int, after: int, times: int = 1) ->
         return forward(self, batch)
 
     patch.setattr(updates, "train", counted)
+    patch.setattr(updates, "release", lambda device: None)
     patch.setattr(Model, "forward", limited)
 
 

@@ -4,6 +4,7 @@ Pre-training and fine-tuning differ only in the arguments that they pass.
 """
 
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -146,12 +147,15 @@ class _MicroBatches:
     def attempt(
         self, number: int, update: Update, counts: Sequence[float], losses_SK: Tensor
     ) -> RuntimeError | MemoryError | None:
-        """Calls `compute`. Returns the error if memory runs out."""
+        """Calls `compute`. Returns the error if memory runs out; what the aborted pass held is free then."""
         try:
             self.compute(number, update, counts, losses_SK)
         except (RuntimeError, MemoryError) as error:
             if not ran_out(error):
                 raise
+            # The frames of the traceback form a reference cycle with the caller's, and `gc.collect` does nothing while
+            # another thread collects.
+            traceback.clear_frames(error.__traceback__)
             return error
         return None
 
