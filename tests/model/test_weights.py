@@ -358,11 +358,11 @@ def test_other_models_are_refused(folder: Path, key: str, value: object, message
 
 
 def test_layers_that_are_not_used_are_said(folder: Path) -> None:
-    assert weights.load(folder)[1].lost == ""
+    assert weights.load(folder)[1].unused == ()
     change(folder, num_hidden_layers=1)
     _, report = weights.load(folder)
     line = "note: the weights have 2 layers, and config.json num_hidden_layers = 1: the others are not used."
-    assert report.lost == line
+    assert report.unused == (line,)
     assert line in report.warnings()
 
 

@@ -132,6 +132,8 @@ class _Line:
     def check_flags(self) -> None:
         """Raises UsageError for flags in a wrong form, and sets aside those that the parser does not read."""
         if self.verb:
+            if self.verb.takes == "flags" and self.tokens[1:] and not self.tokens[1].startswith("-"):
+                raise explain_stray(self.tokens, self.tokens[1], self.verb)
             check_flags(self.kind, self.tokens)
         if self.verb and self.verb.split and self.takes != "table":
             self.tokens, parts = load(self.verb.split)(self.tokens)
@@ -161,8 +163,6 @@ class _Line:
     def explain(self, error: CycloptsError, source: str) -> UsageError:
         """Returns the error for one of the parser, with its message or one that says more."""
         if isinstance(error, MissingArgumentError) and self.verb:
-            if self.verb.takes == "flags" and self.tokens[1:] and not self.tokens[1].startswith("-"):
-                return explain_stray(self.tokens, self.tokens[1], self.verb)
             return explain_missing(error, self.verb, self.kind, self.given | self._flags())
         if isinstance(error, UnknownOptionError):
             known = [name[2:].replace("-", "_") for argument in error.argument_collection for name in argument.names]

@@ -57,8 +57,8 @@ class LoadedTask:
     task: Task[Any, Any]
     missing: str
     """An error message if the folder has no head for the task, whose weights are then random; else empty."""
-    note: str
-    """Lines about pieces that the tokenizer may have lost, and about layers that are not used; else empty."""
+    notes: tuple[str, ...]
+    """Lines about pieces that the tokenizer may have lost, and about layers that are not used."""
 
 
 def load_task(
@@ -104,7 +104,7 @@ def load_task(
         own = layout.find_task_head(settings, layout.check_family(settings, folder))
         why = f"its head predicts {PREDICTED[own]}" if own in PREDICTED else f"no {report.missing[0]}"
         lacking = f"{folder} has no head for {task.config.name!r} ({why}): fine-tune it."
-    return LoadedTask(model.eval(), tokenizer, task, lacking, report.lost)
+    return LoadedTask(model.eval(), tokenizer, task, lacking, report.unused)
 
 
 def check_positions(max_length: int, model: Model) -> None:

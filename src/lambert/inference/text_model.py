@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
@@ -71,8 +71,8 @@ def load(
     with keep_current_gpu():
         world = World(device=device_named(device, process_info().local_rank))
         model = TextModel(Path(folder), task, tuple(code), InferenceConfig(precision, micro_tokens, device), world)
-    if model.note:
-        warnings.warn(model.note, stacklevel=2)
+    for note in model.folder_notes:
+        warnings.warn(note, stacklevel=2)
     return model
 
 
@@ -110,8 +110,8 @@ class TextModel:
         loaded = load_task(self.folder, task, code, columns, squad)
         self.tokenizer = loaded.tokenizer
         """The `tokenizers.Tokenizer` of the model."""
-        self.note = loaded.note
-        """A note about pieces that the tokenizer may have lost; else empty."""
+        self.folder_notes = loaded.notes
+        """Notes about pieces that the tokenizer may have lost, and about layers that are not used."""
         self._task, self._missing = loaded.task, loaded.missing
         self._model, self._precision = ready(loaded.model, inference.precision, world.device)
         limit = 0 if read_config(self.folder).get("lambert") else sentence_transformers.length(self.folder)
@@ -366,7 +366,7 @@ class TextModel:
             self._vectors[head] = ReadyModel(_Vectors(self._model, head), self._precision)
         return self._vectors[head]
 
-    @property
+    @cached_property
     def dimensions(self) -> int:
         """Number of components of its vectors."""
         return self._task.width(self._model.config.hidden)
@@ -388,7 +388,7 @@ class TextModel:
 
     def notes(self, path: Path, data: Any) -> tuple[str, ...]:
         """Returns notes about the model, and about the labelled file `path`, which was read as `data`."""
-        return (*filter(None, [self.note]), *data.notes, *unknown_notes([(path, data)]))
+        return (*self.folder_notes, *data.notes, *unknown_notes([(path, data)]))
 
     def save(self, folder: str | Path) -> Path:
         """Writes the model with its current weights to a new model folder, which is complete or absent. Before it

@@ -55,9 +55,9 @@ class Report:
     """Whether the pooler is missing."""
     notes: tuple[str, ...] = ()
     """Lines about settings of the file that are not used."""
-    lost: str = ""
+    unused: tuple[str, ...] = ()
     """Lines about what the model does not use though its author may have: rows without a piece that do not pad the
-    table, and layers beyond the number in config.json; empty if there are none."""
+    table, and layers beyond the number in config.json."""
 
     def check_tied(self, path: Path, heads: Collection[str]) -> None:
         """Raises DataError if one of these heads reads a tensor that is not tied in the file: its predictions would
@@ -85,7 +85,7 @@ class Report:
             for copy, original in self.untied
         ]
         pooler = ["note: the pooler starts with random weights: the encoder's folder has none."] * self.fresh_pooler
-        return [*untied, *pooler, *self.notes, *filter(None, [self.lost])]
+        return [*untied, *pooler, *self.notes, *self.unused]
 
 
 def state(model: Model) -> dict[str, Tensor]:
@@ -284,13 +284,12 @@ def load(
         family = family_of(config)
         read, wrapper = unwrap_names(family, read, path)
         tensors, untied = current(family, read), find_untied_copies(family, read)
-        lost = ""
+        unused = [layout.describe_spare_layers(_count_layers(family, tensors), config)]
         if vocabulary is not None:
             words = tensors.get(family.names.to_folder("encoder.words.weight"))
             rows = config.vocabulary if words is None or not words.ndim else len(words)
             layout.check_vocabulary(rows, vocabulary, path)
-            lost = layout.describe_spare_rows(rows, vocabulary)
-        lost = "\n".join(filter(None, [lost, layout.describe_spare_layers(_count_layers(family, tensors), config)]))
+            unused.insert(0, layout.describe_spare_rows(rows, vocabulary))
         own_heads = heads is None
         heads = layout.heads_of(settings, tensors, folder) if heads is None else heads
         pooler = pooler and family.names.to_folder("pooler.weight") in tensors
@@ -303,7 +302,7 @@ def load(
         files.check_finite(((name, tensor) for name, tensor in found.items() if name in used), path)
         notes = [line for line in (*layout.list_ignored(settings, config), *wrapper, initial.note) if line]
         report = assign(model, found, str(path), share=share)
-        report = dataclasses.replace(report, untied=untied, notes=tuple(notes), lost=lost)
+        report = dataclasses.replace(report, untied=untied, notes=tuple(notes), unused=tuple(filter(None, unused)))
         check_lacking(family, dict(model.named_parameters()), tensors, path)
         if own_heads:
             check_promised(model, report.missing, path)

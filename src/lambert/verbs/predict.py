@@ -85,8 +85,9 @@ def _answer(config: PredictConfig, say: Say, answered: Callable[[], None]) -> No
             _check_vectors(config, task)
         compare_ranks(world, config.model)
         if world.is_first:
-            if model.note and say is not silent:  # standard output has the predictions alone
-                aside(model.note)
+            if say is not silent:  # standard output has the predictions alone
+                for note in model.folder_notes:
+                    aside(note)
             try:
                 failure = _lead(model, task, config, world, say, answered)
             except (DataError, UsageError, BrokenPipeError) as error:

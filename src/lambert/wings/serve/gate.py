@@ -117,7 +117,7 @@ class Gate:
         if self._key:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
-                wrong = "This is not the service's API key. " if scheme and given else ""
+                wrong = "This is not the service's API key. " if given else ""
                 raise Refusal(401, "key", f"{wrong}Send the API key as `Authorization: Bearer KEY`.")
         if scope["method"] == "POST":
             if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
