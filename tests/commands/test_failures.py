@@ -27,6 +27,11 @@ def test_what_is_misspelt_is_answered_with_the_nearest(recipe: Path, lambert: La
     one_line(lambert("pretrain", recipe), 2, "optimiser", "run.toml")
 
 
+@pytest.mark.parametrize("verb", [["predict", "--model=m"], ["prepare", "--out=o"]])
+def test_a_dash_in_place_of_a_file_is_answered_with_standard_input(verb: list[str], lambert: Lambert) -> None:
+    one_line(lambert(*verb, "--input", "-"), 2, "lambert: - is no file.", "reads standard input, without --input.")
+
+
 @pytest.mark.parametrize("flag", ["--verify", "--peek=3", "--fetch"])
 def test_a_flag_that_is_the_second_word_of_a_verb(flag: str, lambert: Lambert) -> None:
     verb = flag[2:].partition("=")[0]

@@ -169,6 +169,8 @@ class _Line:
             if error.token.source == "cli":
                 flag = str(error.token.keyword or error.token.value)
                 name = flag.partition("=")[0].lstrip("-")
+                if flag == "-":
+                    return UsageError("- is no file. Only `lambert predict` reads standard input, without --input.")
                 for verb in all_verbs():
                     if verb.endswith(f" {name}"):
                         return UsageError(f"Unknown option: {flag}. It is a verb: lambert {verb} --help")

@@ -32,6 +32,7 @@ from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.model.labels import PREDICTED
+from lambert.model.pooling import pooled_width
 from lambert.tasks import Task, TaskConfig, create, task_class
 from lambert.tasks.config import Columns, OtherColumns
 from lambert.tasks.model_folder import task_of
@@ -89,11 +90,11 @@ def load_task(
     if squad and config.name != "squad":
         raise UsageError(f"{' and '.join(squad)} is for squad, not for {config.name!r}, the task of {folder}.")
     config = replace(config, squad=replace(config.squad, **squad))
-    positions = layout.encoder_config(settings, folder, code).positions
-    length = min(config.resolve_length(positions).max_length, positions)
+    encoder = layout.encoder_config(settings, folder, code)
+    length = min(config.resolve_length(encoder.positions).max_length, encoder.positions)
     task = create(replace(config, max_length=length), tokenizer)
     if isinstance(task, Embed):
-        task.layers = sentence_transformers.layers(folder)
+        task.layers = sentence_transformers.layers(folder, pooled_width(encoder.hidden, task.embed.pooling))
     heads, pieces = {task.head: task.labels}, roles.size(tokenizer)
     model, report = weights.load(folder, heads, pieces, code=code, share=True)
     report.check_tied(folder, heads)

@@ -85,6 +85,12 @@ def split_modes(pooling: str) -> tuple[str, ...]:
     return tuple(pooling.split("+")) if pooling else ("mean",)
 
 
+def pooled_width(hidden: int, pooling: str) -> int:
+    """Returns the number of components of pooled states of `hidden` components: those of all modes follow each
+    other."""
+    return hidden * len(split_modes(pooling))
+
+
 def name_head(pooling: str) -> str:
     """Returns the name of the head with this pooling."""
     name = "+".join(split_modes(pooling))

@@ -158,7 +158,7 @@ def explain_unigram_loss(losses: Mapping[str, float], manifest: Mapping[str, Any
     return (
         f"warning: the held-out masked-LM loss is {losses['mlm']:.2f} nats, that of a unigram model {bar:.2f}: the "
         "encoder hardly uses context yet. Train for more updates (train.steps, train.epochs), or change optim.lr and "
-        "optim.warmup_ratio"
+        "optim.warmup_ratio."
     )
 
 

@@ -9,6 +9,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.model import folder as layout
 from lambert.model.config import EncoderConfig
 from lambert.model.labels import label_keys, label_names
+from lambert.model.pooling import pooled_width
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.task import own_class, parse_task
 from lambert.tasks.vectors import sentence_transformers
@@ -86,7 +87,8 @@ def read_extras(folder: Path, encoder: EncoderConfig) -> tuple[dict[str, Any], d
         return extra, {}
     config = sentence_transformers.read_task(folder)
     config = replace(config, max_length=min(config.max_length or encoder.positions, encoder.positions))
-    return extra, sentence_transformers.files(config, encoder.hidden, sentence_transformers.layers(folder))
+    layers = sentence_transformers.layers(folder, pooled_width(encoder.hidden, config.embed.pooling))
+    return extra, sentence_transformers.files(config, encoder.hidden, layers)
 
 
 def _check_extras(extras: Mapping[str, Any], path: Path) -> None:

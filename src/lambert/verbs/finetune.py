@@ -31,6 +31,7 @@ from lambert.model.config import EncoderConfig
 from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
+from lambert.model.pooling import pooled_width
 from lambert.optim.optimizers import check_names
 from lambert.runs.distillation import keep_layers, relation_teacher
 from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, check_place, fingerprints, open_run
@@ -216,7 +217,8 @@ def _prepare(given: FinetuneConfig, world: World) -> _Prepared:
         train_path, dev_path, line = split_off_dev(train_path, held_out, task.config, kept)
         data = cache.read(task, train_path, training=True)
         parts.append(line)
-    layers = sentence_transformers.layers(folder) if task.computes_vectors else []
+    pooled = pooled_width(shape.hidden, task.embed.pooling) if task.computes_vectors else 0
+    layers = sentence_transformers.layers(folder, pooled) if pooled else []
     if layers:
         task.layers = data.layers = layers
     config = replace(config, train=config.train.resolve(data.size(0)))

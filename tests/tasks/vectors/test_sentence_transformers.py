@@ -295,6 +295,19 @@ def test_other_settings_are_named(name: str, values: dict[str, Any], message: st
         library.load(folder)
 
 
+def test_a_layer_that_does_not_fit_is_named(layered: Path, make: Make, tmp_path: Path) -> None:
+    folder = make()
+    settings = {"in_features": 48, "out_features": 4, "bias": False, "activation_function": "torch.nn.GELU"}
+    appended(folder, "Dense", settings, {"linear.weight": drawn(4, 48)})
+    with pytest.raises(DataError, match="the module Dense after Pooling cannot take vectors of 32 components"):
+        library.load(folder)
+    rows = [{"query": f"the {word}", "positive": f"a {word} road"} for word in folders.WORDS]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"task__name": "embed", "task__embed__pooling": "cls", "train__steps": 1}
+    with pytest.raises(DataError, match="the module Dense after Pooling cannot take vectors of 32 components"):
+        library.finetune(init=layered, data=tmp_path / "train.jsonl", out=tmp_path / "run", **settings)
+
+
 def test_code_from_outside_is_named(make: Make) -> None:
     folder = make()
     modules = json.loads((folder / "modules.json").read_text())

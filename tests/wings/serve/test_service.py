@@ -102,6 +102,12 @@ def test_a_foreign_host_or_content_type_is_refused(service: Service) -> None:
     assert service.ask("/embed", {"inputs": "a"}, {"Content-Type": "text/plain"})[0] == 415
 
 
+def test_a_field_in_the_url_is_refused(service: Service) -> None:
+    status, answer = service.ask("/predict?top=1", {"inputs": {"text": "a"}})
+    assert (status, answer["error"]) == (422, "top is in the URL, where it is not read: send it in the JSON body.")
+    assert service.ask("/predict?api-version=1", {"inputs": {"text": "a"}})[0] == 200
+
+
 def test_a_key_protects_texts_only(tuned: Tuned) -> None:
     with serving(tuned("classify"), env={"LAMBERT_API_KEY": "secret\n"}) as service:
         assert service.ask("/healthz")[0] == 200

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Ints, JointTarget
 from lambert.core.errors import DataError, quote
-from lambert.model.pooling import name_head, split_modes
+from lambert.model.pooling import name_head, pooled_width
 from lambert.model.vector_layers import VectorLayers
 from lambert.tasks.config import EmbedConfig, TaskConfig
 from lambert.tasks.labels import check_different
@@ -233,7 +233,7 @@ class Embed(Task[TextVectors, Floats]):
 
     def width(self, hidden: int) -> int:
         """Returns the number of components of vectors from states of `hidden` components."""
-        return self.finish().width_of(hidden * len(split_modes(self.embed.pooling)))
+        return self.finish().width_of(pooled_width(hidden, self.embed.pooling))
 
     @cached_property
     def _finish_exactly(self) -> VectorLayers:

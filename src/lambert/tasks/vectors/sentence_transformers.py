@@ -211,9 +211,20 @@ def read_task(folder: Path) -> TaskConfig:
     return _vectors(folder)[0]
 
 
-def layers(folder: Path) -> list[nn.Module]:
-    """Returns the layers between pooling and division by length; none for a folder without modules.json."""
-    return [] if root(folder) is None else _vectors(folder)[1]
+def layers(folder: Path, pooled: int) -> list[nn.Module]:
+    """Returns the layers between pooling and division by length; none for a folder without modules.json. Raises
+    DataError if one of them cannot take what `pooled` components become before it."""
+    found = [] if root(folder) is None else _vectors(folder)[1]
+    rows_1P = torch.zeros(1, pooled)
+    for layer in found:
+        try:
+            rows_1P = layer(rows_1P)
+        except RuntimeError as error:
+            raise DataError(
+                f"{folder}: the module {type(layer).__name__} after Pooling cannot take vectors of {rows_1P.shape[1]} "
+                f"components ({error}): the folder is damaged, or task.embed.pooling is not its own."
+            ) from error
+    return found
 
 
 def _vectors(folder: Path) -> tuple[TaskConfig, list[nn.Module]]:

@@ -10,7 +10,7 @@ from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.families import reads_segments
 from lambert.model.heads import Model
-from lambert.model.pooling import name_head
+from lambert.model.pooling import name_head, pooled_width
 from lambert.model.vector_layers import VectorLayers
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.model_folder import read_extras, task_of
@@ -73,7 +73,9 @@ def read(config: ExportConfig) -> Original:
     if report.missing:
         raise DataError(f"{folder} lacks {report.missing[0]}: fine-tune the model, or import the whole folder.")
     extra, files = read_extras(folder, model.config)
-    embed, layers = (vectors or TaskConfig()).embed, sentence_transformers.layers(folder) if vectors else []
+    embed = (vectors or TaskConfig()).embed
+    pooled = pooled_width(model.config.hidden, embed.pooling)
+    layers = sentence_transformers.layers(folder, pooled) if vectors else []
     finish = VectorLayers(layers, vectors is not None and embed.unit(), embed.truncate_dim)
     limit = sentence_transformers.length(folder)
     return Original(folder, model.float().eval(), tokenizer, extra, files, task, finish, limit)

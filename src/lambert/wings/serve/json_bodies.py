@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -42,6 +42,7 @@ class JsonRoute(APIRoute):
     def __init__(self, answering: Answering, most_items: int, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._answering, self._most_items = answering, most_items
+        self._fields = getattr(get_type_hints(self.endpoint).get("body"), "model_fields", {})
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -51,6 +52,10 @@ class JsonRoute(APIRoute):
                 kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
                 if kind != "application/json":
                     raise Refusal(415, "content_type", "The content type must be application/json.")
+                for name in request.query_params:
+                    if name in self._fields:  # other names, such as those that proxies add, mean nothing here
+                        message = f"{name} is in the URL, where it is not read: send it in the JSON body."
+                        raise Refusal(422, "fields", message, name)
             return await handler(JsonRequest(request, self._answering, self._most_items))
 
         return handle
