@@ -244,3 +244,8 @@ def test_a_recipe_of_another_verb_is_named(recipe: Path, lambert: Lambert) -> No
 @pytest.mark.parametrize("flags", [["--seeds"], ["--seeds", "--seed", "3"], ["--task.labels", "--out", "r"]])
 def test_a_list_without_a_value_is_refused(flags: list[str], lambert: Lambert) -> None:
     one_line(lambert("finetune", *flags), 2, f"{flags[0]} requires one value or more, and none follows it.")
+
+
+@pytest.mark.parametrize("flags", [["--dev", ""], ["--dev="], ["--init="], ["--data", ""]])
+def test_an_empty_path_is_refused(flags: list[str], lambert: Lambert) -> None:
+    one_line(lambert("finetune", *flags), 2, f"{flags[0].strip('=')} is empty: it must be a path.")

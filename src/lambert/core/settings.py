@@ -139,7 +139,7 @@ def check_flags(kind: Any, tokens: Sequence[str]) -> None:
             continue
         if all(dataclasses.is_dataclass(part) for part in kinds):
             raise UsageError(f"{name} is a table of settings: name one of them, such as {name}.{_first(kinds)}.")
-        if not given and kinds == {Path}:
+        if not given and Path in kinds and str not in kinds:
             raise UsageError(f"{name} is empty: it must be a path.")
         if kinds <= {int} and re.fullmatch(r"[-+]?\d*\.\d+([eE][-+]?\d+)?", given) and not float(given).is_integer():
             raise wrong_type("", name, float(given), hint)
