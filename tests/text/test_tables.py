@@ -14,13 +14,14 @@ def form(content: str | bytes, suffix: str = ".csv") -> TableFormat:
     return recognise_table(content if isinstance(content, bytes) else content.encode(), suffix)
 
 
-def read(content: str | bytes, suffix: str = ".csv") -> list[list[str] | str]:
-    """The cells of each row below the first one, or why it cannot be read."""
+def read(content: str | bytes, suffix: str = ".csv", *, named: bool = False) -> list[list[str] | str]:
+    """The cells of each row below the first one, or why it cannot be read. `named`: the first row has the names."""
     data = content if isinstance(content, bytes) else content.encode()
     table = form(data, suffix)
     stream = io.BytesIO(data)
     stream.seek(table.second[0])
-    rows = read_table_rows(stream, table, [*map(str, range(len(table.first)))], *table.second)
+    names = table.first if named else [*map(str, range(len(table.first)))]
+    rows = read_table_rows(stream, table, names, *table.second)
     return [row.error or [*row.row.values()] for row in rows]
 
 
@@ -44,6 +45,7 @@ def test_the_first_rows_show_the_separator(separator: str, end: str, suffix: str
         ("id|text|label\n1|a, b|x\n2|c, d|y\n", "|", ("id", "text", "label")),
         ('text;label\n"a;b";x\nc, d, e;y\n', ";", ("text", "label")),
         ("text\ngood, really\nbad\n", ",", ("text",)),
+        ("good 1,a|b\nbad 2,b|c\n", ",", ("good 1", "a|b")),  # the suffix decides
     ],
 )
 def test_what_the_rows_have_in_common_decides(content: str, separator: str, first: tuple[str, ...]) -> None:
@@ -60,6 +62,7 @@ def test_what_the_rows_have_in_common_decides(content: str, separator: str, firs
         ('"text"\t"label"\na\tx\n', True),
         ('text\tlabel\n"good day"\ta\nbad\tb\n', False),  # a text in quotation marks
         ('text\tlabel\n"good" day\ta\n"" it\tb\n', False),
+        ('text\tlabel\n"One.\ta\nTwo."\tb\nbad\tb\n', False),  # a quotation over two rows
         ("text\tlabel\ngood\ta\n", False),
     ],
 )
@@ -102,6 +105,15 @@ def test_rows_that_cannot_be_read() -> None:
         ["last", "a"],
         "begins a cell with a quotation mark that is never closed: the rest of the file is lost",
     ]
+
+
+def test_lines_of_the_header_are_no_rows() -> None:
+    again = "has the names of the columns again, as where files were joined: remove the line"
+    found = read("text,label\nx,a\n\ufefftext, label\ny,b\n", named=True)
+    assert found == [["x", "a"], again, ["y", "b"]]
+    assert read("text,label\ntext,label\n") == [["text", "label"]]
+    rule = "is the line below the header of a Markdown table: write the table as CSV or TSV"
+    assert read("| text | label |\n| --- | :---: |\n", named=True) == [rule]
 
 
 def test_the_first_of_two_columns_with_one_name() -> None:

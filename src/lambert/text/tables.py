@@ -20,7 +20,8 @@ FIELD = 16 << 20
 """Maximum bytes of a line and characters of a cell. The module `csv` needs up to 8 bytes for each."""
 _SEPARATORS = ("\t", ";", "|", ",")
 SEPARATED = "cells are separated by commas, semicolons, bars or tabs"
-"""In order of preference among those that divide the rows equally well: prose has more commas than tabs."""
+"""In order of preference among those that divide the rows equally well, after that of the name of the file: prose has
+more commas than tabs."""
 _NAMES = {"\t": "tab", ";": "semicolon", "|": "vertical bar", ",": "comma"}
 _JUDGED = 500
 """Number of rows from which the format of a table is recognised (our choice)."""
@@ -32,6 +33,7 @@ _ODD = "\ufeff\u200b\u200c\u200d\u200e\u200f\u2060\u00ad"
 _ENDLESS = f"has no {{}} in its first {BLOCK >> 20} MiB, by which the columns are found: shorten the first row"
 _COLUMN_NAME = re.compile(r"[^\W\d][\w .#/()-]{0,39}")
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?(e[-+]?\d+)?", re.IGNORECASE)
+_RULE = re.compile(r":?-{2,}:?")
 _LED_QUOTE = re.compile(r' +"')
 _USUAL = frozenset({
     "text", "text_a", "text_b", "sentence", "sentence1", "sentence2", "label", "labels", "class", "category", "id",
@@ -107,7 +109,7 @@ def recognise_table(beginning: bytes, suffix: str) -> TableFormat:
     fit = [form for form in several if form.share >= 0.5 or form.separator == own or _are_names(form.rows[0])]
     best = next((form for form in forms if form.separator == own), forms[0])
     if fit:
-        best = max(fit, key=lambda form: (form.share, form.tight, not form.decimal))
+        best = max(fit, key=lambda form: (form.share, form.tight, not form.decimal, form.separator == own))
     reader = _Lines(io.BytesIO(b"".join(lines)), begin, number)
     next(_split(reader, best), None)
     problem = ""
@@ -193,9 +195,9 @@ def _share(rows: Sequence[Sequence[str]]) -> float:
 
 def _are_quotes(rows: Sequence[Sequence[str]], marked: Sequence[Sequence[str]]) -> bool:
     """Returns whether the quotation marks of a table with tabs enclose cells: a quoted cell holds a doubled quotation
-    mark, a tab or a line break, or all cells of a column are quoted. Otherwise they may be text: TSV is rarely
-    quoted."""
-    if any("\n" in cell or "\t" in cell for row in marked for cell in row):
+    mark, a tab or a line break that would divide a row wrongly, or all cells of a column are quoted. Otherwise they may
+    be text, such as a quotation over several rows: TSV is rarely quoted."""
+    if _share(marked) > _share(rows) and any("\n" in cell or "\t" in cell for row in marked for cell in row):
         return True
     if any(_is_quoted(cell) and '""' in cell[1:-1] for row in rows for cell in row):
         return True
@@ -233,10 +235,13 @@ def read_table_rows(stream: Any, table: TableFormat, names: Sequence[str], offse
     """Yields the rows of a stream from a position between two rows, without blank lines. `names` are the keys of the
     columns; of two equal keys, the first counts."""
     keys, twice = [*names], len({*names}) < len(names)
+    header = table.first if len(keys) > 1 and not all(key.isdecimal() for key in keys) else ()
     lines = _Lines(stream, offset, line)
     for number, _, cells, problem in _split(lines, table):
         if problem:
             yield ReadRow(f"line {number}", {}, problem, lines.position, lines.number)
+        elif header and (again := _repeats_header(cells, header, table.separator)):
+            yield ReadRow(f"line {number}", {}, again, lines.position, lines.number)
         elif len(cells) != len(keys):
             yield ReadRow(f"line {number}", {}, _misfit(cells, keys, table), lines.position, lines.number)
         else:
@@ -244,6 +249,16 @@ def read_table_rows(stream: Any, table: TableFormat, names: Sequence[str], offse
             if twice:
                 row |= dict(zip(keys[::-1], cells[::-1], strict=True))
             yield ReadRow(f"line {number}", row, "", lines.position, lines.number)
+
+
+def _repeats_header(cells: Sequence[str], header: Sequence[str], separator: str) -> str:
+    """Returns why a row is no example but part of the header, or ""."""
+    stripped = tuple(map(strip_invisible, cells))
+    if stripped == (*header,):
+        return "has the names of the columns again, as where files were joined: remove the line"
+    if separator == "|" and all(map(_RULE.fullmatch, filter(None, stripped))) and any(stripped):
+        return "is the line below the header of a Markdown table: write the table as CSV or TSV"
+    return ""
 
 
 def _misfit(cells: Sequence[str], keys: Sequence[str], table: TableFormat) -> str:
