@@ -159,6 +159,7 @@ def test_cells() -> None:
         (["x", "y"], r"f:1: the label \(column 'label'\) is a list, \['x', 'y'\]\. .* --task.name multilabel"),
         ("['x', 'y']", "is a list"),
         ('["x"]', "is a list"),
+        ("[2, 5]", "is a list"),
         ([], "is a list"),
         ({"a": 1}, r"is \{'a': 1\}\. A label must be text, a number"),
         (float("nan"), "is empty"),

@@ -19,9 +19,9 @@ from lambert.tasks.task import is_predictions
 Build = Callable[[list[str]], Tokenizer]
 WORDS = ["he", "she", "ran", "sat", "home", "where", "?"]
 ROWS = [
-    {"text": "he ran", "choices": ["home", "sat", "she ran home"], "label": 2},
+    {"text": "he ran", "choices": ["home", "sat", "she ran home"], "label": "C"},
     {"text": "where ?", "choices": ["home home", "he"], "label": "A"},
-    {"text": "she", "choices": ["sat", "ran"], "label": "1"},
+    {"text": "she", "choices": ["sat", "ran"], "label": "B"},
 ]
 
 
@@ -120,6 +120,14 @@ def test_columns_for_the_choices_and_a_beginning(words: Tokenizer, tmp_path: Pat
 def test_bad_rows(words: Tokenizer, tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         learn(TaskConfig(name="choice"), words, file(tmp_path / "x.jsonl", [{**ROWS[0], **changed}]))
+
+
+def test_letters_beside_numbers_are_refused(words: Tokenizer, tmp_path: Path) -> None:
+    path = file(tmp_path / "x.jsonl", [ROWS[0], {**ROWS[1], "label": 1.0}])
+    with pytest.raises(DataError, match=r"x\.jsonl:1: the label is a letter, and that of .*x\.jsonl:2 is a number"):
+        learn(TaskConfig(name="choice"), words, path)
+    _, data = learn(TaskConfig(name="choice"), words, file(path, [{**ROWS[1], "label": 1.0}]))
+    assert data.truth_N.tolist() == [1]
 
 
 def test_choices_need_a_column(words: Tokenizer, tmp_path: Path) -> None:

@@ -56,6 +56,11 @@ def test_labels_in_lists_and_in_cells(words: Tokenizer, tmp_path: Path) -> None:
     [
         (None, r"x\.jsonl:2: the labels \(column 'label'\) are null\. Write \[\]"),
         ("['a', 'b']", r"x\.jsonl:2: .* are a list written as text"),
+        ("[27]", r"x\.jsonl:2: .* are a list written as text"),
+        ("[joy, fear]", r"x\.jsonl:2: .* are a list written as text"),
+        ("('a', 'b')", r"x\.jsonl:2: .* are a list written as text"),
+        ("set()", r"x\.jsonl:2: .* are a list written as text"),
+        ([True, False], r"x\.jsonl:2: .* If they are true or false for each label: write the names"),
         (["a", None], r"x\.jsonl:2: the label \(column 'label'\) is empty"),
         ("a,,b", r"x\.jsonl:2: the label \(column 'label'\) is empty"),
         ({"a": 1}, r"x\.jsonl:2: .* A label must be text, a number, true or false"),
@@ -76,6 +81,9 @@ def test_files_without_labels_and_unknown_labels(words: Tokenizer, tmp_path: Pat
     assert task.read(rows(tmp_path / "dev.jsonl", "a")).notes == (
         f"note: no row of {tmp_path / 'dev.jsonl'} has the label 'b'.",
     )
+    for flags in ([1, 0], [0, 1]), (["a"], "a"):
+        with pytest.raises(DataError, match=r"x\.jsonl: all 2 rows have the same labels, .* nothing to learn"):
+            learn(CONFIG, words, rows(tmp_path / "x.jsonl", *flags))
     with pytest.raises(UsageError, match=r"task\.labels"):
         create(CONFIG, words)
     with pytest.raises(UsageError, match=r"task\.columns\.separator is empty"):

@@ -286,6 +286,7 @@ def test_rows_of_questions(name: str, count: int, tmp_path: Path) -> None:
         ({"context": 7}, "x.jsonl:1: 'context' is a number"),
         ({"id": "b"}, "x.jsonl:2: id 'b' is already that of "),
         ({"question": None}, "x.jsonl:1: 'question' is a null"),
+        ({"is_impossible": "perhaps"}, "x.jsonl:1: 'is_impossible' is 'perhaps', not true or false"),
     ],
 )
 def test_malformed_rows(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -293,6 +294,14 @@ def test_malformed_rows(change: dict[str, Any], message: str, tmp_path: Path) ->
     path.write_text("".join(json.dumps(row) + "\n" for row in ({**ROWS[0], **change}, ROWS[1])))
     with pytest.raises(DataError, match=message):
         read_squad(path)
+
+
+def test_an_array_of_rows_and_truth_values_of_tables(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    given = ["False", float("nan"), "TRUE"]
+    rows = [{**row, "is_impossible": value} for row, value in zip(ROWS, given, strict=True)]
+    path.write_text(json.dumps(rows))
+    assert [question.impossible for question in read_squad(path).questions] == [False, False, True]
 
 
 def test_answers_that_are_not_in_the_paragraph(tokenizer: Tokenizer, tmp_path: Path) -> None:

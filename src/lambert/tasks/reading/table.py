@@ -69,6 +69,8 @@ def answer_rows(row: Row, place: str) -> Iterator[Row]:
         raise DataError(f"{place} is not a paragraph of MultiRC as in SuperGLUE: {what}.") from error
 
 
+_LIST = re.compile(r"""\[\s*["'].*|\[[\d\s,.]*\]""", re.DOTALL)
+"""A list that was written as text: of quoted texts, or of numbers."""
 _REJECTED = ("reject", "ignore")
 
 
@@ -255,7 +257,7 @@ def label_cell(row: Row, name: str, place: str) -> str:
             f"{place}: the label (column {name!r}) has spans of characters, {quote(value)}, which are for tagging: "
             "set --task.name tag."
         )
-    if isinstance(value, list | tuple) or (isinstance(value, str) and value.startswith(("['", '["'))):
+    if isinstance(value, list | tuple) or (isinstance(value, str) and _LIST.fullmatch(value.strip())):
         raise Mismatch(
             f"{place}: the label (column {name!r}) is a list, {quote(value)}. For several labels for one "
             "text, set --task.name multilabel; otherwise give each row one label."
@@ -273,7 +275,7 @@ def value_cell(row: Row, name: str, place: str) -> float:
     """Returns the number of a column. Raises DataError if it is not a finite number."""
     value = column(row, name, "label", place)
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, bool) or (isinstance(value, str) and "_" in value) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):

@@ -11,6 +11,7 @@ import torch
 from lambert.core.batch import Batch, Ints, Target
 from lambert.core.errors import DataError, quote
 from lambert.tasks.config import Columns, TaskConfig
+from lambert.tasks.reading.label_names import drop_fraction
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.segments import concatenate_outputs, text_keys
 from lambert.tasks.reading.table import column, text_cell
@@ -75,10 +76,17 @@ class Choice(SentenceTask):
     def read(self, path: Path, *, training: bool = False) -> Examples:
         examples, truth = [], []
         notes: list[str] = []
+        forms: dict[bool, str] = {}
         for place, row, texts in self._read_rows(path, notes):
             pairs = self._pairs(row, *texts, place)
             truth.append(choice_number(row, self.config.columns, len(pairs), place))
             examples.append(pairs)
+            forms.setdefault(str(row.get(self.config.columns.label)).strip() in _LETTERS, place)
+        if len(forms) > 1:
+            raise DataError(
+                f"{forms[True]}: the label is a letter, and that of {forms[False]} is a number, which counts from 0, "
+                "though beside letters it may count from 1. Write all labels in one form."
+            )
         data = self._examples(examples)
         data.truth_N, data.notes = np.array(truth, dtype=np.int64), notes
         return data
@@ -199,7 +207,7 @@ def choice_number(row: Row, columns: Columns, choices: int, place: str) -> int:
     CommonsenseQA), or the column of the choice if each has one. Raises DataError if there is no such choice."""
     name = columns.label
     value = column(row, name, "label", place)
-    text = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    text = drop_fraction(str(value).strip()) if isinstance(value, str | int | float) else ""
     number = int(text) if text.isdecimal() else _LETTERS.find(text) if len(text) == 1 else -1
     if len(columns.choices) > 1 and text in columns.choices:
         number = columns.choices.index(text)

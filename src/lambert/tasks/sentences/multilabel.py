@@ -1,5 +1,6 @@
 """Classification with several labels: each text or pair of texts has any number of labels, or none."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -27,6 +28,9 @@ from lambert.tasks.sentences.sentences import LabelTask, Sentences, beginnings
 from lambert.tasks.task import Outputs, Row, describe_task, most_probable
 
 Flags = npt.NDArray[np.bool_]
+_COLLECTION = re.compile(r"""\[.*\]|[({]\s*["'].*[)}]|set\(\)""", re.DOTALL)
+"""A list, tuple or set of Python or NumPy that was written as text."""
+_FLAGS = "write the names of the labels that the text has."
 _SEPARATORS = (";", "|", ",", "\t", "/")
 _NEVER_SEARCHED = 0.5  # for thresholds to be found, without dev data
 
@@ -48,9 +52,15 @@ class MultiLabel(LabelTask):
     @classmethod
     def learn_labels(cls, config: TaskConfig, path: Path) -> tuple[str, ...]:
         rows = read_labelled_rows(path, config.columns, [])  # `read` has the notes
-        found = learn_labels((place, label) for place, row in rows for label in labels_of(row, config.columns, place))
+        every = [(place, labels_of(row, config.columns, place)) for place, row in rows]
+        found = learn_labels((place, label) for place, labels in every for label in labels)
         if not found:
             raise DataError(f"{path}: no row has a label (column {config.columns.label!r}).")
+        if len(every) > 1 and all({*labels} == {*every[0][1]} for _, labels in every):
+            raise DataError(
+                f"{path}: all {len(every):,} rows have the same labels, {', '.join(found)}, so there is nothing to "
+                f"learn. If they are 0 or 1 for each label: {_FLAGS}"
+            )
         return found
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
@@ -203,7 +213,7 @@ def labels_of(row: Row, columns: Columns, place: str) -> list[str]:
     if value is None:
         raise DataError(f"{place}: the labels (column {name!r}) are null. Write [] or an empty text for no label.")
     if isinstance(value, str):
-        if value.startswith(("['", '["')) and value.endswith("]"):
+        if _COLLECTION.fullmatch(value.strip()):
             raise Mismatch(
                 f"{place}: the labels (column {name!r}) are a list written as text, {quote(value)}. Write a list in "
                 f"JSON lines, or the labels with {columns.separator!r} between them (task.columns.separator)."
@@ -211,12 +221,17 @@ def labels_of(row: Row, columns: Columns, place: str) -> list[str]:
         value = value.strip().removesuffix(columns.separator.strip())
         value = value.split(columns.separator) if value.strip() else []
     parts = value if isinstance(value, list | tuple) else [value]
+    if len(parts) > 1 and all(isinstance(part, bool) for part in parts):
+        raise DataError(
+            f"{place}: the labels (column {name!r}) are {quote(value)}. If they are true or false for each label: "
+            f"{_FLAGS}"
+        )
     found = [label_cell({name: part}, name, place) for part in parts]
     numbers = [drop_fraction(label) for label in found if is_number(drop_fraction(label))]
     if len({*numbers}) < len(numbers):
         raise DataError(
             f"{place}: the labels (column {name!r}) have a number twice, {quote(value)}. If they are 0 or 1 for each "
-            "label, write the labels that the text has."
+            f"label: {_FLAGS}"
         )
     return found
 

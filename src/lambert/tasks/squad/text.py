@@ -1,5 +1,6 @@
 """SQuAD files (Rajpurkar et al. 2016, 2018) and the words of a paragraph (google-research/bert, run_squad.py)."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ def read_squad(path: Path) -> Questions:
     if kind(path) == ".json" and _is_row(content[:_LONGEST_ROW].partition(b"\n")[0]):
         return _collect(path, _rows(path))  # JSON lines, which `to_json` of datasets calls .json
     root = parse_json_file(path, content)
+    if isinstance(root, list) and root and isinstance(root[0], dict) and "question" in root[0]:
+        return _collect(path, _rows(path))
     if not isinstance(root, dict):
         raise DataError(f'{path} is a JSON {_kind(root)}, a SQuAD file is an object {{"version": ..., "data": [...]}}.')
     two = str(root.get("version", "")).removeprefix("v").startswith("2")
@@ -127,10 +130,20 @@ def _question(entry: Any, paragraph: int, place: str) -> Question:
             raise DataError(f"{place}.answers[{n}]: 'answer_start' is a {_kind(start)}, not a whole number.")
         answers.append((text, start))
     name = _get(entry, "id", (str, int), place)
-    impossible = bool(entry.get("is_impossible", not answers))
+    impossible = _is_impossible(entry.get("is_impossible"), not answers, place)
     if not impossible and not answers:
         raise DataError(f"{place}: neither answers nor 'is_impossible'.")
     return Question(str(name), _get(entry, "question", str, place), paragraph, tuple(answers), impossible, place)
+
+
+def _is_impossible(value: Any, default: bool, place: str) -> bool:
+    """Returns a truth value, which tables have as text; `default` if it is missing."""
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+        return default
+    truth = {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
+    if truth is None:
+        raise DataError(f"{place}: 'is_impossible' is {quote(value)}, not true or false.")
+    return truth
 
 
 def _get(node: Any, key: str, kinds: type | tuple[type, ...], place: str) -> Any:
