@@ -115,7 +115,10 @@ def test_the_column_of_the_tags(text: str, labels: tuple[str, ...], expected: li
 
 
 def test_words_with_spaces_and_a_header(write: Write) -> None:
-    assert read(write("word\ttag\n10 000\tO\nmen\tO\n"), Columns(header=True)) == [(["10 000", "men"], ["O", "O"])]
+    expected = [(["10 000", "men"], ["O", "O"])]
+    assert read(write("first\tlast\n10 000\tO\nmen\tO\n"), Columns(header=True)) == expected
+    assert read(write("Token\tTag\n10 000\tO\nmen\tO\n")) == expected
+    assert read(write("word\ttag\n10 000\tO\n"), Columns(header=False))[0][0] == ["word", "10 000"]
 
 
 def test_places(write: Write) -> None:
@@ -151,6 +154,11 @@ def test_places(write: Write) -> None:
         ("", None, "x holds no words"),
         ('{"tokens": ["a"], "tags": ["O"]}\n', None, r"x contains JSON, not CoNLL: name it \.jsonl"),
         ("\n -DOCSTART- O\n\n", None, "x holds no words"),
+        (
+            "#begin document (bc/x0); part 000\nbc/x0 0 0 John NNP (TOP* - - - A (PERSON) (1)\n",
+            None,
+            "x is in the format of",
+        ),
     ],
 )
 def test_files_that_cannot_be_read(

@@ -90,6 +90,12 @@ SPANNED = [(["Ann", "Romes", "lives", "."], ["B-PER", "I-PER", "O", "O"]), (["Ro
 PIECES = {"ann": "B-PER", "rome": "I-PER"}
 
 
+def test_an_empty_word_has_no_piece(words: Tokenizer, tmp_path: Path) -> None:
+    rows = [(["he", "", "ran"], ["A", "B", "C"]), (["ran", "he", ""], ["C", "A", "B"])]
+    _, data = learn(TaskConfig(name="tag"), words, tagged(tmp_path / "x.jsonl", rows))
+    assert data.lengths_S.tolist() == [4, 4]
+
+
 def test_spans_of_words_and_of_characters(words: Tokenizer, tmp_path: Path) -> None:
     task, data = learn(TaskConfig(name="tag"), words, tagged(tmp_path / "x.jsonl", SPANNED))
     assert (task.config.tag.scheme, data.counts["spans_that_break_IOB2"]) == ("IOB2", 1)

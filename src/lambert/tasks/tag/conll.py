@@ -25,6 +25,11 @@ _ROWS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv")
 _TAGS = ("tags", "ner_tags")
 """Columns of tags in rows, unless one is set; data sets of the Hugging Face Hub have the second."""
 _DOCUMENT = "-DOCSTART-"
+_COLUMN_NAMES = frozenset({
+    "id", "index", "sentence", "sentence_id", "word", "words", "token", "tokens", "form", "text", "lemma", "pos",
+    "upos", "xpos", "chunk", "tag", "tags", "ner", "ner_tag", "ner_tags", "label", "labels", "entity"
+})  # fmt: skip
+"""Names of columns in the first line of some CoNLL files."""
 _TAGGED = re.compile(r"O|[BIELMSUW](?:-.+)?|.+-[BIELMSUW]")
 _INDEX = re.compile(r"\d+(?:[-.]\d+)?")
 _CONLL_U_COLUMNS, _CONLL_U_TAG = 10, 3
@@ -144,7 +149,7 @@ def _is_number(tag: object) -> bool:
 
 
 def _read_conll(path: Path, columns: Columns, labels: Collection[str]) -> Iterator[Sentence]:
-    groups = _groups(path, skip=1 if columns.header else 0)
+    groups = _groups(path, columns.header)
     sample = [line for group in groups for line in group if not line.cells[0].startswith("#")]
     sample = sample or [line for group in groups for line in group]
     if not sample:
@@ -167,9 +172,17 @@ def _read_conll(path: Path, columns: Columns, labels: Collection[str]) -> Iterat
             yield Sentence(place, words, found, places, surface=written)
 
 
-def _groups(path: Path, skip: int) -> list[list[_Line]]:
-    """Returns the lines of each sentence, with the comments before it."""
-    found = [(number, line.rstrip(" \t\r\n") if line.strip() else "") for number, line in read_lines(path)][skip:]
+def _groups(path: Path, header: bool | None) -> list[list[_Line]]:
+    """Returns the lines of each sentence, with the comments before it. None for `header`: a first line of names of
+    columns is one."""
+    found = [(number, line.rstrip(" \t\r\n") if line.strip() else "") for number, line in read_lines(path)]
+    if found and (header or (header is None and _is_header(found[0][1]))):
+        found = found[1:]
+    if found and found[0][1].startswith("#begin document"):
+        raise DataError(
+            f"{path} is in the format of CoNLL-2011 and 2012 (OntoNotes), whose names are in brackets over several "
+            "lines: convert it to one word and its tag a line, such as B-PERSON."
+        )
     filled = [line for _, line in found if line and not line.startswith(("#", _DOCUMENT))]
     filled = filled or [line for _, line in found if line]
     if filled and filled[0].startswith('{"'):
@@ -183,6 +196,11 @@ def _groups(path: Path, skip: int) -> list[list[_Line]]:
         elif groups[-1]:
             groups.append([])
     return groups
+
+
+def _is_header(line: str) -> bool:
+    cells = [cell.lstrip("#").strip().casefold() for cell in re.split(r"[ \t]+", line.strip())]
+    return len(cells) > 1 and len({*cells}) == len(cells) and {*cells} <= _COLUMN_NAMES
 
 
 def _size(path: Path, sample: Sequence[_Line]) -> int:

@@ -185,7 +185,7 @@ def _cuts(plain: Division, sentences: Sequence[Sentence], whole: Collection[str]
         pair
         for sentence in sentences
         for at, pair in enumerate(pairwise(sentence.words))
-        if pair[0][-1].isalnum() and (sentence.may_join(at, 2) if sentence.surface else _CLITIC.fullmatch(pair[1]))
+        if pair[0][-1:].isalnum() and (sentence.may_join(at, 2) if sentence.surface else _CLITIC.fullmatch(pair[1]))
     )
     divided = zip(pairs, plain.parts(["".join(pair) for pair in pairs]), strict=True)
     return [
