@@ -225,7 +225,7 @@ class EmbedConfig:
     scale: float = 20.0
     """ranking, cosent: factor of the cosines, the inverse of the temperature."""
     negatives: tuple[str, ...] = ()
-    """Columns of texts that do not belong to the text. Empty: those named negative, negative_1, negative_2, ..."""
+    """Columns of texts that do not belong to the text. Empty: those named negative, negative_1, hard_negative, ..."""
     widths: tuple[int, ...] = ()
     """Also train the first components of the vectors, cut at these widths (Matryoshka). The full width is one of them
     if it is to be trained."""

@@ -49,6 +49,11 @@ def tokenizer(pretrained: Path) -> Any:
         ({"sentence1": "a", "sentence2": "b", "score": 0.3}, {"loss": "cosine"}, 2, "cosine"),
         ({"sentence1": "a", "sentence2": "b", "score": 0.3}, {"loss": "ranking"}, 2, "ranking"),
         ({"query": "a", "positive": "b", "negative": "c", "label": 1.5}, {"loss": "margin"}, 3, "margin"),
+        ({"Anchor": "a", "Positive": "b", "Negative": "c"}, {}, 3, "ranking"),
+        ({"query": "a", "positive": "b", "negative1": "c", "hard_negative": "d"}, {}, 4, "ranking"),
+        ({"sentence_A": "a", "sentence_B": "b", "relatedness_score": 3}, {}, 2, "cosent"),
+        ({"sentence1": "a", "sentence2": "b", "Score": 3}, {}, 2, "cosent"),
+        ({"premise": "a", "hypothesis": "b", "label": 0.3}, {}, 2, "cosent"),
         ({"text": "a"}, {}, 2, "ranking"),
         ({"text": "a", "other": "b"}, {"negatives": ("other",)}, 3, "ranking"),
     ],
@@ -58,7 +63,7 @@ def test_the_layout_is_that_of_the_columns(
 ) -> None:
     path = write(
         tmp_path / "train.jsonl",
-        [row, {**row, next(iter(row)): "another", **({"score": -1} if "score" in row else {})}],
+        [row, {**row, next(iter(row)): "another", **{name: -1 for name in row if isinstance(row[name], int | float)}}],
     )
     config = TaskConfig(name="embed", max_length=16, embed=EmbedConfig(**embed))
     task, data = learn(config, tokenizer, path)
@@ -119,6 +124,14 @@ def test_prompts_precede_the_texts_of_their_columns(tokenizer: Any, tmp_path: Pa
         ([{"anchor": "a", "positive": "b"}], {"loss": "cosent"}, "needs a score in the column 'label'"),
         ([{"anchor": "a", "positive": "b"}], {"loss": "margin"}, "needs a column of negatives"),
         ([{"anchor": "a", "positive": "b"}], {"negatives": ("hard",)}, "no column 'hard' (task.embed.negatives)"),
+        (
+            [{"query": "a", "positive": "b", "negatives": ["c"]}], {},
+            "train.jsonl:1: the column 'negatives' holds a list. Give each negative a column of its own",
+        ),
+        (
+            [{"premise": "a", "hypothesis": "b", "label": 2}], {},
+            "train.jsonl:1: the label 2 of premise and hypothesis is a class of natural language inference",
+        ),
         ([{"anchor": " ", "positive": "b"}], {}, "every example has an empty text"),
         ([{"anchor": 3, "positive": "b"}], {}, "train.jsonl:1: column 'anchor' holds 3, not text"),
         ([{"sentence1": "a", "sentence2": "b", "score": "NaN"}], {}, "not a finite number"),
@@ -144,6 +157,25 @@ def test_wrong_data_is_named(
     with pytest.raises(DataError) as error:
         learn(TaskConfig(name="embed", max_length=16, embed=EmbedConfig(**embed)), tokenizer, path)
     assert message in str(error.value)
+
+
+def test_numbers_that_may_be_scores_are_said(tokenizer: Any, tmp_path: Path) -> None:
+    config, path = TaskConfig(name="embed", max_length=16), tmp_path / "train.jsonl"
+    rows = [
+        {"id": 1, "query": "a", "positive": "b", "judged": 4.5},
+        {"id": 2, "query": "c", "positive": "d", "judged": 1},
+    ]
+    _, data = learn(config, tokenizer, write(path, rows))
+    assert data.notes == [
+        f"note: {path} is read as pairs that belong together, without the column 'judged' (4.5). If these are scores, "
+        "set task.columns.label = 'judged'."
+    ]
+    rows = [{"sentence1": "a", "sentence2": "b", "label": label} for label in (0, 1)]
+    _, data = learn(config, tokenizer, write(path, rows))
+    assert data.notes == [
+        f"note: {path}: the column 'label' holds 0 and 1, which are read as similarities: the larger number is that of "
+        "the more similar texts."
+    ]
 
 
 FLAGS: dict[str, Any] = {

@@ -121,8 +121,10 @@ class Embed(Task[TextVectors, Floats]):
             return self._examples(path, find_layout(path, self.config))
         # A file that is scored may have a column of scores, whatever the loss is.
         layout = find_layout(path, replace(self.config, embed=replace(self.embed, loss="")))
-        rows, scores, counts = read_examples(path, layout, self.config)
+        notes: list[str] = []
+        rows, scores, counts = read_examples(path, layout, self.config, notes)
         data, texts_NG = self._number_texts(rows, counts, TextVectors)
+        data.notes = notes
         data.texts_NG, data.scores_N = texts_NG, np.array(scores, dtype=np.float64) if layout.score else None
         if data.scores_N is None:
             data.search = retrieval.of_pairs(texts_NG)
@@ -247,7 +249,8 @@ class Embed(Task[TextVectors, Floats]):
         return np.concatenate(parts or [np.zeros((0, 1))]).astype(np.float32)
 
     def _examples(self, path: Path, layout: Layout) -> Examples:
-        rows, scores, counts = read_examples(path, layout, self.config, cosines=self.embed.loss == "cosine")
+        notes: list[str] = []
+        rows, scores, counts = read_examples(path, layout, self.config, notes, cosines=self.embed.loss == "cosine")
         if self.embed.loss == "cosent":
             check_different(scores, layout.score, path)
         data, texts_NG = self._number_texts(rows, counts, Examples)
@@ -255,6 +258,13 @@ class Embed(Task[TextVectors, Floats]):
         scored = self.embed.loss in SCORED
         data.labels = torch.tensor(scores, dtype=torch.float32) if scored else torch.from_numpy(texts_NG)
         data.embed = self.embed
+        if self.embed.loss == "cosent" and {*scores} <= {0.0, 1.0, 2.0}:
+            shown = " and ".join(f"{score:g}" for score in sorted({*scores}))
+            notes.append(
+                f"note: {path}: the column {layout.score!r} holds {shown}, which are read as similarities: the larger "
+                "number is that of the more similar texts."
+            )
+        data.notes = notes
         data.texts_alone = self.embed.loss == "ranking" and bool((texts_NG[:, 0] == texts_NG[:, 1]).all())
         data.least_batch = (
             2 if self.embed.loss == "cosent" or (self.embed.loss == "ranking" and texts_NG.shape[1] == 2) else 1

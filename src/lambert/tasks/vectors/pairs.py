@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import DataError
+from lambert.core.errors import DataError, quote
 from lambert.core.registry import nearest
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.reading.mismatch import Mismatch
@@ -24,8 +24,13 @@ _PAIRS = (
     ("question", "answer"), ("sentence1", "sentence2"), ("sentence_A", "sentence_B"), ("premise", "hypothesis"),
 )  # fmt: skip
 """Names of the two columns of pairs, as data sets of sentence-transformers have them."""
-_SCORES = ("label", "score", "similarity_score")
-_NEGATIVE = re.compile(r"negative(_\d+)?")
+_SCORES = ("label", "score", "similarity_score", "similarity", "relatedness_score")
+_NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?(_?\d+)?")
+_OTHER = re.compile(r".*(id|idx|index|guid|split|fold)|\d+")
+"""Names of columns of numbers that are no scores."""
+_CLASSES = (-1, 0, 1, 2, "-1", "0", "1", "2")
+"""Values of the label of natural language inference as a number, as data sets of the Hugging Face Hub have it."""
+_NUMBER = re.compile(r"[-+]?\d*\.?\d+")
 SCORED = ("cosent", "cosine", "margin")
 """Losses of scored examples."""
 
@@ -36,6 +41,8 @@ class Layout:
 
     texts: tuple[str, ...]
     score: str = ""
+    note: str = ""
+    """A line about columns that are not read though they may hold scores or negatives, or ""."""
 
 
 def find_layout(path: Path, config: TaskConfig) -> Layout:
@@ -48,32 +55,62 @@ def find_layout(path: Path, config: TaskConfig) -> Layout:
         known = [(columns.text, columns.text_b)]
     elif columns.text in row:
         known = [*(pair for pair in _PAIRS if pair[0] == columns.text), (columns.text, columns.text)]
-    texts = next((pair for pair in known if {*pair} <= {*row}), None)
+    names = {str(name).casefold(): str(name) for name in reversed([*row])} | {str(name): str(name) for name in row}
+    texts = next((tuple(names[name] for name in pair) for pair in _cased(known) if {*pair} <= {*names}), None)
     if texts is None:
         missing = next(name for name in (known[0] if columns.text_b else (columns.text,)) if name not in row)
         raise Mismatch(f"{place}: no column {missing!r}.{nearest(missing, [*row])} {advice}")
     if lacking := [name for name in embed.negatives if name not in row]:
         raise DataError(f"{place}: no column {lacking[0]!r} (task.embed.negatives).{nearest(lacking[0], [*row])}")
-    negatives = embed.negatives or tuple(name for name in map(str, row) if _NEGATIVE.fullmatch(name))
+    negatives = embed.negatives or tuple(name for name in map(str, row) if _NEGATIVE.fullmatch(name.casefold()))
+    if listed := next((name for name in negatives if isinstance(row[name], list)), ""):
+        raise Mismatch(
+            f"{place}: the column {listed!r} holds a list. Give each negative a column of its own, such as negative_1 "
+            "and negative_2."
+        )
     if embed.loss in ("cosent", "cosine"):
         negatives = ()
     if embed.loss == "margin" and not negatives:
         raise Mismatch(f"{place}: task.embed.loss = 'margin' needs a column of negatives. {advice}")
-    score = next((name for name in (columns.label, *_SCORES) if name in row), "")
+    score = next((names[name] for name in (columns.label, *_SCORES) if name in names), "")
+    if texts == ("premise", "hypothesis") and not embed.loss and score == "label" and row[score] in _CLASSES:
+        raise Mismatch(
+            f"{place}: the label {row[score]!r} of premise and hypothesis is a class of natural language inference, no "
+            "similarity. Set --task.name classify; or for vectors leave the column out, and keep pairs that entail."
+        )
     if embed.loss == "ranking" or (negatives and embed.loss != "margin"):
         score = ""
     if embed.loss in SCORED and not score:
         raise Mismatch(
             f"{place}: task.embed.loss = {embed.loss!r} needs a score in the column {columns.label!r}. {advice}"
         )
-    return Layout((*texts, *negatives), score)
+    return Layout((*texts, *negatives), score, "" if score or negatives else _note_unread(path, row, texts))
+
+
+def _cased(pairs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Returns pairs of names, and after them those in lower case."""
+    return [*pairs, *(tuple(map(str.casefold, pair)) for pair in pairs)]
+
+
+def _note_unread(path: Path, row: Row, texts: Sequence[str]) -> str:
+    """Returns a note about the first column of numbers or lists that is not read, or ""."""
+    for name, value in row.items():
+        number = isinstance(value, float | int) or (isinstance(value, str) and _NUMBER.fullmatch(value.strip()))
+        if name not in texts and not _OTHER.fullmatch(str(name).casefold()) and (number or isinstance(value, list)):
+            what = "texts" if texts[0] == texts[1] else "pairs that belong together"
+            return (
+                f"note: {path} is read as {what}, without the column {name!r} ({quote(value)}). If these are scores, "
+                f"set task.columns.label = {name!r}."
+            )
+    return ""
 
 
 def read_examples(
-    path: Path, layout: Layout, config: TaskConfig, *, cosines: bool = False
+    path: Path, layout: Layout, config: TaskConfig, notes: list[str], *, cosines: bool = False
 ) -> tuple[list[list[tuple[str, str]]], list[Any], dict[str, int]]:
     """Returns the texts of each example, each after its prompt, the scores, and counts. Examples with an empty text are
-    left out. Raises DataError for scores that are no `cosines`, if they must be."""
+    left out. Lines for the user are added to `notes`. Raises DataError for scores that are no `cosines`, if they must
+    be."""
     embed, columns = config.embed, config.columns
     rows: list[list[tuple[str, str]]] = []
     scores: list[Any] = []
@@ -81,7 +118,8 @@ def read_examples(
     prompts = [embed.prompt, *[embed.prompt_b] * (len(layout.texts) - 1)]
     if len(layout.texts) == 2 and layout.texts[0] == layout.texts[1]:
         prompts[1] = embed.prompt
-    for place, row in read_rows(path, columns):
+    notes += [layout.note] if layout.note else []
+    for place, row in read_rows(path, columns, notes):
         texts = [text_cell(row, name, "text", place) for name in layout.texts]
         if not all(text.strip() for text in texts):
             empty += 1
