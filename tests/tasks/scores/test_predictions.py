@@ -89,6 +89,14 @@ def test_rows_are_matched_by_their_numbers_as_in_the_files_of_glue(tmp_path: Pat
     assert scores(score_file(path, gold, CLASSIFY, like(gold)))["accuracy"] == accuracy_score(TRUTH, FOUND)
 
 
+def test_the_index_is_the_number_of_the_row_though_ids_are_numbers_too(tmp_path: Path) -> None:
+    gold, path = tmp_path / "dev.tsv", tmp_path / "found.tsv"
+    shuffled = [*range(1, len(TRUTH)), 0]
+    gold.write_text("id\ttext\tlabel\n" + "".join(f"{n}\ta\t{one}\n" for n, one in zip(shuffled, TRUTH, strict=True)))
+    path.write_text("index\tprediction\n" + "".join(f"{n}\t{label}\n" for n, label in enumerate(FOUND)))
+    assert scores(score_file(path, gold, CLASSIFY, like(gold)))["accuracy"] == accuracy_score(TRUTH, FOUND)
+
+
 def test_rows_are_matched_by_the_ids_of_the_labelled_file(tmp_path: Path) -> None:
     gold, path = tmp_path / "dev.jsonl", tmp_path / "p.jsonl"
     gold.write_text(lines([{"id": f"q{n}", "text": "a", "label": label} for n, label in enumerate(TRUTH)]))

@@ -174,8 +174,9 @@ def _match_rows(path: Path, gold: Path, ids: Sequence[str | None], blank: bool) 
         return rows
     numbers = [str(number) for number in range(len(ids))]
     names = [number if name is None else name for number, name in zip(numbers, ids, strict=True)]
-    if {*own} == {*numbers} != {*names}:
-        names = numbers  # as in the files of GLUE, whose index is the number of the row
+    # In the files of GLUE, and in those that `evaluate` writes, the index is the number of the row.
+    if {*own} == {*numbers} != {*names} or (own == numbers and "index" in rows[0][1]):
+        names = numbers
     _check_unique(names, gold)
     given = [str(name) for name in own]
     _check_unique(given, path)
