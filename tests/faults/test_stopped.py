@@ -31,6 +31,7 @@ def sleep(step: Step) -> None:
 
 
 def training(folder: Path, hook: str) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
     run(folder, stop=100_000, save_every=1000, hook={"beat": beat, "sleep": sleep}[hook])
 
 
@@ -42,7 +43,7 @@ def wait_for_steps(folder: Path, count: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)])
 def test_it_saves_the_step_it_is_at_and_leaves(number: signal.Signals, code: int, tmp_path: Path) -> None:
     process = start(training, tmp_path, "beat")
     wait_for_steps(tmp_path, 2)
@@ -56,6 +57,16 @@ def test_it_saves_the_step_it_is_at_and_leaves(number: signal.Signals, code: int
     net = Tiny()
     found.restore(net, adamw(net), Precision("float32"))
     assert torch.isfinite(net.dense.weight).all()
+
+
+def test_a_closed_terminal_may_signal_twice(tmp_path: Path) -> None:
+    process = start(training, tmp_path, "beat")
+    wait_for_steps(tmp_path, 2)
+    os.kill(process.pid, signal.SIGHUP)
+    os.kill(process.pid, signal.SIGHUP)
+    process.join(HANGS)
+    assert process.exitcode == 75
+    assert checkpoint.latest(tmp_path) is not None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -27,7 +27,7 @@ GRACE_SECONDS = 8.0
 """How long code that cannot be interrupted (in a library, or in a collective whose other ranks are gone) may continue
 if there is nothing to save. The value is our choice: a process then ends within ten seconds."""
 
-_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
 _REQUEUE = 75
 """EX_TEMPFAIL of sysexits.h: a scheduler that sent SIGTERM or SIGUSR1 should start the same command again."""
 END = 0
@@ -125,8 +125,10 @@ class StopRequest:
             number = os.read(read_fd, 1)[0]
             if number == END:
                 return
-            if first and number in _SIGNALS and LAUNCHED in os.environ:
-                continue  # Slurm signals both the launcher and this process, and the launcher forwards its signal
+            if first and number in _SIGNALS and (LAUNCHED in os.environ or number == signal.SIGHUP):
+                # Slurm signals both the launcher and this process, and the launcher forwards its signal. A terminal
+                # that is closed and its shell each send SIGHUP.
+                continue
             if first and number in _SIGNALS:
                 # All writes are atomic, so no clean-up is necessary.
                 _exit("\nSecond signal: exiting at once. What was not saved is lost.\n", 128 + number)
@@ -150,8 +152,9 @@ def _exit(text: str, code: int) -> None:
 def graceful_stop(
     status: str = " before the first update; nothing new to save", again: str = CONTINUE
 ) -> Iterator[StopRequest]:
-    """A context in which SIGINT, SIGTERM and SIGUSR1 interrupt the work; inside `StopRequest.defer` they only set the
-    StopRequest. A second signal ends the process at once, with exit code 128 + its number.
+    """A context in which SIGINT, SIGTERM, SIGUSR1 and, unless it is ignored (nohup), SIGHUP interrupt the work; inside
+    `StopRequest.defer` they only set the StopRequest. A second signal but SIGHUP ends the process at once, with exit
+    code 128 + its number.
 
     An interruption raises SavedAndStopped with `status` and the sentence `again`. If the work cannot be interrupted,
     the process prints the same message and exits after GRACE_SECONDS.
@@ -160,7 +163,9 @@ def graceful_stop(
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    with listen_to_signals(_SIGNALS, request._handle, request._listen):
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    handled = [number for number in _SIGNALS if number != signal.SIGHUP or not ignored]
+    with listen_to_signals(handled, request._handle, request._listen):
         try:
             yield request
             request._deferred = True

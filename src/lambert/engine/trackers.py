@@ -198,7 +198,7 @@ _OF_A_PROCESS: dict[str, Callable[[Path], Tracker]] = {"mlflow": Mlflow, "wandb"
 
 def main(name: str, run: str) -> None:
     """Passes the rows of standard input to a tracker until the input ends."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     tracker = _OF_A_PROCESS[name](Path(run))
     for line in sys.stdin:

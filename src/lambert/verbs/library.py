@@ -32,8 +32,8 @@ def pretrain(recipe: str | Path | PretrainConfig | None = None, /, **settings: A
     """Trains an encoder on the shards of a corpus, as `lambert pretrain`. Repeating the call continues the run. The
     result has the held-out scores.
 
-    After SIGINT (Ctrl-C), SIGTERM or SIGUSR1 the run is saved and SavedAndStopped is raised, which ends a script with
-    128 + the number of the signal.
+    After SIGINT (Ctrl-C), SIGTERM, SIGUSR1 or SIGHUP the run is saved and SavedAndStopped is raised, which ends a
+    script with 128 + the number of the signal.
     """
     with report_stops():
         config = call_settings("pretrain", recipe, settings)
