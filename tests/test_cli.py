@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from unittest import mock
 
 import pytest
+from clusters import flags
 from commands import stage
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
@@ -170,3 +171,17 @@ def test_doctor_prints_json(lambert: Lambert) -> None:
 def test_settings_can_be_read_where_pydantic_was_imported(tokens: list[str]) -> None:
     pytest.importorskip("pydantic")  # cyclopts then validates with it
     assert parse.settings(tokens)
+
+
+def test_nobody_reads_standard_output(corpus: Path, small: dict[str, object], tmp_path: Path) -> None:
+    """The run goes on, and the command ends as if it had been read."""
+    settings = {**small, "corpus": corpus, "out": tmp_path / "run", "train__steps": 4}
+    code = "from lambert.cli import main; main()"
+    command = [sys.executable, "-c", code, "pretrain", *flags(settings)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), (tmp_path / "run" / "model").is_dir()) == (0, True), said

@@ -11,7 +11,6 @@ import lambert
 
 ROOT = Path(lambert.__file__).parent
 OWN = {
-    "cli.py": "/dev/null",
     "core/files.py": "open_regular itself, and temporary files",
     "core/launcher.py": "reports of its own workers",
     "wings/corpus/reading/wikis/locale.py": "data of the package",

@@ -9,7 +9,7 @@ from typing import NoReturn
 from lambert.commands.overview import HELP_FLAGS, VERSION, format_overview
 from lambert.core import launcher, signals
 from lambert.core.errors import EXPLAINED
-from lambert.core.files import path_of, remedy
+from lambert.core.files import discard_output, path_of, remedy
 from lambert.core.launcher import save_traceback
 from lambert.core.urls import public_word
 from lambert.core.version import __version__
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _leave("Interrupted.", 130, debug)
     except BrokenPipeError:
         # The reader of standard output is gone. Without this, Python would flush into the pipe again at exit and fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        discard_output()
         sys.exit(0)
     except MemoryError:
         _leave(f"Out of memory. {advice}", 4, debug)

@@ -5,6 +5,7 @@ torch.
 """
 
 import dataclasses
+import errno
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from cyclopts.exceptions import (
 from lambert.commands.errors import explain_missing, explain_no_recipe, explain_other_verb, explain_stray, place_of
 from lambert.commands.overview import HELP_FLAGS
 from lambert.core.errors import UsageError, printable_line
+from lambert.core.files import discard_output
 from lambert.core.other_names import our_setting
 from lambert.core.settings import (
     check_flags,
@@ -291,4 +293,10 @@ def _command(
 
 
 def _say(line: str) -> None:
-    print(printable_line(line), flush=True)
+    """Prints a line. If nobody reads standard output any more, the work goes on without it."""
+    try:
+        print(printable_line(line), flush=True)
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: the terminal was closed
+            raise
+        discard_output()

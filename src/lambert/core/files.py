@@ -381,6 +381,11 @@ def explain_removal(folder: Path) -> str:
     )
 
 
+def discard_output() -> None:
+    """Discards what this process still writes to standard output, which nobody reads any more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def process_exists(pid: int) -> bool:
     """Returns whether this host has a process with this id."""
     try:
