@@ -385,6 +385,47 @@ def test_a_signal_ends_a_script_and_its_run_is_saved(
     assert lambert.pretrain(**pretraining).metrics["step"].max() == 6
 
 
+def test_the_state_of_torch_in_the_program_changes_no_run(pretraining: dict[str, Any], tmp_path: Path) -> None:
+    plain = (lambert.pretrain(**pretraining).model / "model.safetensors").read_bytes()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        again = lambert.pretrain(**pretraining | {"out": tmp_path / "again"})
+        assert not torch.is_grad_enabled()
+    assert (again.model / "model.safetensors").read_bytes() == plain
+    with torch.inference_mode(), pytest.raises(UsageError, match=r"torch\.inference_mode: call it outside"):
+        lambert.pretrain(**pretraining | {"out": tmp_path / "never"})
+    with (
+        torch.device("meta"),
+        pytest.raises(UsageError, match=r"default device is meta: call torch\.set_default_device"),
+    ):
+        lambert.load(again.folder)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        for function in (lambda: lambert.load(again.folder), lambda: lambert.pretrain(**pretraining)):
+            with pytest.raises(UsageError, match=r"default type is torch\.bfloat16: call torch\.set_default_dtype"):
+                function()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_result_says_that_its_folder_is_not_there(
+    pretraining: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = lambert.pretrain(**pretraining | {"out": "run"})
+    assert result.metrics["step"].max() == 6
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    with pytest.raises(DataError, match="run is not there: it was moved, or the working directory has changed"):
+        _ = result.metrics
+    monkeypatch.chdir(tmp_path)
+    loop = lambert.updates(**pretraining | {"out": "another"})
+    next(loop)
+    monkeypatch.chdir(tmp_path / "other")
+    with pytest.raises(lambert.MachineError, match="If the program changed its working directory, give an absolute"):
+        loop.close()
+    monkeypatch.undo()
+
+
 def test_a_notebook_shows_progress(
     pretraining: dict[str, Any], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

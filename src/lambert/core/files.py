@@ -378,6 +378,8 @@ def explain_removal(folder: Path) -> str:
     return (
         f"{folder} was removed or replaced while the run was writing to it, and the run stops. If it was moved, move "
         "it back, and the same command continues."
+        + " If the program changed its working directory, give an absolute path."
+        * (not folder.is_absolute())
     )
 
 

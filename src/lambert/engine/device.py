@@ -52,7 +52,18 @@ def device_named(name: str, local_rank: int) -> torch.device:
 
 @contextmanager
 def keep_current_gpu() -> Iterator[None]:
-    """A context at whose end torch's current GPU is restored."""
+    """A context at whose end torch's current GPU is restored. Raises UsageError if torch would make new tensors in
+    another type than float32, or on another device than the CPU."""
+    if (dtype := torch.get_default_dtype()) != torch.float32:
+        raise UsageError(
+            f"torch's default type is {dtype}: call torch.set_default_dtype(torch.float32) first. The precision is a "
+            "setting of Lambert's functions."
+        )
+    if (device := torch.get_default_device()).type != "cpu":
+        raise UsageError(
+            f"torch's default device is {device}: call torch.set_default_device(None) first, or leave the context of "
+            "the device. The device is a setting of Lambert's functions."
+        )
     before = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
     try:
         yield

@@ -61,9 +61,11 @@ class Result:
     @property
     def metrics(self) -> "dict[str, npt.NDArray[np.float64]]":
         """The complete rows of metrics.jsonl as arrays [rows] by key, with NaN if a row lacks the key. Held-out scores
-        have separate rows. Units: docs/contracts.md."""
+        have separate rows. Units: docs/contracts.md. Raises DataError if the folder is not there."""
         import numpy as np  # here, because the command line imports this module
 
+        if not self.folder.is_dir():
+            raise DataError(f"{self.folder} is not there: it was moved, or the working directory has changed.")
         rows = read_rows(self.folder / METRICS)
         keys = {key: None for row in rows for key in row}  # in order of appearance
         return {key: np.array([_number(row.get(key)) for row in rows], dtype=np.float64) for key in keys}

@@ -17,7 +17,7 @@ from lambert.distributed.detection import detect
 from lambert.distributed.launch_environment import process_info
 from lambert.engine import archive
 from lambert.engine.log import append
-from lambert.engine.numerics import numerics
+from lambert.engine.numerics import check_gradients, numerics
 from lambert.engine.precision import Precision, resolve_precision
 from lambert.engine.progress import COUNTS, score_text
 from lambert.engine.signals import Interrupted, StopRequest
@@ -114,6 +114,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
     """
     if config.seeds:
         raise UsageError("The updates of one run need one seed: set seed instead of seeds.")
+    check_gradients()
     stop = StopRequest() if stop is None else stop  # without signal handlers, never requested
     with detect(config.train.device, config.train.timeout) as world:
         with world.fail_together("reading its data"):

@@ -19,6 +19,7 @@ from lambert.distributed.detection import detect
 from lambert.engine import archive
 from lambert.engine.log import append
 from lambert.engine.loop import evaluate
+from lambert.engine.numerics import check_gradients
 from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest
 from lambert.engine.step import Step
@@ -62,6 +63,7 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
 
     Closing the iterator, as `break` does, saves a checkpoint; the same call continues from it.
     """
+    check_gradients()
     stop = StopRequest() if stop is None else stop  # without signal handlers, never requested
     config = dataclasses.replace(config, optim=config.optim.at_batch(config.train.batch_size))
     with detect(config.train.device, config.train.timeout) as world:

@@ -120,9 +120,10 @@ def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> dict[str,
 def _report_missed(study: Study, trial: Trial, run: Path) -> bool:
     """Reports the scores that a run has logged, but whose process was killed before it reported them. Returns whether
     the pruner ends the trial."""
-    metrics, done = Result.of_run(run).metrics, archive.find_last(run)
+    done = archive.find_last(run)
     if not done or (run / SCORES).is_file():
         return False
+    metrics = Result.of_run(run).metrics
     logged = zip(metrics["step"], metrics.get(f"heldout/{study.sweep.config.metric}", ()), strict=False)
     found = [(int(step), float(value)) for step, value in logged if math.isfinite(value) and step <= done]
     return any([study.report(trial, value, step) for step, value in found][-1:])
