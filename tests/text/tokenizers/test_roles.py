@@ -5,11 +5,12 @@ import random
 import re
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from gemma import gemma
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from lambert.core.errors import DataError
 from lambert.core.specials import Template
@@ -209,12 +210,28 @@ def test_without_a_division_at_spaces_single_spaces_are_needed() -> None:
     encoder = WordEncoder(tokenizer)
     assert encoder.takes(b"a b\nc d\n")
     assert not any(map(encoder.takes, [b"a  b\n", b" a\n", b"a \n", b"a\n b\n"]))
+    turned = ["\u2581b", "\xa8b", "b\xaf", "\u309bc", "\uffe3d", "\ufdfa", "x\ufffd", "\ufeffy", "\u2003"]
+    assert not any(encoder.takes(f"the {word} a\n".encode()) for word in turned)
+    assert encoder.takes("カタカナ a\u2581b\n".encode())
     texts = [re.sub("[ \t\r]+", " ", text).strip(" ") for text in [*TEXTS, *noise(300)]]
     texts = [text for text in texts if encoder.takes((text + "\n").encode())]
     assert len(texts) > 60
     (found,) = encoder(("\n".join(texts) + "\n").encode())
     expected = [number for one in tokenizer.encode_batch(texts, add_special_tokens=False) for number in one.ids]
     assert found.ids_T.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "content", "expected"),
+    [
+        (Regex(" {2,}"), "\u2581", "spaces"), ("``", '"', "spaces"), ("-", " ", ""), (Regex("^a"), "b", ""),
+        (" ", "_", ""), (Regex("a b"), "c", ""),
+    ],
+)  # fmt: skip
+def test_replacements_beyond_a_word_need_the_whole_text(pattern: Any, content: str, expected: str) -> None:
+    tokenizer = xlmr(spaced=False)
+    tokenizer.normalizer = normalizers.Replace(pattern, content)
+    assert scheme(tokenizer) == expected
 
 
 def test_merges_within_words_allow_to_encode_words_alone() -> None:

@@ -8,8 +8,10 @@ looked up.
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from string import punctuation
 from typing import Any, Literal
 
@@ -103,7 +105,13 @@ class WordEncoder:
         whole = self.scheme == "spaces" and "WhitespaceSplit" not in roles.kinds(tokenizer)
         joined = roles.SPACE.encode() + b" "  # Gemma's kind may have pieces of several marks
         self._refused: tuple[bytes, ...] = (
-            _AROUND if whole else (b"  ", joined) if _of_gemma(values) else (b"  ",) if _blanks(values) else ()
+            (*_AROUND, *_find_spacing())
+            if whole
+            else (b"  ", joined)
+            if _of_gemma(values)
+            else (b"  ",)
+            if _blanks(values)
+            else ()
         )
         self._forget()
 
@@ -190,13 +198,21 @@ def scheme(tokenizer: Tokenizer) -> Scheme:
     spaced = [part.get("type") for part in parts] in (["Metaspace"], ["WhitespaceSplit", "Metaspace"])
     if not spaced or model.get("type") not in ("Unigram", "BPE") or not _prepends(parts[-1]):
         return ""
-    return "spaces" if _types_of(normalizer) <= _PER_WORD else ""
+    replaced = all(map(_replaces_in_words, normalizer.get("normalizers", [normalizer])))
+    return "spaces" if _types_of(normalizer) <= _PER_WORD and replaced else ""
 
 
-_AROUND = (
-    b"  ", b" \n", b"\n ", b"\xc2\xa0", b"\xc2\xb4", b"\xe1\x9a\x80", b"\xe2\x80", b"\xe2\x81\x9f", b"\xe3\x80\x80",
-)  # fmt: skip
-"""Spaces beside spaces and ends of lines, and characters that a normalizer may turn into a space."""
+@cache
+def _find_spacing() -> tuple[bytes, ...]:
+    """Returns the characters outside ASCII that a normalizer may turn into a text with a space: by their compatible
+    forms, or by SentencePiece's rules nmt_nfkc. The many of U+2000 to U+203F are one prefix."""
+    forms = (chr(code) for code in range(0x80, 0x10000) if not 0x2000 <= code < 0x2040 and not 0xD800 <= code < 0xE000)
+    spacing = [one for one in forms if any(map(str.isspace, unicodedata.normalize("NFKD", one)))]
+    return (b"\xe2\x80", *(one.encode() for one in [*spacing, "\ufeff", "\ufffd"]))
+
+
+_AROUND = (b"  ", b" \n", b"\n ", f" {roles.SPACE}".encode())
+"""Spaces and marks beside spaces and ends of lines."""
 
 
 def _blanks(values: dict[str, Any]) -> bool:
@@ -220,6 +236,14 @@ def _of_gemma(values: dict[str, Any]) -> bool:
 
 _PER_WORD = {"Precompiled", "Replace", "NFC", "NFKC", "NFKD", "NFD", "Lowercase", "StripAccents", "Strip"}
 """Normalizers that treat words independently if single spaces separate them."""
+
+
+def _replaces_in_words(normalizer: dict[str, Any]) -> bool:
+    """Returns whether a normalizer, if it replaces characters, replaces them within words, or several spaces."""
+    if normalizer.get("type") != "Replace" or normalizer["pattern"] in ({"Regex": " {2,}"}, {"String": "  "}):
+        return True
+    changed = normalizer["pattern"].get("String", " ") + normalizer["content"]
+    return not any(character.isspace() or character == roles.SPACE for character in changed)
 
 
 def _types_of(normalizer: dict[str, Any]) -> set[str]:
