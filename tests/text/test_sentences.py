@@ -42,6 +42,8 @@ def test_lines_are_paragraphs_where_they_are_long() -> None:
 
 def test_the_setting_overrules() -> None:
     assert split("one\ntwo", lines="wrapped") == ["one two"]
+    assert split("コンピュー\nターは、\n速い。\n\nIBM\n社", lines="wrapped") == ["コンピューターは、速い。", "IBM 社"]
+    assert split("ประเทศ\nไทย", "th", "wrapped") == ["ประเทศไทย"]
     assert split("one\ntwo", lines="paragraphs") == ["one", "two"]
     assert split("one\ntwo\n\nthree", lines="auto") == ["one two", "three"]
 

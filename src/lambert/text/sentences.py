@@ -5,6 +5,7 @@ a document are the concatenated ids of its sentences, because white space is def
 sentence ends within a word.
 """
 
+import re
 import unicodedata
 from bisect import bisect_right
 from functools import lru_cache
@@ -13,6 +14,8 @@ from itertools import accumulate
 import sentencex
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
+
+from lambert.text.tokenizers.roles import UNSPACED
 
 WRAPPED_WIDTH = 100
 """A document is hard-wrapped if 19 of 20 lines have at most this many characters (plain-text editions wrap at 60 to
@@ -28,6 +31,9 @@ _ENDS = " .!?\u3002\uff01\uff1f"  # nearly all sentences end with these; others 
 _TAIL = 4  # characters of the end of a sentence that are checked
 _WINDOW = 1 << 17  # maximum characters per call of sentencex, which checks all quotations for each sentence
 _WINDOW_WITHOUT_SPACES = 1 << 12  # the same, because it also checks all characters back to the last space
+_UNSPACED = f"[{UNSPACED.pattern[1:-1]}\u3001-\u303f\uff01-\uffee]"
+_BREAK_WITHOUT_SPACE = re.compile(f"(?<={_UNSPACED})\n(?={_UNSPACED})")
+"""A line break between characters of scripts without spaces between words."""
 _NORMALIZER, _PRE_TOKENIZER = BertNormalizer(lowercase=False), BertPreTokenizer()
 
 LINES = ("auto", "wrapped", "paragraphs")
@@ -122,7 +128,9 @@ def _paragraphs(text: str, lines: str) -> list[str]:
         text = text.replace("  ", " ")
     found = [line.strip(" ") for line in text.split("\n")]
     if wrapped:
-        found = [part.strip("\n").replace("\n", " ") for part in "\n".join(found).split("\n\n")]
+        joined = "\n".join(found)
+        joined = joined if joined.isascii() else _BREAK_WITHOUT_SPACE.sub("", joined)
+        found = [part.strip("\n").replace("\n", " ") for part in joined.split("\n\n")]
     return [paragraph for paragraph in found if paragraph]
 
 
