@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 import textwrap
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -49,7 +50,7 @@ def section(name: str, found: Any) -> str:
         inner = value.__func__ if isinstance(value, classmethod | staticmethod) else value
         text = inspect.getdoc(inner)
         if text and (not method.startswith("_") or method == "__call__") and (
-            isinstance(inner, property) or inspect.isfunction(inner)
+            isinstance(inner, property | cached_property) or inspect.isfunction(inner)
         ):  # fmt: skip
             lines.append(f"- `.{method}`: {linked(' '.join(text.split()))}")
     return "\n".join([*lines, ""])
