@@ -114,3 +114,34 @@ def test_unknown_templates_in_sentences_are_counted() -> None:
         "{{nowrap|{{inner}} text}} <ref>{{in a note}}</ref> [[File:x.jpg|a {{caption}}]]\n{|\n| {{cell}}\n|}\n"
     )
     assert wiki.holes == {"no such thing": 2, "#expr": 1, "age": 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "calls"),
+    [
+        ("en", ["Inflation|US|5000|1950", "Inflation/year|US", "wikidata|property|Q64|P1082", "Q|64", "time ago|2000"]),
+        ("en", ["#invoke:Time ago|main|2000", "population", "citation needed span|date=May 2020"]),
+        ("fr", ["latitude|48|51|N", "wikidata|P1082"]),
+        ("de", ["Inflation|DE|5000|1950"]),
+    ],
+)
+def test_values_that_are_not_in_the_dump_are_counted(code: str, calls: list[str]) -> None:
+    wiki = Wikitext((), code)
+    for call in calls:
+        assert wiki.plain(f"It is {{{{{call}}}}} here.") == "It is here."
+    assert wiki.holes == Counter(call.partition("|")[0].partition(":")[0] for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("code", "calls"),
+    [
+        ("en", ["clarify|reason=x", "who", "when|date=May 2020"]),
+        ("it", ["cn", "senza fonte|maggio 2010"]),
+        ("nl", ["bron?", "bron?||2010|05|12"]),
+    ],
+)
+def test_marks_of_doubt_are_not_counted(code: str, calls: list[str]) -> None:
+    wiki = Wikitext((), code)
+    for call in calls:
+        assert wiki.plain(f"It is{{{{{call}}}}} here.") == "It is here."
+    assert not wiki.holes

@@ -7,6 +7,7 @@ one. Source: the documentation of the templates, at https://CODE.wikipedia.org/w
 import datetime
 import math
 import re
+from functools import partial
 
 from lambert.wings.corpus.reading.wikis.convert import convert
 from lambert.wings.corpus.reading.wikis.locale import Wiki, clean
@@ -355,6 +356,42 @@ def duration(call: Call, wiki: Wiki) -> str:
     return ":".join([parts[0], *(part.zfill(2) for part in parts[1:])]) if hours or minutes or seconds else ""
 
 
+_CITED = {
+    "": "({names} {year}{page})", "nb": "{names} {year}{page}", "txt": "{names} ({year}{page})",
+    "p": "{names} ({year}){page}",
+}  # fmt: skip
+"""Forms of the authors and the year of a source, by the end of the template's name after harv."""
+_AND = {"fr": " et ", "es": " y "}
+"""The word before the last author of a source; elsewhere " & "."""
+
+
+def short_citation(call: Call, wiki: Wiki, form: str) -> str:
+    """Returns the authors, the year and the page of a source in one of the forms of harv."""
+    *names, year = [name for name in call.list_positional() if name] or [""]
+    return _cite(call, wiki, names, year, form) if names else year
+
+
+def long_citation(call: Call, wiki: Wiki) -> str:
+    """Returns the authors, the year and the page of a source from arguments with names: harvs."""
+    ends = ("", *"123456789")
+    names = [f"{call[f'first{n}']} {call[f'last{n}']}".strip() for n in ends if call[f"last{n}"]]
+    years = ", ".join(year for n in ends if (year := call[f"year{n}"]))
+    asked = {*call.list_positional(), *call.arguments}
+    form = _CITED["txt" if "txt" in asked else "nb" if "nb" in asked else ""]
+    return _cite(call, wiki, names, years, form) if names else ""
+
+
+def _cite(call: Call, wiki: Wiki, names: list[str], year: str, form: str) -> str:
+    page, pages, place = call.first("p", "page"), call.first("pp", "pages"), call.first("loc", "at")
+    label = ":" if call.name.lower().startswith("harvcol") else ", p. " if page else ", pp. "
+    where = f"{label}{page or pages}" if page or pages else ""
+    last = _AND.get(wiki.code, " & ") + names[-1] if len(names) > 1 else names[-1]
+    authors = f"{names[0]} et al." if len(names) > 3 else ", ".join(names[:-1]) + last
+    if wiki.code == "es":
+        form = form.replace("} {year", "}, {year")
+    return form.format(names=authors, year=year, page=where + (f", {place}" if place else ""))
+
+
 def own_name(call: Call, wiki: Wiki) -> str:
     """Returns the name of the template, which is the text that it shows."""
     return call.name
@@ -379,5 +416,6 @@ FUNCTIONS: dict[str, Rule] = {
     "siglo": spanish_century, "heure": french_time, "bd": lifetime, "formatnum": format_number, "plural": plural,
     "country": country, "name": own_name, "last": last, "ayd": days_old,
     "percentage": percentage, "duration": duration,
+    "harvs": long_citation, **{f"harv{end}": partial(short_citation, form=form) for end, form in _CITED.items()},
 }  # fmt: skip
 """Functions that a row of `templates.tsv` names after `@`."""

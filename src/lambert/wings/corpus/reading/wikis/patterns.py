@@ -8,6 +8,7 @@
 | `{*, }` | all arguments without names, with what is between the star and the brace between them |
 | `<, {2}>` | the part, unless one of the arguments in it is empty; it may contain others |
 | `¶` | the end of a paragraph |
+| `∅` | no text, where that leaves no hole |
 | `@convert` | what a function of `functions.FUNCTIONS` returns; it is the whole pattern |
 """
 
@@ -15,10 +16,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from lambert.wings.corpus.reading.wikilines import HOLE
 from lambert.wings.corpus.reading.wikis.locale import Wiki, clean
 
 _ALTITUDES = {"DE": "ü. {}", "AT": "ü. A.", "CH": "ü. M.", "LI": "ü. M.", "IT": "s.l.m.", "FR": "NGF"}
 """Text of the German wiki after metres above the sea, by the code of the reference system."""
+_MARKS = str.maketrans({"¶": "\n\n", "∅": HOLE})
 _SUPERSCRIPTS = str.maketrans("0123456789-−+", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁻⁺")
 
 
@@ -75,6 +78,14 @@ def superscript(text: str) -> str:
     return text.translate(_SUPERSCRIPTS)
 
 
+def phrase(text: str, wiki: Wiki) -> str:
+    """Returns the text, or "" if it is a number or a date, such as that of a note beside a phrase."""
+    words = re.findall(r"[^\W\d_]+", text.lower())
+    months = tuple(month[: min(3, len(month) - 1)] for month in wiki.months)
+    dated = all(word.startswith(months) or word in ("de", "utc", "cet", "cest") for word in words)
+    return "" if dated and any(mark.isdecimal() for mark in text) else text
+
+
 FILTERS: dict[str, Callable[[str, Wiki], str]] = {
     "number": lambda text, wiki: wiki.number(text),
     "ordinal": lambda text, wiki: ordinal(clean(text)),
@@ -91,6 +102,7 @@ FILTERS: dict[str, Callable[[str, Wiki], str]] = {
     "gauge": lambda text, wiki: re.sub(r"(?<=[0-9])(?=[a-z])", " ", clean(text)),
     "dotted": lambda text, wiki: f"{text.rstrip('.')}.",
     "bare": lambda text, wiki: text.partition("://")[2].rstrip("/") or text,
+    "phrase": phrase,
     "page": lambda text, wiki: text.partition("#")[0].replace("_", " ").removeprefix(":"),
 }
 
@@ -99,8 +111,8 @@ def compile_pattern(pattern: str, functions: Mapping[str, Rule]) -> Rule:
     """Returns the function that fills a pattern. Raises ValueError if it is not well formed."""
     if pattern.startswith("@"):
         return functions[pattern[1:]]
-    parts, end = _parts(pattern.replace("¶", "\n\n"), 0)
-    if end != len(pattern.replace("¶", "\n\n")):
+    parts, end = _parts(pattern.translate(_MARKS), 0)
+    if end != len(pattern.translate(_MARKS)):
         raise ValueError(f"{pattern!r} has > without <")
     return lambda call, wiki: _fill(parts, call, wiki)[0]
 
