@@ -122,7 +122,8 @@ def test_unknown_templates_in_sentences_are_counted() -> None:
         ("en", ["Inflation|US|5000|1950", "Inflation/year|US", "wikidata|property|Q64|P1082", "Q|64", "time ago|2000"]),
         ("en", ["#invoke:Time ago|main|2000", "population", "citation needed span|date=May 2020"]),
         ("fr", ["latitude|48|51|N", "wikidata|P1082"]),
-        ("de", ["Inflation|DE|5000|1950"]),
+        ("de", ["Inflation|DE|5000|1950", "Alter|1950|3|4"]),
+        ("ja", ["和暦|1868"]),
     ],
 )
 def test_values_that_are_not_in_the_dump_are_counted(code: str, calls: list[str]) -> None:

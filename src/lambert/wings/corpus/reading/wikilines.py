@@ -13,6 +13,7 @@ _EXTERNAL = re.compile(r"\[(?:https?:|ftps?:|mailto:|news:|irc:|//)[^\s\[\]<>]*+
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
 _SWITCH = re.compile(r"__[A-ZÀ-ÖØ-ÞА-ЯЁ]{3,30}__")
 _VARIANTS = re.compile(r"-\{([^{}]*+)\}-")
+_SPELLING = re.compile(rf"(?:{_ENTITY.pattern}|[^;])++")
 _VARIANT_ORDER = ("zh-hans", "zh-cn", "zh-sg", "zh-my", "zh", "sr-ec", "sr-cyrl", "zh-hant")
 """Variants of a language in order of preference, the same for all words of a corpus (our choice)."""
 _QUOTES = re.compile(r"('{2,}+)")
@@ -178,7 +179,7 @@ def _variant(match: re.Match[str]) -> str:
     if bar and flags.strip().upper() in ("H", "T", "-", "D", "N"):
         return HOLE
     spellings: dict[str, str] = {}
-    for part in content.split(";"):
+    for part in _SPELLING.findall(content):
         variant, colon, word = part.rpartition("=>")[2].partition(":")
         if colon and word.strip():
             spellings.setdefault(variant.strip().lower(), word.strip())

@@ -3,14 +3,15 @@
 Source: https://en.wikipedia.org/wiki/Help:Convert, and the section on rounding of
 https://en.wikipedia.org/wiki/Help:Convert_messages: the result has as many decimals as the input, corrected by the
 ratio of the units, and at least two significant digits. The names of units are English; other wikis show symbols.
-A number of four digits is written as in the page, without a comma.
+Digits are grouped as the wiki does, on English Wikipedia from four digits on, unless `comma` says otherwise.
 """
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import cache
+from typing import Any
 
 from lambert.wings.corpus.reading.wikis.locale import Wiki, clean, rows
 from lambert.wings.corpus.reading.wikis.patterns import Call
@@ -42,6 +43,8 @@ _MOST_DIGITS = 14
 """Maximum number of decimals and of significant digits that a call may request (our choice): a float64 has no more."""
 _EXACT = Context(prec=500, rounding=ROUND_HALF_UP)
 """Holds every digit of the numbers that _LONGEST allows."""
+_GROUPS: dict[str, dict[str, Any]] = {"off": {"group": ""}, "5": {"least": 5}, "gaps": {"group": " "}}
+"""How digits are grouped, by the argument `comma`."""
 _ALONE = ("out", "output only", "number", "output number only")
 
 
@@ -74,7 +77,6 @@ class MeasuringUnit:
             american: Whether the name has American spelling.
             adjective: Whether hyphens join the words, as in 2-kilometre.
         """
-        between = "-" if adjective else " "
         if not full:
             power = {"thousand": "×10^3", "million": "×10^6", "billion": "×10^9", "trillion": "×10^12"}.get(
                 self.power, ""
@@ -85,9 +87,8 @@ class MeasuringUnit:
         name = self.one if single else self.many
         if american:
             name = name.replace("metre", "meter").replace("litre", "liter")
-        if name.startswith("per "):
-            between = " "
-        return f"{number}{between}{f'{self.power}{between}' if self.power else ''}{name}"
+        words = f" {self.power} {name}" if self.power else f" {name}"
+        return number + (words.replace(" ", "-") if adjective and not name.startswith(("per ", "°")) else words)
 
 
 @cache
@@ -144,8 +145,7 @@ def _quantity(text: str, wiki: Wiki) -> _Quantity | None:
     elif whole:
         return None
     else:
-        long = len(number.partition(".")[0]) > 4
-        shown = wiki.number(number) if long or "," in digits or wiki.decimal != "." else digits
+        shown = wiki.number(number)
     if power:
         value, decimals, shown = value * 10 ** int(power), decimals - int(power), f"{shown}×10^{power}"
     return _Quantity(
@@ -163,6 +163,8 @@ def convert(call: Call, wiki: Wiki) -> str:
     given = [clean(value) for value in call.list_positional()]
     if not given:
         return ""
+    if grouping := _GROUPS.get(call["comma"]):
+        wiki = replace(wiki, **grouping)
     pieces = _SPLIT.split(given[0])
     if len(pieces) > 1:
         given[:1] = pieces

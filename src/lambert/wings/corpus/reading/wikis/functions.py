@@ -356,6 +356,15 @@ def duration(call: Call, wiki: Wiki) -> str:
     return ":".join([parts[0], *(part.zfill(2) for part in parts[1:])]) if hours or minutes or seconds else ""
 
 
+def bible_verse(call: Call, wiki: Wiki) -> str:
+    """Returns a place in the Bible. The number of a book, such as 1, may be given before its name; it may be empty."""
+    given = [clean(value) for value in call.list_positional()]
+    number = given.pop(0) if given and re.fullmatch(r"[0-9]?|I{1,4}", given[0]) else ""
+    book, verse, _, text = [*given, "", "", "", ""][:4]
+    named = not call.name.lower().endswith("-nb")
+    return text or " ".join(part for part in (number if named else "", book if named else "", verse) if part)
+
+
 _CITED = {
     "": "({names} {year}{page})", "nb": "{names} {year}{page}", "txt": "{names} ({year}{page})",
     "p": "{names} ({year}){page}",
@@ -416,6 +425,7 @@ FUNCTIONS: dict[str, Rule] = {
     "siglo": spanish_century, "heure": french_time, "bd": lifetime, "formatnum": format_number, "plural": plural,
     "country": country, "name": own_name, "last": last, "ayd": days_old,
     "percentage": percentage, "duration": duration,
-    "harvs": long_citation, **{f"harv{end}": partial(short_citation, form=form) for end, form in _CITED.items()},
+    "verse": bible_verse, "harvs": long_citation,
+    **{f"harv{end}": partial(short_citation, form=form) for end, form in _CITED.items()},
 }  # fmt: skip
 """Functions that a row of `templates.tsv` names after `@`."""
