@@ -18,6 +18,7 @@ _VARIANT_ORDER = ("zh-hans", "zh-cn", "zh-sg", "zh-my", "zh", "sr-ec", "sr-cyrl"
 """Variants of a language in order of preference, the same for all words of a corpus (our choice)."""
 _QUOTES = re.compile(r"('{2,}+)")
 _HOLES = re.compile(r"([()（）\0])")
+_SEPARATORS = " ,;:،؛，、；："
 _SPACES = re.compile("  ++")
 _WORD = re.compile(r"\w")
 
@@ -85,8 +86,8 @@ def render(text: str) -> str:
 
 
 def _without_holes(line: str) -> str:
-    """Removes the marks of removed constructs and what surrounds them: spaces, separators beside a bracket, and empty
-    brackets."""
+    """Removes the marks of removed constructs and what surrounds them: spaces, separators beside a bracket or before
+    another separator, and empty brackets."""
     kept: list[str] = []
     hole = spaced = False  # whether something was removed after the kept text, and whether a space was there
     for part in _HOLES.split(line):
@@ -99,23 +100,25 @@ def _without_holes(line: str) -> str:
         elif not part.strip(" "):
             spaced = spaced or bool(part)
         elif part in ")）":
-            _strip_end(kept, " ,;:")
+            _strip_end(kept, _SEPARATORS)
             if kept and kept[-1] in "(（":
                 kept.pop()
                 spaced = _strip_end(kept, " ")
             else:
                 kept.append(part)
                 hole = spaced = False
-        elif not kept or kept[-1] in "(（":
-            if rest := part.lstrip(" ,;:"):
-                kept.append(rest)
-                hole = spaced = False
         else:
             rest = part.lstrip(" ")
-            if (spaced or rest != part) and rest[0] not in ",.;:":
+            separated = rest[0] in _SEPARATORS or rest[0] == "."
+            if separated:
+                _strip_end(kept, _SEPARATORS)
+            if not kept or kept[-1] in "(（":
+                rest = rest.lstrip(_SEPARATORS)
+            elif (spaced or rest != part) and not separated:
                 kept.append(" ")
-            kept.append(rest)
-            hole = spaced = False
+            if rest:
+                kept.append(rest)
+                hole = spaced = False
     return "".join(kept)
 
 
