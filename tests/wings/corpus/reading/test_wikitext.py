@@ -51,6 +51,8 @@ plain = WIKI.plain
             "&lt; é é é &nosuch; &#99999999999999999999;",
         ),
         ("__NOTOC__a __init__", "a __init__"),
+        ("a __KEIN_INHALTSVERZEICHNIS__ __无目录__ __لا_فهرس__ __विषय_सूची__ __بی‌فهرست__ b", "a b"),
+        ("__init_subclass__ __A1__ _A_ 在__年，__月 ____ __A", "__init_subclass__ __A1__ _A_ 在__年，__月 ____ __A"),
         ("-{zh-hant:電腦; zh-hans:计算机}- -{zh-tw:滑鼠;zh-cn:鼠标;}- -{H|zh-cn:甲;zh-tw:乙}-", "计算机 鼠标"),
         ("-{字}- -{zh-tw:臺}-", "字 臺"),
         ("{{{1|x}}} {{a|{{{2|}}}}} b", "b"),
@@ -73,7 +75,7 @@ def test_what_is_not_closed_ends_with_its_paragraph(opener: str) -> None:
 HOSTILE = [
     "{{", "}}", "{{a|", "{{lang|x|", "[[", "[[a|", "[[File:a|", "]]", "{|", "\n{|", "\n|}", "\n{|\n|-\n", "<ref>",
     "<!--", "<b>", "<b", "<a <", "[http://a ", "[http://a", "''", "'''''''", "''a", "&", "&#", "&#1", "(", "( ", "( ,",
-    "{{a}} (", "\n=", "==", "\n*:#", "__", "__A", "-{", "-{|", "{{{", "{{convert|", "{{quote|{{lang|a|", "<table>",
+    "{{a}} (", "\n=", "==", "\n*:#", "__", "__A_A", "-{", "-{|", "{{{", "{{convert|", "{{quote|{{lang|a|", "<table>",
     "</table>", "<nowiki>", "[[a\n\n", "\0", "\x01", "[[a:", " \n", "{{a}} ,", "<div>", "{{lang|x|[[a|b]]", "{{a}}]]",
 ]  # fmt: skip
 

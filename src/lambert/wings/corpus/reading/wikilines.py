@@ -2,6 +2,7 @@
 
 import html
 import re
+import unicodedata
 from functools import lru_cache
 
 HOLE = "\0"
@@ -11,7 +12,7 @@ BREAK = "\x01"
 
 _EXTERNAL = re.compile(r"\[(?:https?:|ftps?:|mailto:|news:|irc:|//)[^\s\[\]<>]*+[ \t]*+([^\[\]\n]*+)\]", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
-_SWITCH = re.compile(r"__[A-ZÀ-ÖØ-ÞА-ЯЁ]{3,30}__")
+_SWITCH = re.compile(r"__([^\s_]++(?:_[^\s_]++)*+)__")
 _VARIANTS = re.compile(r"-\{([^{}]*+)\}-")
 _SPELLING = re.compile(rf"(?:{_ENTITY.pattern}|[^;])++")
 _VARIANT_ORDER = ("zh-hans", "zh-cn", "zh-sg", "zh-my", "zh", "sr-ec", "sr-cyrl", "zh-hant")
@@ -31,7 +32,7 @@ def render(text: str) -> str:
     if "-{" in text:
         text = _VARIANTS.sub(_variant, text)
     if "__" in text:
-        text = _SWITCH.sub("", text)
+        text = _SWITCH.sub(_switch, text)
     if "[" in text:
         text = _EXTERNAL.sub(lambda match: match[1] or HOLE, text)
     found: list[str] = []
@@ -187,6 +188,13 @@ def _variant(match: re.Match[str]) -> str:
         if colon and word.strip():
             spellings.setdefault(variant.strip().lower(), word.strip())
     return next((spellings[name] for name in (*_VARIANT_ORDER, *spellings) if name in spellings), content)
+
+
+def _switch(match: re.Match[str]) -> str:
+    """Returns "" for a magic word, such as `__NOTOC__`: two or more letters, capital ones where the script has them."""
+    word = match[1].replace("_", "")
+    letters = all(mark.isalpha() or unicodedata.category(mark) in ("Mn", "Mc", "Cf") for mark in word)
+    return "" if len(word) > 1 and letters and word == word.upper() else match[0]
 
 
 @lru_cache(1 << 10)
