@@ -24,8 +24,8 @@ def page(title: str, text: str, *, ns: str = "<ns>0</ns>", more: str = "") -> st
 
 
 SITE = (
-    '<siteinfo><namespaces><namespace key="0" /><namespace key="1">Diskussion</namespace>'
-    '<namespace key="6">Datei</namespace></namespaces></siteinfo>\n'
+    '<siteinfo><namespaces><namespace key="-2">Medium</namespace><namespace key="0" />'
+    '<namespace key="1">Diskussion</namespace><namespace key="6">Datei</namespace></namespaces></siteinfo>\n'
 )
 
 
@@ -220,6 +220,11 @@ def test_prepare(tmp_path: Path, lambert: Lambert) -> None:
     assert "50 redirect" in done.out
     manifest = json.loads((tmp_path / "corpus" / "manifest.json").read_text())
     assert manifest["documents"]["passed_over"] == {"redirect": 50}
+
+
+def test_links_to_media_show_their_labels(tmp_path: Path) -> None:
+    links = "[[Medium:a.ogg|Ton]], [[media:a.ogg|Laut]], [[:Datei:x.jpg|Bild]][[Datei:x.jpg|mini|Haus]]."
+    assert texts(pieces(tmp_path, dump(page("A", links)))) == ["A\n\nTon, Laut, Bild."]
 
 
 def test_holes_in_sentences_are_counted(tmp_path: Path) -> None:

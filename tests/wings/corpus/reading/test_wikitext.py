@@ -16,6 +16,8 @@ plain = WIKI.plain
         ("'''Bold''' and ''italic'' and '''''both'''''.", "Bold and italic and both."),
         ("l'''étoile'' and ''''x''''", "l'étoile and 'x'"),
         ("[[Paris]], [[Paris|the city]], [[:Category:Cities]]", "Paris, the city, Category:Cities"),
+        ("[[:File:x.jpg|this picture]], [[ :Datei:x.jpg|one]], [[Media:a.ogg|sound]]", "this picture, one, sound"),
+        ("[[:File:x.jpg]], [[media:a.ogg]] [[:Image:y.png|a [[link]]]]", "File:x.jpg, media:a.ogg a link"),
         ("[[a|b [[c|d]] e]] f", "b d e f"),
         ("A[[File:x.jpg|thumb|A [[link]] and [[File:y.png]] {{t}}]] b[[Datei:z.jpg|mini]].", "A b."),
         ("[[Attels:x.JPG|thumb|250px|old name]] a  b\n\n. {{x}}", "a b"),

@@ -27,7 +27,7 @@ _LANGUAGE = re.compile(
     rb"<mediawiki\b[^>]*?\bxml:lang=[\"']([A-Za-z-]{2,20})[\"']|<dbname>([a-z_]{2,20}?)wik[a-z]*</dbname>"
 )
 _ENDS = (". ", ".\n", "? ", "! ", "。", "।")
-_FILES = {-2, 6, 14}  # media, files and categories
+_MEDIA, _FILES = -2, {6, 14}  # links to media; files and categories
 
 
 def is_dump(beginning: bytes) -> bool:
@@ -52,7 +52,9 @@ class _Site:
     """Namespaces and language of a wiki, from the beginning of a dump."""
 
     files: set[str] = field(default_factory=set)
-    """Names for files, media and categories, in lower case."""
+    """Names for files and categories, in lower case."""
+    media: set[str] = field(default_factory=set)
+    """Names in links to media, which are text, in lower case."""
     others: set[str] = field(default_factory=set)
     """Names of all namespaces but that of the articles, in lower case, for dumps before version 0.6, which have no
     <ns>."""
@@ -75,7 +77,7 @@ def read_mediawiki(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         problem = f"has a broken <siteinfo> ({expat.errors.messages[error.code]})"
     if problem:
         yield Piece("", "line 1", error=problem)
-    wikitext = Wikitext(site.files, site.code)
+    wikitext = Wikitext(site.files, site.code, site.media)
     for number, (raw, damage) in enumerate(pages, 1):
         if reason := _refuse_by_tags(raw):
             yield Piece("", f"page {number}", passed_over=reason)
@@ -190,6 +192,8 @@ def _parse_site(head: bytes) -> _Site:
             site.others.add(found)
             if key in _FILES:
                 site.files.add(found)
+            elif key == _MEDIA:
+                site.media.add(found)
 
     _make_parser(start, finish, name.append).Parse(head[begin : end + len(b"</siteinfo>")], True)
     return site

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from lambert.wings.corpus.reading.wikilines import BREAK, HOLE, render
 from lambert.wings.corpus.reading.wikitemplates import PIPE, load_templates
 
-FILES = frozenset({"file", "image", "media", "category"})
+FILES = frozenset({"file", "image", "category"})
 """Names of the namespaces whose links show no text in the article; MediaWiki understands them in every language."""
 
 _MOST_LINKS = 20  # maximum depth of links inside links, as in captions of images; MediaWiki allows one level
@@ -61,12 +61,14 @@ class Wikitext:
     `holes` counts, by name, the templates inside sentences that were removed although a reader may see text there.
 
     Args:
-        files: The wiki's own names of the namespaces for files, media and categories, in lower case.
+        files: The wiki's own names of the namespaces for files and categories, in lower case.
         code: ISO 639 code of the wiki's language, which determines what its templates show.
+        media: The wiki's own names in links to media, whose labels are text, in lower case.
     """
 
-    def __init__(self, files: Collection[str] = (), code: str = "") -> None:
+    def __init__(self, files: Collection[str] = (), code: str = "", media: Collection[str] = ()) -> None:
         self.files = FILES | set(files)
+        self.labelled = {"", "media", *media}  # without a name, the link begins with a colon
         self.holes: Counter[str] = Counter()
         self._templates = load_templates(code)
 
@@ -154,7 +156,8 @@ class Wikitext:
         target, bar, label = link.partition("|")
         if ":" in target:
             name = target.partition(":")[0].strip(" \n").replace("_", " ").lower()
-            if name in self.files or target[target.rfind(".") :].lower() in _MEDIA:
+            shown = name in self.labelled
+            if not shown and (name in self.files or target[target.rfind(".") :].lower() in _MEDIA):
                 found = _PARAGRAPH.search(link)
                 return link[found.start() :] if found else HOLE
             if not bar and _LANGUAGE.fullmatch(target.partition(":")[0]):
