@@ -230,6 +230,39 @@ def test_the_main_text_of_a_page(tmp_path: Path) -> None:
     assert "Home" not in text
 
 
+ITEMS = "<li>Two hundred grams of flour.<li>See <a href=/eggs>the three eggs</a> and beat them."
+
+
+@web
+@pytest.mark.parametrize(
+    "around", ["{}", "<article>{}</article>", "<div id=content><div class=mw-parser-output>{}</div></div>",
+               "<ol><li>First{}</ol>", "<ul><li>Things to buy{}</ul>", "<div><div><div><div>{}</div></div></div></div>"],
+)  # fmt: skip
+def test_lists_of_the_main_text_are_kept(tmp_path: Path, around: str) -> None:
+    lists = around.format(f"<ul class=ingredients>{ITEMS}</ul>")
+    (text,) = found(tmp_path / "a.html", page(body=f"{ARTICLE}{lists}{ARTICLE}").encode())
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    assert lines[-11:-9] == ["• Two hundred grams of flour.", "• See the three eggs and beat them."]
+    assert lines[-9:] == lines[:9]
+    assert "Home" not in text
+
+
+@web
+@pytest.mark.parametrize(
+    "menu",
+    [
+        "<ul>\n  <li>\n    <a href=/>Home</a>\n  </li>\n  <li>\n    <a href=/a>All pages</a>\n  </li>\n</ul>",
+        f"<nav>{'<div>' * 4}<ul>{ITEMS}</ul></nav>", f"<header><ul>{ITEMS}</ul></header>",
+        f"<footer><ul><li>Contact us<ul>{ITEMS}</ul></ul></footer>", f"<ul class=main-menu>{ITEMS}</ul>",
+        f"<ul role=navigation>{ITEMS}</ul>",
+    ],
+)  # fmt: skip
+def test_menus_are_removed(tmp_path: Path, menu: str) -> None:
+    data = f"<!DOCTYPE html><title>T</title><body>{menu}<main>{ARTICLE}</main>{menu}"
+    (text,) = found(tmp_path / "a.html", data.encode())
+    assert (text.startswith("Paragraph 0"), text.count("\n\n"), text.endswith("rivers.")) == (True, 8, True)
+
+
 @web
 @pytest.mark.parametrize(
     ("head", "encoding"),

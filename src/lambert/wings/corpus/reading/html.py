@@ -3,7 +3,7 @@
 import codecs
 import re
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from lambert.core.registry import import_extra
 from lambert.wings.corpus.reading.pieces import Layout, Piece
@@ -12,12 +12,18 @@ PAGE = 16 << 20
 """Maximum bytes of a page (our choice). Common Crawl ends pages at 1 MiB, since 2025 at 5 MiB."""
 DEPTH = 2000
 """Maximum depth of nested <div> (our choice). The time for the main text is quadratic in it: 0.1 s for 2,000."""
+_NESTED = 16
+"""Maximum depth of nested lists whose text is measured (our choice); the time is proportional to it."""
+_LEVELS = 3
+"""Levels that bring a <ul> directly below <body> to where resiliparse does not take it for a menu."""
 _REPLACED = 1000
 """One in this many characters may be invalid in the encoding of the page and is replaced, as in browsers (our
 choice)."""
 _DIV = re.compile(rb"<(/?)div[\s/>]", re.IGNORECASE)
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{2,40})", re.IGNORECASE)
 _DECLARED = 4096
+_MENU = re.compile(r"nav|menu|breadcrumb", re.IGNORECASE)
+"""Part of the class or id of a menu."""
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
@@ -40,6 +46,7 @@ def extract_page(page: bytes, charset: str = "") -> tuple[str, str]:
         return "", f"is longer than {PAGE >> 20} MiB"
     needs = "Reading HTML needs resiliparse"
     extract = import_extra("resiliparse.extract.html2text", needs, "web").extract_plain_text
+    parse = import_extra("resiliparse.parse.html", needs, "web").HTMLTree.parse
     web_name = import_extra("resiliparse.parse.encoding", needs, "web").map_encoding_to_html5
     if _measure_depth(page) > DEPTH:
         return "", f"has more than {DEPTH:,} nested <div>"
@@ -49,8 +56,40 @@ def extract_page(page: bytes, charset: str = "") -> tuple[str, str]:
     text, problem = _decode(page, [name for name in names if name])
     if problem:
         return "", problem
+    tree = parse(text)
+    _keep_lists(tree)
     # A page without a main part, such as a list of links, is taken as a whole.
-    return next(filter(None, (extract(text, main_content=main, alt_texts=False) for main in (True, False))), ""), ""
+    return next(filter(None, (extract(tree, main_content=main, alt_texts=False) for main in (True, False))), ""), ""
+
+
+def _keep_lists(tree: Any) -> None:
+    """Changes the lists of the main text so that resiliparse does not take them for menus of the site, as it does with
+    a <ul> less than four levels below <body>, or with more than a few links."""
+    outer: list[tuple[Any, bool]] = []  # elements around the next one, and whether they hold lists of the main text
+    for element in tree.document.query_selector_all("ul, nav, header, footer, aside").values():
+        while outer and not outer[-1][0].contains(element):
+            outer.pop()
+        main = element.tag == "ul" and len(outer) < _NESTED and (not outer or outer[-1][1])
+        outer.append((element, main))
+        links = element.get_elements_by_tag_name("a").values() if main else []
+        if main and _is_text(element, links):
+            for link in links:
+                link.replace_with(*link.child_nodes.values())
+            for _ in range(_LEVELS):
+                around = tree.create_element("div")
+                element.replace_with(around)
+                around.append(element)
+
+
+def _is_text(items: Any, links: list[Any]) -> bool:
+    """Returns whether more than half of the characters of a list are in no link, and it is not named as a menu."""
+    if _MENU.search(f"{items.get_attribute('class')} {items.get_attribute('id')} {items.get_attribute('role')}"):
+        return False
+    return _count_characters(items) > 2 * sum(map(_count_characters, links))
+
+
+def _count_characters(element: Any) -> int:
+    return sum(map(len, element.text_content.split()))
 
 
 def _decode(page: bytes, names: list[str]) -> tuple[str, str]:
