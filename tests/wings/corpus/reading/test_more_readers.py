@@ -235,8 +235,9 @@ ITEMS = "<li>Two hundred grams of flour.<li>See <a href=/eggs>the three eggs</a>
 
 @web
 @pytest.mark.parametrize(
-    "around", ["{}", "<article>{}</article>", "<div id=content><div class=mw-parser-output>{}</div></div>",
-               "<ol><li>First{}</ol>", "<ul><li>Things to buy{}</ul>", "<div><div><div><div>{}</div></div></div></div>"],
+    "around",
+    ["{}", "<article>{}</article>", "<div id=content><div class=mw-parser-output>{}</div></div>",
+     "<ol><li>First{}</ol>", "<ul><li>Things to buy{}</ul>", "<div><div><div><div>{}</div></div></div></div>"],
 )  # fmt: skip
 def test_lists_of_the_main_text_are_kept(tmp_path: Path, around: str) -> None:
     lists = around.format(f"<ul class=ingredients>{ITEMS}</ul>")
@@ -245,6 +246,21 @@ def test_lists_of_the_main_text_are_kept(tmp_path: Path, around: str) -> None:
     assert lines[-11:-9] == ["• Two hundred grams of flour.", "• See the three eggs and beat them."]
     assert lines[-9:] == lines[:9]
     assert "Home" not in text
+
+
+@web
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("<ruby>漢字<rt>かんじ</rt></ruby>の本文", "漢字の本文"),
+        ("私は<ruby>漢<rt>かん</rt>字<RT>じ</rt></ruby>を読む", "私は漢字を読む"),
+        ("一人の<ruby><rb>下人</rb><rp>（</rp><rt>げにん</rt><rp>）</rp></ruby>が", "一人の下人が"),
+        ("<b>河</b>と<i>&mdash;</i><a href=/>&#x5ddd;</a> don<i>’</i>t", "河と—川 don’t"),
+        ("icon <i>\uf123</i><i>&#xf123;</i>text", "icon text"), ("<i> &emsp; </i>none", "none"),
+    ],
+)  # fmt: skip
+def test_characters_of_the_main_text(tmp_path: Path, source: str, text: str) -> None:
+    assert found(tmp_path / "a.html", page(body=f"<p>{source}</p>").encode()) == [text]
 
 
 @web

@@ -3,6 +3,7 @@
 import codecs
 import re
 from collections.abc import Iterator
+from html import unescape
 from typing import Any, BinaryIO
 
 from lambert.core.registry import import_extra
@@ -22,6 +23,12 @@ choice)."""
 _DIV = re.compile(rb"<(/?)div[\s/>]", re.IGNORECASE)
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{2,40})", re.IGNORECASE)
 _DECLARED = 4096
+_ALONE = re.compile(r">\s*([\u0800-\ud7ff\uf900-\ufdcf\ufdf0-\uffef]|&(?!lt;|gt;|amp;|nbsp;)#?\w{2,32};)\s*(?=<)")
+"""One character between two tags, of three bytes in UTF-8 and not for private use, or a reference to a character."""
+_BESIDE = "\ufdd0"
+"""A noncharacter, which no page has."""
+_RUBY = ("rt", "rp")
+"""The reading of Chinese characters, above them or, in old browsers, in parentheses after them."""
 _MENU = re.compile(r"nav|menu|breadcrumb", re.IGNORECASE)
 """Part of the class or id of a menu."""
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -56,10 +63,20 @@ def extract_page(page: bytes, charset: str = "") -> tuple[str, str]:
     text, problem = _decode(page, [name for name in names if name])
     if problem:
         return "", problem
-    tree = parse(text)
-    _keep_lists(tree)
+    tree = parse(_ALONE.sub(_keep_character, text.replace(_BESIDE, "")))
+    if "<ul" in text or "<UL" in text:
+        _keep_lists(tree)
     # A page without a main part, such as a list of links, is taken as a whole.
-    return next(filter(None, (extract(tree, main_content=main, alt_texts=False) for main in (True, False))), ""), ""
+    options = {"alt_texts": False, "skip_elements": _RUBY if "<rt" in text or "<RT" in text else None}
+    found = next(filter(None, (extract(tree, main_content=main, **options) for main in (True, False))), "")
+    return found.replace(_BESIDE, ""), ""
+
+
+def _keep_character(match: re.Match[str]) -> str:
+    """Returns a character between two tags with another one beside it. Alone, resiliparse takes most characters of
+    three bytes for icons, which have characters for private use."""
+    found = unescape(match[1])
+    return match[0] if found.isspace() or "\ue000" <= found <= "\uf8ff" else match[0] + _BESIDE
 
 
 def _keep_lists(tree: Any) -> None:
