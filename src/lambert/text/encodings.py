@@ -22,6 +22,8 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
 }  # fmt: skip
 """Byte-order marks. UTF-32's is tried first, because it begins as UTF-16's does."""
+_ESCAPES = re.compile(rb"\x1b(?:\$[@B]|\(J)")
+"""What begins Japanese characters, or the Latin ones of JIS X 0201, in ISO-2022-JP (RFC 1468)."""
 _CR = "CR"
 """Line ends of classic Mac OS."""
 
@@ -64,14 +66,25 @@ def find_marked(beginning: bytes) -> str:
     return next((name for mark, name in _MARKS.items() if beginning.startswith(mark)), "")
 
 
-def explain_unmarked(beginning: bytes) -> str:
-    """Returns the end of a message if data with this beginning is UTF-16 without a byte-order mark, else ""."""
+def has_escapes(data: bytes) -> bool:
+    """Returns whether data have escape sequences of ISO-2022-JP, which is all ASCII, and no other bytes."""
+    return data.isascii() and _ESCAPES.search(data) is not None
+
+
+def explain_unmarked(beginning: bytes, option: bool = False) -> str:
+    """Returns the end of a message if data with this beginning is UTF-16 without a byte-order mark, or ISO-2022-JP,
+    else "". With `option`, the message names the setting `encoding` of plain text too."""
     head = beginning[:_HEAD]
     even, odd = head[::2].count(0), head[1::2].count(0)
-    if not head or max(even, odd) * 4 < len(head) or min(even, odd) * 8 > max(even, odd):
+    if has_escapes(beginning):
+        name = what = "ISO-2022-JP"
+    elif not head or max(even, odd) * 4 < len(head) or min(even, odd) * 8 > max(even, odd):
         return ""
-    name = "UTF-16LE" if odd > even else "UTF-16BE"
-    return f"looks like {name} without a byte-order mark: convert it to UTF-8 (iconv -f {name} -t UTF-8)"
+    else:
+        name = "UTF-16LE" if odd > even else "UTF-16BE"
+        what = f"{name} without a byte-order mark"
+    other = f", or give its encoding (--encoding {codecs.lookup(name).name})" if option else ""
+    return f"looks like {what}: convert it to UTF-8 (iconv -f {name} -t UTF-8){other}"
 
 
 def explain_no_text(beginning: bytes) -> str:

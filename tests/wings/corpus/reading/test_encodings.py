@@ -69,6 +69,19 @@ def test_text_that_is_not_of_its_encoding_is_unreadable(tmp_path: Path) -> None:
     assert [piece.error for piece in pieces(tmp_path / "a.txt", b"abcd\0", Layout(encoding="utf-16"))][-1]
 
 
+def test_text_with_escape_sequences_is_not_utf8(tmp_path: Path) -> None:
+    for text, codec in (("川の本文", "iso2022_jp"), ("¥100", "iso2022_jp")):
+        data = text.encode(codec)
+        (piece,) = pieces(tmp_path / "a.txt", data)
+        assert piece.error == (
+            "looks like ISO-2022-JP: convert it to UTF-8 (iconv -f ISO-2022-JP -t UTF-8), or give its encoding "
+            "(--encoding iso2022_jp)"
+        )
+        assert pieces(tmp_path / "a.txt", data, Layout(encoding="iso2022_jp"))[0].text == text
+    assert pieces(tmp_path / "a.txt", b"\x1b[1mbold\x1b(B\x1b[m")[0].error == ""  # a terminal's
+    assert pieces(tmp_path / "a.txt", "川 \x1b$B".encode())[0].error == ""
+
+
 def test_headers() -> None:
     for name in ("", "UTF-8", "ASCII", "US-ASCII", "unknown-8", "base64", "\xff"):
         assert find_declared(f"Title: A\nCharacter set encoding: {name}\n".encode("latin-1")) == ""

@@ -319,7 +319,7 @@ def recognise(inner: str, beginning: bytes, text_field: str, encoding: str = UTF
         return "", problem
     if not is_dump(beginning):
         beginning = plain_beginning(beginning)
-        if kind in _LINES and encoding == UTF8 and (problem := explain_unmarked(beginning)):
+        if kind in _LINES and encoding == UTF8 and (problem := explain_unmarked(beginning, kind in _PLAIN)):
             return "", problem
     if kind == "csv" and not explain_markup(beginning):
         if problem := explain_binary(beginning):
