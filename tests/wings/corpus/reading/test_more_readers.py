@@ -286,13 +286,27 @@ def test_menus_are_removed(tmp_path: Path, menu: str) -> None:
         ("", "utf-8"), ("", "utf-8-sig"), ("", "utf-16"), ('<meta charset="windows-1251">', "cp1251"),
         ("<meta http-equiv=Content-Type content='text/html; charset=ISO-8859-1'>", "cp1252"),
         ("<meta charset=gb2312>", "gb18030"), ("<meta charset=Shift_JIS>", "shift_jis"),
-        ("<meta charset=latin1>", "utf-8"),
+        ("<meta charset=latin1>", "utf-8"), ("<meta charset=utf-16>", "utf-8"), ("<meta charset=unicode>", "utf-8"),
+        ("<meta charset=iso-10646-ucs-2>", "utf-8"), ("<!-- <meta charset=utf-8> --><meta charset=koi8-r>", "koi8-r"),
+        ("<meta charset=big5>", "big5hkscs"), ("<meta charset=ks_c_5601-1987>", "cp949"),
+        ("<meta charset=windows-31j>", "cp932"), ("<meta charset=iso-2022-jp>", "iso2022_jp"), ("", "iso2022_jp"),
     ],
 )  # fmt: skip
 def test_encodings_of_pages(tmp_path: Path, head: str, encoding: str) -> None:
-    word = {"cp1251": "река", "cp1252": "“rivière”", "gb18030": "河流", "shift_jis": "川"}.get(encoding, "rivière 河")
+    words = {
+        "cp1251": "река", "koi8-r": "река", "cp1252": "“rivière”", "gb18030": "河流", "shift_jis": "川", "cp932": "①川",
+        "iso2022_jp": "川の本文", "big5hkscs": "啲河", "cp949": "펲시 강",
+    }  # fmt: skip
+    word = words.get(encoding, "rivière 河")
     (text,) = found(tmp_path / "a.html", page(head, f"<p>{word} {'x ' * 50}</p>").encode(encoding))
     assert text.startswith(word)
+
+
+@web
+def test_an_encoding_in_an_xml_declaration(tmp_path: Path) -> None:
+    for name, codec in (("iso-8859-1", "cp1252"), ("utf-16", "utf-8")):
+        data = f"<?xml version='1.0' encoding='{name}'?>{page(body='<p>The “rivière” is wide.</p>')}".encode(codec)
+        assert found(tmp_path / "a.xhtml", data) == ["The “rivière” is wide."]
 
 
 @web

@@ -7,6 +7,7 @@ from html import unescape
 from typing import Any, BinaryIO
 
 from lambert.core.registry import import_extra
+from lambert.text.encodings import has_escapes
 from lambert.wings.corpus.reading.pieces import Layout, Piece
 
 PAGE = 16 << 20
@@ -22,7 +23,11 @@ _REPLACED = 1000
 choice)."""
 _DIV = re.compile(rb"<(/?)div[\s/>]", re.IGNORECASE)
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{2,40})", re.IGNORECASE)
+_XML = re.compile(rb"\s*<\?xml[^>]{0,200}?encoding\s*=\s*[\"']\s*([A-Za-z0-9_.:-]{2,40})")
+_COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
 _DECLARED = 4096
+_WIDER = {"gbk": "gb18030", "big5": "big5hkscs", "euc_kr": "cp949", "shift_jis": "cp932"}
+"""Python's encodings that have all characters of the encodings with these names in the WHATWG Encoding Standard."""
 _ALONE = re.compile(r">\s*([\u0800-\ud7ff\uf900-\ufdcf\ufdf0-\uffef]|&(?!lt;|gt;|amp;|nbsp;)#?\w{2,32};)\s*(?=<)")
 """One character between two tags, of three bytes in UTF-8 and not for private use, or a reference to a character."""
 _BESIDE = "\ufdd0"
@@ -57,10 +62,12 @@ def extract_page(page: bytes, charset: str = "") -> tuple[str, str]:
     web_name = import_extra("resiliparse.parse.encoding", needs, "web").map_encoding_to_html5
     if _measure_depth(page) > DEPTH:
         return "", f"has more than {DEPTH:,} nested <div>"
-    declared = _CHARSET.search(page[:_DECLARED])
     names = [name for mark, name in _BOMS.items() if page.startswith(mark)]
-    names += [web_name(name, False) for name in (charset, declared[1].decode() if declared else "") if name]
-    text, problem = _decode(page, [name for name in names if name])
+    sent, declared = (web_name(label, False) if label else "" for label in (charset, _find_charset(page)))
+    if declared and declared.startswith("utf-16"):
+        declared = "utf-8"  # in UTF-16, the declaration could not be read (WHATWG HTML Standard, section 13.2.3.2)
+    names += filter(None, (sent, declared))
+    text, problem = _decode(page, names)
     if problem:
         return "", problem
     tree = parse(_ALONE.sub(_keep_character, text.replace(_BESIDE, "")))
@@ -109,14 +116,23 @@ def _count_characters(element: Any) -> int:
     return sum(map(len, element.text_content.split()))
 
 
+def _find_charset(page: bytes) -> str:
+    """Returns the encoding that a page declares in <meta> or else in its XML declaration, or that its escape sequences
+    show; "" if none."""
+    beginning = page[:_DECLARED]
+    if found := _CHARSET.search(_COMMENT.sub(b"", beginning)) or _XML.match(beginning):
+        return found[1].decode()
+    return "iso-2022-jp" if has_escapes(page) else ""
+
+
 def _decode(page: bytes, names: list[str]) -> tuple[str, str]:
     """Returns (text, "") or ("", problem). `names` are possible encodings, the most probable first."""
     try:
-        return page.decode(names[0] if names and names[0].startswith("utf") else "utf-8"), ""
+        return page.decode(names[0] if names and names[0].startswith(("utf", "iso2022")) else "utf-8"), ""
     except UnicodeDecodeError as error:
         if not names:
             return "", f"is not UTF-8 text (byte 0x{page[error.start]:02x}) and names no other encoding"
-    text = page.decode("gb18030" if names[0] == "gbk" else names[0], "replace")
+    text = page.decode(_WIDER.get(names[0], names[0]), "replace")
     if text.count("\ufffd") > len(text) / _REPLACED:
         return "", f"is not text in its encoding {names[0]}"
     return text, ""
