@@ -197,6 +197,22 @@ def test_books_of_project_gutenberg(tmp_path: Path, name: str, body: str) -> Non
         assert len(pieces) == 1 + len(body) // (2 << 20)
 
 
+@pytest.mark.parametrize("body", [BODY, BODY * 40_000], ids=["short", "long"])
+def test_several_books_in_a_file(tmp_path: Path, body: str) -> None:
+    whole = "".join(
+        f"{header}\n\n{number} {body}\n{end}\n{LICENCE}" for number, (header, end) in enumerate(BOOKS.values())
+    )
+    (tmp_path / "a.txt").write_text(whole)
+    books, lines = [""], whole.split("\n")
+    for piece in read(tmp_path / "a.txt", Layout()):
+        assert piece.text.split("\n")[0] in lines[int(piece.place.removeprefix("line ")) - 1 :]
+        books[-1] += piece.text
+        books += [""] * piece.last
+    assert [book.split() for book in books] == [[str(n), *body.split()] for n in range(len(BOOKS))] + [[]]
+    paragraphs = "".join(found(tmp_path / "a.txt", whole.encode(), Layout(documents="blank-line")))
+    assert (paragraphs.count("CHAPTER I"), "Updated" in paragraphs) == (whole.count("CHAPTER I"), False)
+
+
 def test_the_paragraphs_of_a_book(tmp_path: Path) -> None:
     header, end = BOOKS["new"]
     data = f"{header}\n\n{BODY}\n{end}\n{LICENCE}".encode()

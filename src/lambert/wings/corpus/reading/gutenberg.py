@@ -39,7 +39,7 @@ def is_book(beginning: bytes) -> bool:
 def book_reader(
     read_text: Callable[[BinaryIO, Layout], Iterator[Piece]],
 ) -> Callable[[BinaryIO, Layout], Iterator[Piece]]:
-    """Returns a reader of books, given that of plain text."""
+    """Returns a reader of the books in a file, given that of plain text. What is between two books is not read."""
 
     def read_gutenberg(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         pieces = read_text(stream, layout)
@@ -51,10 +51,32 @@ def book_reader(
             size += len(piece.text)
             if begin or size > HEADER:
                 break
+        inside = True
         for piece in chain(header, pieces):
-            if end := _END.search(piece.text):
-                yield replace(piece, text=piece.text[: end.start()].rstrip() + "\n", last=True)
-                return
-            yield piece
+            if piece.error:
+                yield piece
+                continue
+            rest: Piece | None = piece
+            while rest and (inside or (rest := _find_start(rest))):
+                inside = True
+                if end := _END.search(rest.text):
+                    inside = False
+                    yield replace(rest, text=rest.text[: end.start()].rstrip() + "\n", last=True)
+                    rest = _cut(rest, end.end())
+                else:
+                    yield rest
+                    rest = None
 
     return read_gutenberg
+
+
+def _find_start(piece: Piece) -> Piece | None:
+    """Returns the rest of a piece after the next line that begins a book, or None."""
+    begin = _START.search(piece.text)
+    return _cut(piece, begin.end()) if begin else None
+
+
+def _cut(piece: Piece, begin: int) -> Piece:
+    """Returns a piece of lines from a character on."""
+    number = int(piece.place.removeprefix("line ")) + piece.text.count("\n", 0, begin)
+    return replace(piece, text=piece.text[begin:].lstrip("\n"), place=f"line {number}")
