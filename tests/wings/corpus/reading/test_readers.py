@@ -58,6 +58,15 @@ def test_wikipedia_extracts_are_recognised(tmp_path: Path) -> None:
     ]
 
 
+def test_wikipedia_extracts_are_unescaped_once(tmp_path: Path) -> None:
+    for written_as, text in (
+        ("AT&amp;T: 1 &lt; 2, &quot;x&quot;, &amp;lt;br&amp;gt;", 'AT&T: 1 < 2, "x", &lt;br&gt;'),
+        *((text, text) for text in ("AT&T or &amp;", "The entity &lt; is <.", "&eacute; &amp;", "Plain &amp", "&#x27")),
+    ):
+        path = written(tmp_path / "wiki_00", f'<doc id="1" url="u" title="T">\nT\n\n{written_as}\n</doc>\n'.encode())
+        assert texts(path) == [f"T\n\n{text}"]
+
+
 @pytest.mark.parametrize(
     ("beginning", "what"),
     [

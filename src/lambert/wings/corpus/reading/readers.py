@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from html import unescape
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -71,6 +72,8 @@ NOTHING = re.compile(rb"")
 _WIKI_END = re.compile(rb"</doc>\s*")
 _WIKI_START = re.compile(r"\s*<doc [^\n]*>[ \t]*\n?")
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+_NOT_ESCAPED = re.compile(r"[<>]|&(?!(?:amp|lt|gt|quot|#x27);)")
+"""What text has only before html.escape."""
 _SNIFF = b"<doc "
 
 
@@ -89,7 +92,8 @@ def read_text(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
 
 
 def read_wikipedia(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
-    """Reads articles written by WikiExtractor: `<doc id=... title=...>`, the title, paragraphs, `</doc>`."""
+    """Reads articles written by WikiExtractor: `<doc id=... title=...>`, the title, paragraphs, `</doc>`. By default it
+    escapes `&`, `<` and `>`; an article in which one of them is not escaped was written without (`--html-safe`)."""
     opened, end = False, (b"", 0, True)
     for (raw, number, last), following in pairwise(chain(_parts(stream, _WIKI_END), [end])):
         opened = opened or raw.lstrip().startswith(_SNIFF)
@@ -99,7 +103,8 @@ def read_wikipedia(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
             piece = _decode(raw.rstrip() if last else raw, number, last)
             begin = _WIKI_START.match(piece.text)
             about = format_metadata(dict(_ATTRIBUTE.findall(begin[0]))) if begin else ""
-            yield replace(piece, text=piece.text[begin.end() if begin else 0 :], metadata=about)
+            text = piece.text[begin.end() if begin else 0 :]
+            yield replace(piece, text=text if _NOT_ESCAPED.search(text) else unescape(text), metadata=about)
         opened = opened and not last
 
 
