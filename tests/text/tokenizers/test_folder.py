@@ -393,6 +393,17 @@ def test_a_vocabulary_is_enough_where_the_usual_class_needs_a_json(tmp_path: Pat
     assert found.encode("ann Anna").ids == usual.encode("ann Anna").ids
 
 
+def test_white_space_at_the_ends_of_lines_of_a_vocabulary(tmp_path: Path) -> None:
+    ends = (" ", "\t", "", "\u00a0", "\u3000\u2028", " \r")
+    spaced = [f"{piece}{ends[number % len(ends)]}" for number, piece in enumerate(pieces())]
+    folder = write(tmp_path, {tk.VOCABULARY: "\n".join([*spaced, "\u2003", "x\x1c", ""]), tk.CONFIG: LOWER}, "bert")
+    ours, theirs = tk.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    assert [ours.encode(text).ids for text in TEXTS] == [theirs(text)["input_ids"] for text in TEXTS]
+    assert ours.get_vocab() | {"": len(spaced)} == theirs.get_vocab() | {"\u2003": len(spaced)}
+    (tmp_path / tk.VOCABULARY).write_text("\n".join([*pieces(), "ann ", ""]))
+    assert tk.load(tmp_path).token_to_id("ann") == pieces().index("ann")
+
+
 def test_the_templates_own_tokens_are_text_and_markers_are_not(tmp_path: Path) -> None:
     files = {tk.VOCABULARY: VOCABULARY, tk.CONFIG: {**LOWER, "additional_special_tokens": ["[E1]"]}}
     ours = tk.load(write(tmp_path, files, "bert"))

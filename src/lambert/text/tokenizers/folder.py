@@ -28,6 +28,8 @@ PIECES, MERGES = "vocab.json", "merges.txt"
 ADDED, SPECIAL = "added_tokens.json", "special_tokens_map.json"
 _LONGEST = 256
 """Maximum characters of the unknown token, which the library copies for each unknown word (our choice)."""
+_SPACES = "".join(filter(str.isspace, map(chr, range(0x20, 0x3001)))) + "\t\n\v\f\r"
+"""Unicode's White_Space, which Rust strips; Python's has U+001C to U+001F too."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -392,15 +394,18 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def read_pieces(path: Path) -> list[str]:
-    """Returns the pieces of a vocab.txt. Raises DataError for a piece that occurs twice."""
+    """Returns the pieces of a vocab.txt. White space at the end of a line is no part of its piece, as in transformers,
+    unless there is nothing else, or another line has the rest. Raises DataError for a piece that occurs twice."""
     try:
         text = read_file(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}:{line} is not UTF-8 text (byte 0x{error.object[error.start]:02x}).") from error
-    pieces = [line.rstrip("\r") for line in text.split("\n")]
-    if pieces[-1] == "":
-        pieces.pop()
+    lines = [line.rstrip("\r") for line in text.split("\n")]
+    if lines[-1] == "":
+        lines.pop()
+    whole = set(lines)
+    pieces = [line if (piece := line.rstrip(_SPACES)) in whole else piece or line for line in lines]
     seen: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=1):
         if piece in seen:
