@@ -331,12 +331,25 @@ def test_an_encoding_in_an_xml_declaration(tmp_path: Path) -> None:
     [
         (b"caf\xe9 <p>", "is not UTF-8 text (byte 0xe9) and names no other encoding"),
         (b"<meta charset=euc-kr>" + bytes(range(128, 256)) * 9, "is not text in its encoding euc_kr"),
-        (b"<div>" * 100_000, "has more than 2,000 nested <div>"),
+        (b"<div>" * 100_000, "has more than 2,000 nested elements"),
+        (b"<ARTICLE><p>a</ul><Ol>" * 1100, "has more than 2,000 nested elements"),
         (b"<p>a</p>" * (3 << 20), "is longer than 16 MiB"),
     ],
 )
 def test_pages_that_cannot_be_read(tmp_path: Path, data: bytes, problem: str) -> None:
     assert found(tmp_path / "a.htm", data) == [f"<line 1 {problem}>"]
+
+
+@web
+@pytest.mark.parametrize(
+    "source",
+    [
+        "<ul><li>a</ul>" * 2400, "</div><div>" * 2400, f"{'<div>' * 1500}{'</div>' * 1500}" * 2, "<section>a" * 2400,
+    ],
+)  # fmt: skip
+def test_many_tags_are_not_deep(tmp_path: Path, source: str) -> None:
+    (text,) = found(tmp_path / "a.html", page(body=f"{ARTICLE}{source}").encode())
+    assert text.startswith("Paragraph 0")
 
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

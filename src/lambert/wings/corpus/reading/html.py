@@ -13,7 +13,8 @@ from lambert.wings.corpus.reading.pieces import Layout, Piece
 PAGE = 16 << 20
 """Maximum bytes of a page (our choice). Common Crawl ends pages at 1 MiB, since 2025 at 5 MiB."""
 DEPTH = 2000
-"""Maximum depth of nested <div> (our choice). The time for the main text is quadratic in it: 0.1 s for 2,000."""
+"""Maximum depth of nested <div>, <article> and lists (our choice). The time for the main text is quadratic in it: 0.1 s
+for 2,000."""
 _NESTED = 16
 """Maximum depth of nested lists whose text is measured (our choice); the time is proportional to it."""
 _LEVELS = 3
@@ -21,7 +22,8 @@ _LEVELS = 3
 _REPLACED = 1000
 """One in this many characters may be invalid in the encoding of the page and is replaced, as in browsers (our
 choice)."""
-_DIV = re.compile(rb"<(/?)div[\s/>]", re.IGNORECASE)
+_NESTING = re.compile(rb"<(/?(?:div|article|[ou]l|menu))[\s/>]")
+"""Elements in whose depth the time or the indentation is quadratic, in lower case."""
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{2,40})", re.IGNORECASE)
 _XML = re.compile(rb"\s*<\?xml[^>]{0,200}?encoding\s*=\s*[\"']\s*([A-Za-z0-9_.:-]{2,40})")
 _COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
@@ -60,8 +62,8 @@ def extract_page(page: bytes, charset: str = "") -> tuple[str, str]:
     extract = import_extra("resiliparse.extract.html2text", needs, "web").extract_plain_text
     parse = import_extra("resiliparse.parse.html", needs, "web").HTMLTree.parse
     web_name = import_extra("resiliparse.parse.encoding", needs, "web").map_encoding_to_html5
-    if _measure_depth(page) > DEPTH:
-        return "", f"has more than {DEPTH:,} nested <div>"
+    if page.count(b"<") > DEPTH and _measure_depth(page) > DEPTH:
+        return "", f"has more than {DEPTH:,} nested elements"
     names = [name for mark, name in _BOMS.items() if page.startswith(mark)]
     sent, declared = (web_name(label, False) if label else "" for label in (charset, _find_charset(page)))
     if declared and declared.startswith("utf-16"):
@@ -70,12 +72,11 @@ def extract_page(page: bytes, charset: str = "") -> tuple[str, str]:
     text, problem = _decode(page, names)
     if problem:
         return "", problem
-    tree = parse(_ALONE.sub(_keep_character, text.replace(_BESIDE, "")))
-    if "<ul" in text or "<UL" in text:
-        _keep_lists(tree)
+    tree = parse(_ALONE.sub(_keep_character, text))
+    _keep_lists(tree)
     # A page without a main part, such as a list of links, is taken as a whole.
-    options = {"alt_texts": False, "skip_elements": _RUBY if "<rt" in text or "<RT" in text else None}
-    found = next(filter(None, (extract(tree, main_content=main, **options) for main in (True, False))), "")
+    parts = (extract(tree, main_content=main, alt_texts=False, skip_elements=_RUBY) for main in (True, False))
+    found = next(filter(None, parts), "")
     return found.replace(_BESIDE, ""), ""
 
 
@@ -139,8 +140,14 @@ def _decode(page: bytes, names: list[str]) -> tuple[str, str]:
 
 
 def _measure_depth(page: bytes) -> int:
+    opened: dict[bytes, int] = {}
     depth = most = 0
-    for match in _DIV.finditer(page):
-        depth = max(0, depth - 1 if match[1] else depth + 1)
-        most = max(most, depth)
+    for name in _NESTING.findall(page.lower()):
+        if name[0] != ord("/"):
+            opened[name] = opened.get(name, 0) + 1
+            depth += 1
+            most = max(most, depth)
+        elif count := opened.get(name[1:]):  # an end tag closes an element of its name only
+            opened[name[1:]] = count - 1
+            depth -= 1
     return most
