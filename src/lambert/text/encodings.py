@@ -29,7 +29,10 @@ _CR = "CR"
 
 
 def look_up_encoding(encoding: str) -> str:
-    """Returns Python's name of an encoding. Raises UsageError if it is unknown."""
+    """Returns Python's name of an encoding. Raises UsageError if it is unknown.
+
+    Latin-1 is read as Windows-1252, which differs in control characters only (WHATWG Encoding Standard, section 4.2).
+    """
     try:
         found = codecs.lookup(encoding)
         "".encode(encoding)  # not of text, such as base64
@@ -37,14 +40,14 @@ def look_up_encoding(encoding: str) -> str:
         raise UsageError(
             f"encoding = {encoding!r} is unknown: name one of Python's, such as latin-1, cp1252 or utf-16."
         ) from error
-    return found.name
+    return "cp1252" if found.name == "iso8859-1" else found.name
 
 
 def find_declared(beginning: bytes) -> str:
     """Returns the encoding that the header of a text file declares, as Project Gutenberg's do; "" if none, UTF-8 or
     ASCII.
 
-    Latin-1 is read as Windows-1252, which differs in control characters only (WHATWG Encoding Standard, section 4.2).
+    Latin-1 means Windows-1252, as for `look_up_encoding`.
     """
     match = _DECLARED.search(beginning[:_HEAD])
     if match is None:

@@ -96,6 +96,12 @@ def test_unknown_encodings_are_refused(tmp_path: Path) -> None:
     assert look_up_encoding("UTF8") == "utf-8"
 
 
+def test_latin1_means_windows_1252(tmp_path: Path) -> None:
+    for name in ("latin-1", "ISO-8859-1", "l1"):
+        config = PrepareConfig((tmp_path,), tmp_path / "out", encoding=name)
+        assert pieces(tmp_path / "a.txt", "“café” – 5 €".encode("cp1252"), config.layout)[0].text == "“café” – 5 €"
+
+
 def test_a_large_file_in_another_encoding_is_not_divided(tmp_path: Path) -> None:
     data = f"{TEXT}\n".encode("latin-1") * 200_000
     (tmp_path / "a.txt").write_bytes(data)
