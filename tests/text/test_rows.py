@@ -101,6 +101,7 @@ def test_encodings_and_ends_of_lines(encoding: str, end: str, tmp_path: Path) ->
     ("name", "content", "said"),
     [
         ("x.csv", "text\tlabel\n".encode("utf-16-le"), "looks like UTF-16LE without a byte-order mark: convert it"),
+        ("x.csv", b"<?xml?><rss>", "is an XML file (<rss>), not a file of rows: convert it to CSV or JSON lines"),
         ("x.csv", "text,label\n川,a\n".encode("iso2022_jp"), "looks like ISO-2022-JP: convert it to UTF-8 (iconv"),
         ("x.csv", "text\tlabel\n".encode("utf-16-be"), "looks like UTF-16BE without a byte-order mark: convert it"),
         ("x.csv", b"\xff\xfea", "is not utf-16 text"),

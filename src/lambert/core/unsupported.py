@@ -1,5 +1,6 @@
 """Recognises unsupported files and folders, so that errors say what they are and how to convert them."""
 
+import re
 from codecs import BOM_UTF8
 from pathlib import Path
 
@@ -43,14 +44,29 @@ def refuse_model(path: Path) -> None:
         raise DataError(f"{path} is a file. Give the folder that holds it, with config.json and the tokenizer.")
 
 
+_ROOT = 1 << 16
+"""First bytes in which the root element of an XML file is searched for (our choice)."""
+_XML = re.compile(rb"<(?:tei(?:\.2|corpus)?|rss|feed|rdf:rdf|fictionbook)[\s>]", re.IGNORECASE)
+"""Root elements of XML files of text without an XML declaration: TEI, RSS, Atom, FictionBook."""
+_COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
+_ELEMENT = re.compile(rb"<([A-Za-z_][\w.:-]{0,60})[\s/>]")
 CONLL = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2")
 """Suffixes of files with one word and its tag on each line."""
 
 
 def explain_markup(beginning: bytes) -> str:
-    """Returns the end of a message if a file with this beginning is an HTML page, else ""."""
-    text = beginning.removeprefix(BOM_UTF8).lstrip().lower()
-    if text.startswith(b"<?xml"):
-        text = text.partition(b"?>")[2].lstrip()
-    page = text.startswith((b"<!doctype html", b"<html"))
-    return "is an HTML page, and its markup would be learnt as text. Name it .html" if page else ""
+    """Returns the end of a message if a file with this beginning is an HTML page, another XML file or RTF, else ""."""
+    text = beginning.removeprefix(BOM_UTF8).lstrip()
+    if text.startswith(b"{\\rtf"):
+        return "is an RTF document, and its markup would be learnt as text. Save it as plain text"
+    declared = text.startswith(b"<?xml")
+    if declared:
+        text = text.partition(b"?>")[2]
+    text = _COMMENT.sub(b"", text[:_ROOT]).lstrip()
+    if text.lower().startswith((b"<!doctype html", b"<html")):
+        return "is an HTML page, and its markup would be learnt as text. Name it .html"
+    if declared or _XML.match(text):
+        root = _ELEMENT.search(text)
+        named = f" (<{root[1].decode()}>)" if root else ""
+        return f"is an XML file{named}, and its markup would be learnt as text. Convert it to plain text or HTML"
+    return ""

@@ -198,8 +198,9 @@ class RowFile:
             self._stream.seek(0)
             checks = (explain_repacked, explain_parquet, explain_binary, explain_unmarked, explain_no_text)
             found = next(filter(None, (check(beginning) for check in checks)), "")
-            if explain_markup(beginning):
-                found = "is an HTML page, not a file of rows: download the file itself"
+            if markup := explain_markup(beginning):
+                advice = "download the file itself" if "HTML page" in markup else "convert it to CSV or JSON lines"
+                found = f"{markup.partition(',')[0]}, not a file of rows: {advice}"
             if found:
                 raise DataError(f"{path} {found}.")
         if suffix in TABLES:

@@ -46,6 +46,8 @@ _BINARY = {
     b"PK\x03\x04": "is a ZIP archive", b"7z\xbc\xaf\x27\x1c": "is a 7z archive", b"Rar!\x1a\x07": "is a RAR archive",
     b"%PDF-": "is a PDF document",
 }  # fmt: skip
+_MOBI = (b"BOOKMOBI", b"TEXtREAd")
+"""Type and creator of the databases of Palm OS that are e-books, at byte 60."""
 _OFFICE = b"\xd0\xcf\x11\xe0"
 _SHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 _SAVE = "save it as CSV in UTF-8 (in Excel: CSV UTF-8)"
@@ -117,6 +119,8 @@ def explain_binary(begin: bytes) -> str:
         return f"is a file of Microsoft Office: if it is a spreadsheet, {_SAVE}"
     if begin[257:262] == b"ustar":
         return "is a tar archive: unpack it and name its content"
+    if begin[60:68] in _MOBI:
+        return "is an e-book (Mobipocket or Kindle): convert it to plain text or HTML"
     what = next((what for magic, what in _BINARY.items() if begin.startswith(magic)), "")
     return what and f"{what}: {'unpack it and name its content' if 'archive' in what else 'extract its text first'}"
 

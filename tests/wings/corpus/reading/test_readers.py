@@ -73,6 +73,11 @@ def test_wikipedia_extracts_are_unescaped_once(tmp_path: Path) -> None:
         (b'<?xml version="1.0" encoding="utf-8"?>\n<html xmlns="x">', "HTML page"),
         (b"\xef\xbb\xbf\r\n<!DOCTYPE HTML PUBLIC>", "HTML page"),
         (b"<html lang=en>", "HTML page"),
+        (b"<?xml version='1.0'?>\n<!-- <x> -->\n<html>", "HTML page"),
+        (b"<?xml version='1.0'?>\n<!-- <x> -->\n<!DOCTYPE TEI.2 [\n]>\n<TEI.2 id='a'>", "XML file (<TEI.2>)"),
+        (b"<?xml version='1.0'?>", "XML file,"),
+        *((b"<%s>text" % name, f"XML file (<{name.decode()}>)") for name in (b"TEI", b"rss", b"feed", b"FictionBook")),
+        (b"{\\rtf1\\ansi text}", "RTF document"),
     ],
 )
 def test_markup_is_no_text(tmp_path: Path, beginning: bytes, what: str) -> None:
@@ -80,6 +85,11 @@ def test_markup_is_no_text(tmp_path: Path, beginning: bytes, what: str) -> None:
         (found,) = errors(path)
         assert f"is an {what}" in found[1]
         assert texts(path, kind="text") == [beginning.decode("utf-8-sig").replace("\r", "")]
+
+
+def test_an_e_book_is_no_text(tmp_path: Path) -> None:
+    (found,) = errors(written(tmp_path / "book.mobi", b"Emma".ljust(60, b"\0") + b"BOOKMOBI" + bytes(99)))
+    assert found[1] == "is an e-book (Mobipocket or Kindle): convert it to plain text or HTML"
 
 
 def test_text_that_begins_with_a_tag_is_text(tmp_path: Path) -> None:
