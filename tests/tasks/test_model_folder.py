@@ -72,11 +72,42 @@ def test_scores_are_those_of_a_cross_encoder(
     if file:
         with pytest.raises(DataError, match="text_b"):  # a reranker has no score for one text
             library.load(folder)([{"text": PAIRS[0][0]}])
-    if file != "config.json":
-        done = lambert("import", **{"from": folder, "out": tmp_path / "imported"})
-        assert done.code == 0, done.err
-        np.testing.assert_allclose(values_of(tmp_path / "imported"), wanted, atol=2e-6)
-        np.testing.assert_allclose(CrossEncoder(str(tmp_path / "imported")).predict([*PAIRS]), wanted, atol=2e-6)
+    done = lambert("import", **{"from": folder, "out": tmp_path / "imported"})
+    assert done.code == 0, done.err
+    np.testing.assert_allclose(values_of(tmp_path / "imported"), wanted, atol=2e-6)
+    np.testing.assert_allclose(CrossEncoder(str(tmp_path / "imported")).predict([*PAIRS]), wanted, atol=2e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+def test_scores_of_several_labels_keep_their_activation(make: Make, tmp_path: Path, lambert: Any) -> None:
+    from sentence_transformers import CrossEncoder
+
+    folder = make(3)
+    changed(
+        folder / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.activation.Softmax"},
+        sbert_ce_default_activation_function="torch.nn.modules.activation.Softmax",
+    )  # fmt: skip
+    done = lambert("export", model=folder, format="hf", out=tmp_path / "copy")
+    assert done.code == 0, done.err
+    wanted = CrossEncoder(str(folder), device="cpu").predict([*PAIRS])
+    np.testing.assert_allclose(CrossEncoder(str(tmp_path / "copy"), device="cpu").predict([*PAIRS]), wanted, atol=2e-6)
+    found = [
+        [*row["probabilities"].values()]
+        for row in library.load(folder)([dict(zip(("text", "text_b"), row, strict=True)) for row in PAIRS])
+    ]
+    np.testing.assert_allclose(found, wanted, atol=2e-6)
+    key = "sbert_ce_default_activation_function"  # of versions before 4
+    kept = [json.loads((one / "config.json").read_text())[key] for one in (folder, tmp_path / "copy")]
+    assert kept[0] == kept[1]
+
+
+def test_a_file_of_modules_that_are_not_there_names_no_activation(make: Make) -> None:
+    folder = make()
+    before = values_of(folder)
+    (folder / "config_sentence_transformers.json").write_text(
+        json.dumps({"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.activation.Sigmoid"})
+    )
+    assert values_of(folder) == before
 
 
 @pytest.mark.filterwarnings("ignore:note. 1 row of .* has an empty text")
@@ -113,6 +144,15 @@ def test_rows_with_and_without_a_second_text(family: str, make: Make, tmp_path: 
     [
         (1, "config.json", {"sentence_transformers": {"activation_fn": "mine.Act"}}, "names the activation 'mine.Act'"),
         (3, "config.json", {"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}, "of 3 labels"),
+        (
+            3,
+            "config.json",
+            {
+                "problem_type": "multi_label_classification",
+                "sentence_transformers": {"activation_fn": "torch.nn.Softmax"},
+            },
+            "only Identity and Sigmoid",
+        ),
         (1, "modules.json", [{"path": "", "type": "sentence_transformers.models.Transformer"}] * 2, "Transformer, Tr"),
     ],
 )

@@ -16,7 +16,7 @@ from lambert.tasks.vectors import sentence_transformers
 
 CONFIG = "config.json"
 _IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
-KEPT = ("problem_type", "lambert", *_IDS)
+KEPT = ("problem_type", "lambert", sentence_transformers.FORMER_ACTIVATION, *_IDS)
 """Keys of config.json that describe the head, and ids of special tokens. They are copied."""
 
 
@@ -62,11 +62,12 @@ def _activation(config: TaskConfig, folder: Path, named: str, *, crosses: bool) 
     """
     if not config.labels:  # a value, whose activation is a setting
         return (named or ("Sigmoid" if crosses else "")).removeprefix("Identity")
-    if named in ("", "Identity", "Softmax") or (own_class(config.name).head, named) == ("multilabel", "Sigmoid"):
+    own = "Sigmoid" if own_class(config.name).head == "multilabel" else "Softmax"
+    if named in ("", "Identity", own):
         return ""  # the probabilities are the softmax of the outputs, or of several labels their sigmoid
     raise DataError(
-        f"{folder} is a CrossEncoder of {len(config.labels)} labels with the activation {named}; with several labels, "
-        "only Identity and Softmax are supported."
+        f"{folder} is a CrossEncoder of {len(config.labels)} labels with the activation {named}; of such a model, only "
+        f"Identity and {own} are supported."
     )
 
 
@@ -81,7 +82,9 @@ def read_extras(folder: Path, encoder: EncoderConfig) -> tuple[dict[str, Any], d
     extra = {n: value for n, value in extra.items() if n not in _IDS or layout.names_pieces(value, encoder.vocabulary)}
     if layout.find_task_head(found, layout.check_family(found, folder)) in layout.LABELLED_HEADS:
         extra |= label_keys(label_names(found, path))
-    if activation := task_of(folder, found).activation:
+    task = task_of(folder, found)
+    named = sentence_transformers.activation_of(folder, found) if own_class(task.name).cross_encoder else ""
+    if activation := named or task.activation:
         extra |= sentence_transformers.config_keys(activation)
     if sentence_transformers.root(folder) is None or sentence_transformers.is_cross_encoder(folder):
         return extra, {}

@@ -269,23 +269,27 @@ def test_numbers_that_are_not_finite_differ() -> None:
     assert torch.finfo(torch.float32).eps < found.table[0].bound
 
 
-@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize(
+    ("head", "activation"),
+    [
+        ("value", "activation.Sigmoid"), ("value", "linear.Identity"), ("label", "linear.Identity"),
+        ("label", "activation.Softmax"), ("multilabel", "linear.Identity"), ("multilabel", "activation.Sigmoid"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 @pytest.mark.usefixtures("here")
-def test_cross_encoders(labels: int, texts: Path, tmp_path: Path) -> None:
+def test_cross_encoders(head: str, activation: str, texts: Path, tmp_path: Path) -> None:
     """The marks of versions up to 5.3: a key of config.json; of one label, the scores pass through the activation."""
-    folder = saved("bert", "value" if labels == 1 else "label", tmp_path / "model")
+    folder = saved("bert", head, tmp_path / "model")
     settings = json.loads((folder / "config.json").read_text())
-    settings["sentence_transformers"] = {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "4.1.0"}
-    if labels > 1:
-        settings["sentence_transformers"]["activation_fn"] = "torch.nn.modules.linear.Identity"
+    settings["sentence_transformers"] = {"activation_fn": f"torch.nn.modules.{activation}", "version": "4.1.0"}
     (folder / "config.json").write_text(json.dumps(settings))
     result = library.import_model(folder, out=tmp_path / "out", check=texts)
     scores = result.checks[-1]
     assert (scores.what, scores.problem) == ("scores", "")
     again = check(tmp_path / "out", tmp_path / "out", texts)
     assert again.problem() == ""
-    if labels == 1:
-        assert again.library == "sentence-transformers of the test"
+    assert again.library == "sentence-transformers of the test"
 
 
 @pytest.mark.usefixtures("here")

@@ -25,6 +25,8 @@ from lambert.tasks.vectors.similarity import SIMILARITIES
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
+FORMER_ACTIVATION = "sbert_ce_default_activation_function"
+"""Key of config.json that names the activation of a CrossEncoder's scores in versions before 4."""
 _TYPE = "sentence_transformers.models."
 _LENGTHS = tuple(
     f"sentence_{family}_config.json"
@@ -181,10 +183,11 @@ def activation_of(folder: Path, settings: Mapping[str, Any]) -> str:
         settings: Contents of its config.json.
     """
     own = settings.get("sentence_transformers")
-    known = _settings((root(folder) or folder) / SETTINGS)
+    top = root(folder)
+    known = _settings(top / SETTINGS) if top else {}  # without modules.json, the file is not read
     marks = [
         known.get("activation_fn"), own.get("activation_fn") if isinstance(own, Mapping) else None,
-        settings.get("sbert_ce_default_activation_function"),
+        settings.get(FORMER_ACTIVATION),
     ]  # fmt: skip
     named = next((mark for mark in marks if isinstance(mark, str) and mark), "")
     if not named:

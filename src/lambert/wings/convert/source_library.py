@@ -91,13 +91,18 @@ def by_sentence_transformers(job: dict[str, Any]) -> tuple[dict[str, Any], dict[
         cross = CrossEncoder(job["folder"], **settings)
         pairs = [tuple(row) for row in job["rows"]]
         labels = cross.config.id2label
-        scores = cross.predict(pairs, apply_softmax=len(labels) > 1, **each)
+        scores = np.asarray(cross.predict(pairs, **each), dtype=np.float64)
+        activation = cross.activation_fn if hasattr(cross, "activation_fn") else cross.default_activation_function
+        if len(labels) > 1 and isinstance(activation, torch.nn.Identity):
+            several = cross.config.problem_type == "multi_label_classification"
+            logits = torch.from_numpy(scores)
+            scores = (logits.sigmoid() if several else logits.softmax(-1)).numpy()
         limit = cross.max_seq_length if hasattr(cross, "max_seq_length") else cross.max_length  # before version 5.4
         facts = {
             "cut": [_ids(cross, pair) for pair in pairs], "limit": limit,
             "labels": [labels[number] for number in sorted(labels)],
         }  # fmt: skip
-        return facts, {"scores": np.asarray(scores, dtype=np.float64)}
+        return facts, {"scores": scores}
     net, texts = SentenceTransformer(job["folder"], **settings), [row[0] for row in job["rows"]]
     prompts = {name: text for name, text in (net.prompts or {}).items() if text}
     arrays = {"vectors": net.encode(texts, prompt="", **each), "default": net.encode(texts[:_FEW], **each)}
