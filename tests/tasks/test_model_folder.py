@@ -78,6 +78,14 @@ def test_scores_are_those_of_a_cross_encoder(
     np.testing.assert_allclose(CrossEncoder(str(tmp_path / "imported")).predict([*PAIRS]), wanted, atol=2e-6)
 
 
+def test_settings_of_a_module_that_is_not_there_are_not_read(make: Make) -> None:
+    """transformers, SentenceTransformer and CrossEncoder read sentence_bert_config.json only beside modules.json."""
+    folder = make()
+    before = values_of(folder)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8}))
+    assert values_of(folder) == before
+
+
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 def test_scores_of_several_labels_keep_their_activation(make: Make, tmp_path: Path, lambert: Any) -> None:
     from sentence_transformers import CrossEncoder

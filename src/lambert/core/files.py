@@ -175,6 +175,11 @@ def parse_json(text: str | bytes, *, surrogates: bool = False) -> Any:
     return value
 
 
+def is_name(value: object) -> bool:
+    """Returns whether a value in a file is the name of a file or folder beside it."""
+    return isinstance(value, str) and value not in ("", ".", "..") and not set(value) & set("/\\:\0")
+
+
 def json_object(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file. Raises DataError if the path does not name a file, or the file does not
     contain a JSON object (`parse_json`)."""

@@ -5,7 +5,6 @@ header against the file, and `pytorch_model.bin` is read with `weights_only` and
 """
 
 import hashlib
-import json
 import pickle
 import re
 import struct
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError
-from lambert.core.files import json_object, read_file
+from lambert.core.files import is_name, json_object
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -39,36 +38,6 @@ _DAMAGE = (
 """Exceptions of the libraries for damaged or malicious files. torch has no exception class of its own for them."""
 _TENSORFLOW = re.compile(r"(.+)\.(index|meta|data-\d{5}-of-\d{5})")
 """The name of a file of a TensorFlow checkpoint: prefix and kind of file."""
-
-
-def encoder_path(folder: Path) -> str:
-    """Returns the subfolder of a sentence-transformers folder that has its encoder, such as 0_Transformer; empty if the
-    encoder is in the folder itself, and for other folders."""
-    path = Path(folder) / "modules.json"
-    if (Path(folder) / "config.json").is_file() or not path.is_file():
-        return ""
-    try:
-        own = json.loads(read_file(path).decode())[0]["path"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return ""
-    return own if _is_name(own) else ""
-
-
-def _is_name(value: object) -> bool:
-    """Returns whether a value in a file is the name of a file or folder beside it."""
-    return isinstance(value, str) and value not in ("", ".", "..") and not set(value) & set("/\\:\0")
-
-
-def modules_of(folder: Path) -> list[str]:
-    """Returns the names of the modules of a sentence-transformers folder, or of its parent if `folder` is that of a
-    module; none for other folders."""
-    for path in (Path(folder) / "modules.json", Path(folder).absolute().parent / "modules.json"):
-        try:
-            rows = json.loads(read_file(path).decode())
-            return [str(row["type"]).rpartition(".")[2] for row in rows]
-        except (OSError, ValueError, LookupError, TypeError, RecursionError, DataError):
-            continue
-    return []
 
 
 def read(folder: Path) -> tuple[Tensors, Path]:
@@ -135,7 +104,7 @@ def _read_shards(path: Path) -> Tensors:
         raise DataError(f"{path} has no weight_map, a table from tensors to files.")
     wanted: dict[str, list[str]] = {}
     for name, shard in places.items():
-        if not _is_name(shard):
+        if not is_name(shard):
             raise DataError(f"{path}: the file of {name} is {shard!r}; it must be the name of a file beside it.")
         wanted.setdefault(shard, []).append(name)
     tensors: Tensors = {}

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from lambert.core.errors import DataError, UsageError, quote
 from lambert.core.files import json_object, read_file
+from lambert.core.modules import encoder_path, modules_of
 from lambert.core.registry import check_named, nearest
 from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.model.config import EncoderConfig
 from lambert.model.families import DEFAULT, FAMILIES, family_of
 from lambert.model.family import Family
-from lambert.model.files import encoder_path, modules_of, tensorflow_prefixes
+from lambert.model.files import tensorflow_prefixes
 from lambert.model.heads import Model
 from lambert.model.labels import check_rows, check_values, default_names, label_keys, label_names, list_ignored_ids
 

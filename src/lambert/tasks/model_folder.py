@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DataError, UsageError
+from lambert.core.modules import root
 from lambert.model import folder as layout
 from lambert.model.config import EncoderConfig
 from lambert.model.labels import label_keys, label_names
@@ -36,7 +37,7 @@ def task_of(folder: Path, settings: Mapping[str, Any], name: str = "") -> TaskCo
     if settings.get("lambert"):
         return config
     pairs = sentence_transformers.is_cross_encoder(folder)
-    if sentence_transformers.root(folder) and not pairs and (not name or own_class(name).computes_vectors):
+    if root(folder) and not pairs and (not name or own_class(name).computes_vectors):
         return sentence_transformers.read_task(folder)
     kind = own_class(config.name)
     if not kind.cut_by_tokenizer:
@@ -86,7 +87,7 @@ def read_extras(folder: Path, encoder: EncoderConfig) -> tuple[dict[str, Any], d
     named = sentence_transformers.activation_of(folder, found) if own_class(task.name).cross_encoder else ""
     if activation := named or task.activation:
         extra |= sentence_transformers.config_keys(activation)
-    if sentence_transformers.root(folder) is None or sentence_transformers.is_cross_encoder(folder):
+    if root(folder) is None or sentence_transformers.is_cross_encoder(folder):
         return extra, {}
     config = sentence_transformers.read_task(folder)
     config = replace(config, max_length=min(config.max_length or encoder.positions, encoder.positions))

@@ -10,6 +10,7 @@ from typing import Any
 
 from lambert.core.errors import REMEDIES, DivergedError, UsageError
 from lambert.core.files import json_text, write_atomic
+from lambert.core.modules import root
 from lambert.core.settings import as_dict, flatten
 from lambert.core.world import World
 from lambert.distributed import agreement
@@ -328,7 +329,7 @@ def _list_chosen(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]
 
 def _fill_from_folder(task: TaskConfig, folder: Path) -> TaskConfig:
     """Returns the task with the settings of a folder of vectors where the task has defaults."""
-    if not own_class(task.name).computes_vectors or sentence_transformers.root(folder) is None:
+    if not own_class(task.name).computes_vectors or root(folder) is None:
         return task
     stored, unset = sentence_transformers.read_task(folder), TaskConfig(name=task.name)
     kept = {
@@ -345,7 +346,7 @@ def _note_similarity(folder: Path, used: str) -> str:
     """Returns a line if a folder of vectors names another similarity than that `used` by the run; else an empty
     text."""
     stored = sentence_transformers.similarity_name(folder)
-    if stored == used or sentence_transformers.root(folder) is None:
+    if stored == used or root(folder) is None:
         return ""
     return (
         f"note: {folder} compares vectors by {stored}; the scores of this run and its model folder compare them by "

@@ -340,9 +340,18 @@ REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
         {tk.VOCABULARY: VOCABULARY, tk.CONFIG: {**LOWER, "extra_special_tokens": 5}}, "extra_special_tokens = 5"
     ),
     "a file beside it of another kind": (
-        {tk.VOCABULARY: VOCABULARY, tk.CONFIG: LOWER, "sentence_bert_config.json": [1]}, "not a JSON object"
+        {tk.VOCABULARY: VOCABULARY, tk.CONFIG: LOWER, "modules.json": [], "sentence_bert_config.json": [1]},
+        "not a JSON object",
     ),
 }  # fmt: skip
+
+
+def test_texts_are_lower_cased_first_only_beside_modules(tmp_path: Path) -> None:
+    files = {tk.VOCABULARY: VOCABULARY, tk.CONFIG: {"do_lower_case": False}}
+    folder = write(tmp_path, {**files, "sentence_bert_config.json": {"do_lower_case": True}}, "bert")
+    assert tk.normalization(tk.load(folder))["lowercase"] is False
+    (folder / "modules.json").write_text("[]")
+    assert tk.normalization(tk.load(folder)) == {}  # a step before BERT's
 
 
 @pytest.mark.parametrize("name", REFUSED)

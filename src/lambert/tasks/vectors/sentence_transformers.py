@@ -17,22 +17,17 @@ from torch import Tensor, nn
 
 from lambert.core.errors import DataError, UsageError, quote
 from lambert.core.files import json_object, json_text, read_file
+from lambert.core.modules import MODULES, TRANSFORMER, root, transformer_settings
 from lambert.model import files as tensor_files
 from lambert.model.pooling import split_modes
 from lambert.model.vector_layers import ACTIVATIONS, Dense, Normalize, activation_named
 from lambert.tasks.config import POOLINGS, EmbedConfig, TaskConfig
 from lambert.tasks.vectors.similarity import SIMILARITIES
 
-MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 FORMER_ACTIVATION = "sbert_ce_default_activation_function"
 """Key of config.json that names the activation of a CrossEncoder's scores in versions before 4."""
 _TYPE = "sentence_transformers.models."
-_LENGTHS = tuple(
-    f"sentence_{family}_config.json"
-    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
-"""Names of the file of the module Transformer, in the order in which sentence-transformers looks for them."""
 _FLAGS = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -93,7 +88,7 @@ def files(config: TaskConfig, width: int, layers: Sequence[nn.Module] = ()) -> d
     return {
         MODULES: _text(modules),
         **found,
-        _LENGTHS[0]: _text({"max_seq_length": config.max_length, "do_lower_case": False}),
+        TRANSFORMER[0]: _text({"max_seq_length": config.max_length, "do_lower_case": False}),
         SETTINGS: _text(settings),
     }
 
@@ -132,15 +127,6 @@ def _tensors(layer: nn.Module) -> dict[str, Tensor]:
     return {prefix + name: tensor.detach().float().contiguous() for name, tensor in layer.named_parameters()}
 
 
-def root(folder: Path) -> Path | None:
-    """Returns the folder with the modules.json that names `folder` as that of its encoder: `folder` or, in folders from
-    before 2021, the one above; None if there is none."""
-    if (folder / MODULES).is_file():
-        return folder
-    own = folder.absolute()  # the name of the current folder, "." in short, is not empty
-    return own.parent if tensor_files.encoder_path(own.parent) == own.name else None
-
-
 def similarity_name(folder: Path) -> str:
     """Returns the name of the similarity of vectors that a model folder asks for, as sentence-transformers reads it:
     cosine if it says nothing. Raises DataError for an unknown one."""
@@ -172,7 +158,7 @@ def is_cross_encoder(folder: Path) -> bool:
     default = settings.get(_DEFAULT)
     if _prompts(settings, top / SETTINGS).get(str(default)):
         raise DataError(f"{top / SETTINGS} has {_DEFAULT} = {quote(default)}: prompts before pairs are not supported.")
-    return kind == "CrossEncoder" or _transformer(folder).get("transformer_task") == "sequence-classification"
+    return kind == "CrossEncoder" or transformer_settings(folder).get("transformer_task") == "sequence-classification"
 
 
 def activation_of(folder: Path, settings: Mapping[str, Any]) -> str:
@@ -272,17 +258,12 @@ def _vectors(folder: Path) -> tuple[TaskConfig, list[nn.Module]]:
 def length(folder: Path) -> int:
     """Returns the number of tokens to which sentence-transformers and transformers cut a text, special tokens included;
     0 if the folder has no limit but that of the encoder's positions."""
-    own = _transformer(folder)
+    own = transformer_settings(folder)
     text = own.get("processing_kwargs", {}).get("text", {}) if isinstance(own.get("processing_kwargs"), Mapping) else {}
     tokenizer = _settings(folder / "tokenizer_config.json")
     limit = tokenizer.get("model_max_length", tokenizer.get("max_len"))
     found = [text.get("max_length") if isinstance(text, Mapping) else None, own.get("max_seq_length"), limit]
     return next((int(number) for number in found if isinstance(number, int | float) and 0 < number < 2**31), 0)
-
-
-def _transformer(folder: Path) -> Mapping[str, Any]:
-    """Returns the settings of the module Transformer in the encoder's folder; empty if there are none."""
-    return next((found for name in _LENGTHS if (found := _settings(folder / name))), {})
 
 
 def _modules(top: Path) -> list[Module]:
@@ -299,7 +280,7 @@ def _modules(top: Path) -> list[Module]:
         if Path(own).is_absolute() or ".." in Path(own).parts:
             raise DataError(f"{path} has the path {quote(own)}, which leaves the folder.")
         kind = name.rpartition(".")[2]
-        settings = _transformer(top / own) if kind == "Transformer" else _settings(top / own / "config.json")
+        settings = transformer_settings(top / own) if kind == "Transformer" else _settings(top / own / "config.json")
         found.append(Module(kind, top / own, settings))
     for module in found:
         if module.kind == "Transformer":

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
 from lambert.core.errors import DataError, UsageError, quote
-from lambert.core.files import json_object
+from lambert.core.modules import transformer_settings
 from lambert.text.tokenizers import classes, folder, roles
 from lambert.text.tokenizers.classes import CONTINUATION
 from lambert.text.tokenizers.folder import CONFIG, JSON, VOCABULARY, file_in
@@ -135,10 +135,10 @@ def _add_template(tokenizer: Tokenizer, path: Path) -> Tokenizer:
 def _lowercases_first(folder: Path) -> bool:
     """Returns whether texts are lower-cased before the tokenizer's normalizer, as older folders of
     sentence-transformers may set."""
-    found = {path: json_object(path).get("do_lower_case") for path in folder.glob("sentence_*_config.json")}
-    if odd := next((path for path, value in found.items() if not isinstance(value, bool | None)), None):
-        raise DataError(f"{odd}: do_lower_case is {quote(found[odd])}, not true or false.")
-    return any(found.values())
+    found = transformer_settings(folder).get("do_lower_case")
+    if not isinstance(found, bool | None):
+        raise DataError(f"{folder}: do_lower_case is {quote(found)}, not true or false, in the module Transformer.")
+    return bool(found)
 
 
 def describe(tokenizer: Any) -> dict[str, Any]:

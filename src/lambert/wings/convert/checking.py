@@ -23,6 +23,7 @@ import torch
 
 from lambert.core.batch import Batch, Ints, Source, Target, flat_batch
 from lambert.core.errors import DataError, UsageError, quote
+from lambert.core.modules import MODULES, root
 from lambert.inference.text_model import TextModel
 from lambert.inference.text_model import load as load_model
 from lambert.model import folder as layout
@@ -31,7 +32,7 @@ from lambert.model.publish import NOISE, TOLERANCE, scale_difference
 from lambert.tasks.config import Columns
 from lambert.tasks.reading.table import read_rows
 from lambert.tasks.task import own_class
-from lambert.tasks.vectors.sentence_transformers import MODULES, activation_of, root
+from lambert.tasks.vectors.sentence_transformers import activation_of
 from lambert.text.rows import kind, read_lines
 from lambert.text.tokenizers import roles
 from lambert.wings.convert import source_library

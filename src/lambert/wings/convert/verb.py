@@ -9,13 +9,14 @@ from typing import Any
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import check_new_folder
+from lambert.core.modules import encoder_path
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.inference.outputs import check_padding
 from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.families import reads_segments
-from lambert.model.files import encoder_path, weights_file
+from lambert.model.files import weights_file
 from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.runs.result import Result, Say, silent
