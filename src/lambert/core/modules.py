@@ -21,9 +21,10 @@ TRANSFORMER = tuple(
 
 def encoder_path(folder: Path) -> str:
     """Returns the subfolder of a sentence-transformers folder that has its encoder, such as 0_Transformer; empty if the
-    encoder is in the folder itself, and for other folders."""
+    encoder is in the folder itself, and for other folders. A config.json beside modules.json, which versions before 0.4
+    wrote with their own version only, does not count, as in that library."""
     path = Path(folder) / MODULES
-    if (Path(folder) / "config.json").is_file() or not path.is_file():
+    if not path.is_file():
         return ""
     try:
         own = json.loads(read_file(path).decode())[0]["path"]

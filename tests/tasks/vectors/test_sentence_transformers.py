@@ -228,13 +228,16 @@ def test_formats_that_cannot_leave_prompts_out_are_refused(make: Make, tmp_path:
     assert (done.code, "cannot leave the tokens of prompts out" in done.err) == (2, True)
 
 
-def test_a_folder_from_before_2021_keeps_its_encoder_in_a_folder(make: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stated", ["", '{"__version__": "0.3.0"}'])
+def test_a_folder_from_before_2021_keeps_its_encoder_in_a_folder(stated: str, make: Make, tmp_path: Path) -> None:
     folder, old = make("bert", "2021", limit=16), tmp_path / "old"
     shutil.copytree(folder, old / "0_Transformer", ignore=shutil.ignore_patterns("modules.json", "1_Pooling"))
     shutil.copytree(folder / "1_Pooling", old / "1_Pooling")
     modules = json.loads((folder / "modules.json").read_text())
     (old / "modules.json").write_text(json.dumps([modules[0] | {"path": "0_Transformer"}, *modules[1:]]))
     (old / "0_Transformer" / "sentence_bert_config.json").rename(old / "0_Transformer" / "sentence_roberta_config.json")
+    if stated:  # in the root, before version 0.4
+        (old / "config.json").write_text(stated)
     assert folders.difference(old) <= folders.LARGEST
 
 
