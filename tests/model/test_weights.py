@@ -341,6 +341,11 @@ def test_another_vocabulary_is_refused(folder: Path, vocabulary: int) -> None:
         ("hidden_act", "relu", "hidden_act = 'relu'"),
         ("position_embedding_type", "relative_key", "position_embedding_type = 'relative_key'"),
         ("is_decoder", True, "is_decoder = True"),
+        (
+            "quantization_config",
+            {"quant_method": "fp8"},
+            r"config\.json has quantization_config = {'quant_method': 'fp8'}",
+        ),
         ("tie_word_embeddings", False, "tie_word_embeddings = False"),
         ("architectures", ["BertGenerationDecoder"], "BertGenerationDecoder"),
         ("architectures", "BertModel", "architectures = 'BertModel'; it must be a list"),

@@ -177,6 +177,11 @@ def encoder_config(settings: Mapping[str, Any], folder: Path, code: Collection[s
     """
     path = _config_file(folder)
     family = check_family(settings, folder)
+    if settings.get("quantization_config"):
+        raise DataError(
+            f"{path} has quantization_config = {quote(settings['quantization_config'])}: quantized weights are not "
+            "read. Take the same model with its weights in float32, float16 or bfloat16."
+        )
     block = _block(settings[BLOCK], path, code) if BLOCK in settings else settings.get("model_type", DEFAULT)
     try:
         return dataclasses.replace(family.keys.from_json(settings, path), block=block)
