@@ -341,6 +341,8 @@ def test_another_vocabulary_is_refused(folder: Path, vocabulary: int) -> None:
         ("hidden_act", "relu", "hidden_act = 'relu'"),
         ("position_embedding_type", "relative_key", "position_embedding_type = 'relative_key'"),
         ("is_decoder", True, "is_decoder = True"),
+        ("is_causal", True, "is_causal = True; only False is supported"),
+        ("transformers_weights", "other.safetensors", "= 'other.safetensors', .* Lambert reads model.safetensors"),
         (
             "quantization_config",
             {"quant_method": "fp8"},

@@ -15,6 +15,7 @@ from lambert.core.modules import encoder_path, modules_of
 from lambert.core.registry import check_named, nearest
 from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.model.config import EncoderConfig
+from lambert.model.config_keys import check_fixed
 from lambert.model.families import DEFAULT, FAMILIES, family_of
 from lambert.model.family import Family
 from lambert.model.files import tensorflow_prefixes
@@ -48,6 +49,8 @@ _ELSEWHERE = {
     "the same model in that form, such as alibaba-nlp-community/gte-multilingual-base.",
 }
 """Advice for families that Lambert does not have, by model_type."""
+_FIXED = {"is_causal": False}
+"""Keys of config.json, in every family, of which one value is supported."""
 _DROPOUTS = {"classifier_dropout": "heads", "embedding_dropout": "embeddings", "embd_pdrop": "embeddings"}
 """Keys of config.json for separate dropouts, which Lambert does not have, and where they apply."""
 
@@ -136,6 +139,16 @@ def _config_file(folder: Path) -> Path:
     return path
 
 
+def check_named_file(settings: Mapping[str, Any], weights: Path) -> None:
+    """Raises DataError if config.json names another file than `weights` as that of the model's weights."""
+    named = settings.get("transformers_weights") or weights.name
+    if named != weights.name:
+        raise DataError(
+            f"{weights.with_name(CONFIG)} has transformers_weights = {quote(named)}, the file that transformers reads, "
+            f"and Lambert reads {weights.name}. Leave only the right file, under that name, and remove the key."
+        )
+
+
 def check_family(settings: Mapping[str, Any], folder: Path) -> Family:
     """Returns the family of the model that config.json describes. Raises DataError for a family that Lambert does not
     have."""
@@ -177,6 +190,7 @@ def encoder_config(settings: Mapping[str, Any], folder: Path, code: Collection[s
     """
     path = _config_file(folder)
     family = check_family(settings, folder)
+    check_fixed(settings, _FIXED, path)
     if settings.get("quantization_config"):
         raise DataError(
             f"{path} has quantization_config = {quote(settings['quantization_config'])}: quantized weights are not "

@@ -280,6 +280,7 @@ def load(
         sums = pool.submit(check_sums, folder)  # reads the files while this thread does
         read, path = files.read(folder) if stored is None else stored
         settings = layout.read_config(folder)
+        layout.check_named_file(settings, path)
         config = layout.encoder_config(settings, folder, code)
         family = family_of(config)
         read, wrapper = unwrap_names(family, read, path)
