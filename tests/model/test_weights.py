@@ -457,6 +457,23 @@ def test_a_tensor_that_two_wrappers_have_is_named(folder: Path) -> None:
         weights.load(folder, {})
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("bert.embeddings.LayerNorm.weight", "bert.embeddings.LayerNorm.gamma"),
+        ("bert.pooler.dense.bias", "pooler.dense.bias"),
+    ],
+)
+def test_two_tensors_of_one_name_must_be_equal(name: str, other: str, folder: Path) -> None:
+    tensors = renamed(folder, lambda name: name)
+    twice = tensors | {other: tensors[name].clone()}
+    safetensors.torch.save_file(twice, folder / "model.safetensors")
+    weights.load(folder, {})
+    safetensors.torch.save_file(twice | {other: tensors[name] + 1}, folder / "model.safetensors")
+    with pytest.raises(DataError, match=f"model.safetensors has .*{other}.*, two names of one tensor, with different"):
+        weights.load(folder, {})
+
+
 def test_a_tensor_of_another_name_is_named(folder: Path) -> None:
     renamed(folder, lambda name: name.replace("intermediate.dense", "intermediate.dense_act"))
     with pytest.raises(DataError, match=r"It has bert\.encoder\.layer\.0\.intermediate\.dense_act"):

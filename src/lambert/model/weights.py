@@ -117,7 +117,7 @@ def assign(model: Model, tensors: Mapping[str, Tensor], source: str = "the weigh
     Raises DataError that names the tensor and both shapes where they differ.
     """
     family = family_of(model.config)
-    found = current(family, tensors)
+    found = current(family, tensors, source)
     missing, fresh_pooler = [], False
     for name, parameter in model.named_parameters():
         theirs = family.names.to_folder(name)
@@ -134,9 +134,20 @@ def assign(model: Model, tensors: Mapping[str, Tensor], source: str = "the weigh
     return Report(tuple(missing), tuple(sorted(found)), fresh_pooler=fresh_pooler)
 
 
-def current(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the weights among these tensors by their current names, without copies of tied tensors."""
-    renamed = {name: tensor for old, tensor in tensors.items() if (name := family.names.current(old))}
+def current(family: Family, tensors: Mapping[str, Tensor], source: str = "the weights") -> dict[str, Tensor]:
+    """Returns the weights among these tensors by their current names, without copies of tied tensors. Raises DataError
+    if two tensors of the file `source` that differ have the same current name."""
+    renamed: dict[str, Tensor] = {}
+    for old, tensor in tensors.items():
+        name = family.names.current(old)
+        if name in renamed and not torch.equal(renamed[name], tensor):
+            older = next(other for other in tensors if family.names.current(other) == name)
+            raise DataError(
+                f"{source} has {older} and {old}, two names of one tensor, with different values: write the model "
+                "again with the right one."
+            )
+        if name:
+            renamed[name] = tensor
     for copy, original in family.names.tied.items():
         if copy in renamed:
             renamed.setdefault(original, renamed[copy])
@@ -284,7 +295,7 @@ def load(
         config = layout.encoder_config(settings, folder, code)
         family = family_of(config)
         read, wrapper = unwrap_names(family, read, path)
-        tensors, untied = current(family, read), find_untied_copies(family, read)
+        tensors, untied = current(family, read, str(path)), find_untied_copies(family, read)
         unused = [layout.describe_spare_layers(_count_layers(family, tensors), config)]
         if vocabulary is not None:
             words = tensors.get(family.names.to_folder("encoder.words.weight"))
