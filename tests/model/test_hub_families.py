@@ -244,6 +244,29 @@ def test_what_other_families_do_not_support_is_named(kind: str, key: str, value:
         layout.encoder_config(settings | {key: value}, tmp_path)
 
 
+def test_other_names_of_keys(tmp_path: Path) -> None:
+    """transformers gives these keys two names: DistilBERT's sizes, and ModernBERT's window, whose half has its own."""
+    for kind, names in (
+        ("distilbert", {"n_layers": "num_hidden_layers", "dim": "hidden_size", "n_heads": "num_attention_heads"}),
+        ("modernbert", {"local_attention": "sliding_window"}),
+    ):
+        folder = tmp_path / kind
+        peer(kind, "").save_pretrained(folder)
+        settings = json.loads((folder / "config.json").read_text())
+        config = layout.encoder_config(settings, folder)
+        others = {names.get(key, key): value for key, value in settings.items()}
+        if kind == "modernbert":
+            others["sliding_window"] //= 2
+        assert layout.encoder_config(others, folder) == layout.encoder_config(settings | others, folder) == config
+        theirs = transformers.AutoConfig.for_model(**{key: others[key] for key in ("model_type", *names.values())})
+        assert all(getattr(theirs, key) == settings[key] for key in names)
+        for key, other in names.items():
+            with pytest.raises(DataError, match=f"{other} = 2 and {key} = .*, which contradict each other"):
+                layout.encoder_config(settings | {other: 2}, folder)
+    with pytest.raises(DataError, match=r"sliding_window = 2\.5; it must be a whole"):
+        layout.encoder_config(settings | {"sliding_window": 2.5}, folder)
+
+
 def test_keys_of_first_releases(tmp_path: Path) -> None:
     """NomicBERT's and EuroBERT's first config.json had other keys, and gte's tensors another prefix."""
     peer("nomic_bert", "").save_pretrained(tmp_path)

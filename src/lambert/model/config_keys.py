@@ -50,7 +50,9 @@ class ConfigKeys:
     written: Settings = field(default_factory=dict)
     """Keys that are written with the same value for all encoders."""
     older: Mapping[str, str] = field(default_factory=dict)
-    """Keys of older files -> current keys."""
+    """Keys of older files -> current keys, which hold where a file has both."""
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    """Other names that transformers has for keys -> the keys."""
     read: Callable[[dict[str, Any], Settings, Path], Mapping[str, Any]] = lambda found, settings, path: {}
     """Function from (fields read by the table, contents of config.json, its path) to the other fields."""
     write: Callable[[EncoderConfig], Settings] = lambda config: {}
@@ -62,7 +64,10 @@ class ConfigKeys:
         Raises DataError, with the key, for an encoder that Lambert does not support, and UsageError for sizes that
         contradict each other.
         """
-        settings = {self.older[key]: value for key, value in settings.items() if key in self.older} | dict(settings)
+        for other, key in self.synonyms.items():
+            check_agreement(settings, other, key, settings.get(other), path)
+        names = {**self.older, **self.synonyms}
+        settings = {names[key]: value for key, value in settings.items() if key in names} | dict(settings)
         check_fixed(settings, self.fixed, path)
         found = dict(self.constants)
         for name, key in self.fields.items():
@@ -116,6 +121,16 @@ def check_fixed(settings: Settings, fixed: Settings, path: Path) -> None:
     for key, wanted in fixed.items():
         if settings.get(key, wanted) != wanted:
             raise DataError(f"{path} has {key} = {quote(settings[key])}; only {wanted!r} is supported.")
+
+
+def check_agreement(settings: Settings, other: str, key: str, wanted: Any, path: Path) -> None:
+    """Raises DataError if a config.json has both `other` and `key`, and that is not `wanted`, the value of `other` as
+    the key would have it."""
+    if settings.get(other) is not None and settings.get(key, wanted) != wanted:
+        raise DataError(
+            f"{path} has {other} = {quote(settings[other])} and {key} = {quote(settings[key])}, which contradict each "
+            "other. Remove the wrong one."
+        )
 
 
 def rotary_base(settings: Settings, key: str, rotary: Settings, default: float, path: Path) -> float:

@@ -42,12 +42,13 @@ NAMES = TensorNames(
     heads={"mlm.dense": "vocab_transform", "mlm.norm": "vocab_layer_norm", "mlm.bias": "vocab_projector.bias"},
     decoder="vocab_projector",
 )
+_OWN = {
+    "layers": "n_layers", "hidden": "dim", "heads": "n_heads", "intermediate": "hidden_dim", "dropout": "dropout",
+    "attention_dropout": "attention_dropout", "activation": "activation",
+}  # fmt: skip
+"""Field of EncoderConfig -> key of config.json, where it is not that of other families."""
 KEYS = ConfigKeys(
-    fields=COMMON
-    | {
-        "layers": "n_layers", "hidden": "dim", "heads": "n_heads", "intermediate": "hidden_dim", "dropout": "dropout",
-        "attention_dropout": "attention_dropout", "activation": "activation",
-    },
+    fields=COMMON | _OWN,
     defaults={  # as in transformers.DistilBertConfig
         "layers": 6, "hidden": 768, "heads": 12, "intermediate": 3072, "positions": 512, "dropout": 0.1,
         "attention_dropout": 0.1, "init_range": 0.02, "activation": "gelu", "pad": 0,
@@ -58,6 +59,7 @@ KEYS = ConfigKeys(
         "sinusoidal_pos_embds": False, "tie_weights_": True, "tie_word_embeddings": True, "qa_dropout": 0.1,
         "seq_classif_dropout": 0.2,
     },
+    synonyms={COMMON[name]: _OWN[name] for name in ("layers", "hidden", "heads")},
 )  # fmt: skip
 DISTILBERT = replace(
     BERT,

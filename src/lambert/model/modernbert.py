@@ -18,7 +18,7 @@ from lambert.core.batch import Batch
 from lambert.core.compute import PLAIN, Compute
 from lambert.core.errors import DataError, quote
 from lambert.model.config import EncoderConfig
-from lambert.model.config_keys import COMMON, ConfigKeys, architectures, rotary_base
+from lambert.model.config_keys import COMMON, ConfigKeys, Settings, architectures, check_agreement, rotary_base
 from lambert.model.costs import Costs
 from lambert.model.dropout import dropout
 from lambert.model.embedding import embed
@@ -179,9 +179,22 @@ def _read(found: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> 
     return {
         "modern.theta": rotary_base(settings, "global_rope_theta", full, 160_000.0, path),
         "modern.local_theta": rotary_base(settings, "local_rope_theta", local, default, path),
-        "modern.window": found["modern.window"] // 2,
+        "modern.window": _window(found, settings, path),
         "modern.global_every": _global_every(found, settings.get("layer_types"), path),
     }
+
+
+def _window(found: Mapping[str, Any], settings: Settings, path: Path) -> int:
+    """Returns the number of tokens on each side that a token attends to: half of local_attention or, for transformers 5
+    too, sliding_window."""
+    half, window = settings.get("sliding_window"), int(found["modern.window"]) // 2
+    if half is None:
+        return window
+    if type(half) is not int or half < 1:
+        raise DataError(f"{path} has sliding_window = {quote(half)}; it must be a whole number from 1.")
+    if half != window:
+        check_agreement(settings, "sliding_window", "local_attention", 2 * half, path)
+    return half
 
 
 def _global_every(found: Mapping[str, Any], kinds: object, path: Path) -> int:
