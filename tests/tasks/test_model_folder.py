@@ -147,6 +147,33 @@ def test_rows_with_and_without_a_second_text(family: str, make: Make, tmp_path: 
     assert "'text_b' is missing" in done.out + done.err
 
 
+@pytest.mark.parametrize("segments", [True, False])
+def test_a_roberta_whose_tokenizer_gives_segments(segments: bool, make: Make, tmp_path: Path, lambert: Any) -> None:
+    """As in one that was trained from scratch: the default of RobertaConfig is two types."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder, copy, tuned = make(3, "Roberta"), tmp_path / "copy", tmp_path / "tuned"
+    tokenizers.save(tokenizer(), folder, longest=31, segments=segments)
+    done = lambert("import", **{"from": folder, "out": copy})
+    assert done.code == 0, done.err
+    rows = [{"text": a, "text_b": b, "label": f"LABEL_{n}"} for n, (a, b) in enumerate(PAIRS)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = lambert(
+        "finetune", init=folder, data=tmp_path / "data.jsonl", out=tuned, task__name="classify",
+        task__columns__text_b="text_b", train__epochs=1, train__batch_size=8, optim__lr=1e-9,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    predicted = []
+    for one in (folder, copy, tuned / "model"):
+        net, words = AutoModelForSequenceClassification.from_pretrained(one).eval(), AutoTokenizer.from_pretrained(one)
+        with torch.inference_mode():
+            logits = [net(**words([a], [b], truncation=True, return_tensors="pt")).logits[0] for a, b in PAIRS]
+        wanted = torch.stack(logits).softmax(-1).numpy()
+        predicted.append([[*row["probabilities"].values()] for row in library.load(one)(rows)])
+        np.testing.assert_allclose(predicted[-1], wanted, atol=2e-6)
+    np.testing.assert_allclose(predicted[1:], predicted[:1] * 2, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     ("labels", "file", "values", "message"),
     [

@@ -52,8 +52,9 @@ def predicts_next(config: EncoderConfig) -> bool:
 
 
 def reads_segments(config: EncoderConfig) -> bool:
-    """Returns whether the embeddings of a token depend on its segment."""
-    return config.segment_types > 1 and family_of(config).segments
+    """Returns whether the embeddings of a token depend on its segment. The tokenizer says which segment that is: one
+    that gives no segment types puts all tokens into the first."""
+    return config.segment_types > 1
 
 
 def takes_pairs(config: EncoderConfig) -> bool:

@@ -43,7 +43,7 @@ class Family:
     truncated: bool = False
     """Whether transformers truncates the initial weights of the heads of tasks at two standard deviations."""
     segments: bool = True
-    """Whether the embeddings of a token depend on its segment. If so, pairs of texts need two segment types."""
+    """Whether the family was published with segments. If so, pairs of texts need two segment types."""
 
     names: TensorNames
     """Names of the tensors in a model folder."""

@@ -18,7 +18,7 @@ from lambert.core.files import atomic_folder, write_errors, write_files
 from lambert.core.randomness import below, key, words
 from lambert.model import folder as layout
 from lambert.model import weights
-from lambert.model.families import family_of
+from lambert.model.families import reads_segments
 from lambert.model.heads import Model
 
 TOLERANCE = 2e-5
@@ -198,7 +198,7 @@ def _by_transformers(
             shape = (1, 1, -1) if heads == ("choice",) else (1, -1)  # one example of one choice
             inputs = {"input_ids": batch.ids_T[start:end].view(shape)}
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])  # ModernBertForMultipleChoice needs it
-            if family_of(model.config).segments:
+            if reads_segments(model.config):
                 inputs["token_type_ids"] = batch.types_T[start:end].view(shape)
             rows.append(net(**inputs))
     if heads == ("span",):
