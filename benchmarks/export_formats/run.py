@@ -42,7 +42,7 @@ from lambert.tasks import score_predictions
 from lambert.wings.convert import onnx, openvino, original, program
 from lambert.wings.convert.formats import compare_outputs, name_outputs
 from lambert.wings.convert.padded import input_names, output_names
-from lambert.wings.convert.sample import Arrays, LargestDifference, Runtime, cut, pad
+from lambert.wings.convert.sample import Arrays, LargestDifference, Runtime, encode, pad
 from lambert.wings.convert.settings import ExportConfig
 from lambert.wings.convert.verb import FORMATS
 
@@ -134,8 +134,8 @@ def tokenize(source: original.Original, path: Path, limit: int) -> Iterator[Arra
         texts = [line.strip() for line in file if line.strip()][:limit]
     names, shape = input_names(source.model), (1, 1) if "choice" in source.model.labels else (1,)
     for text in texts:
-        found = source.tokenizer.encode(text)
-        yield pad([cut(found.ids, source.longest)], [cut(found.type_ids, source.longest)], names, shape)
+        ids, types = encode(source.tokenizer, [text], source.longest)
+        yield pad([ids], [types], names, shape)
 
 
 def open_kind(name: str, source: original.Original, args: argparse.Namespace, folder: Path) -> Kind:

@@ -55,12 +55,15 @@ def test_equal_vectors(kind: str, head: str, precision: str, tmp_path: Path, lam
     assert json.loads((out / "sentence_bert_config.json").read_text())["max_seq_length"] == 64
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
 def test_texts_longer_than_the_sample_are_cut_alike(
-    tmp_path: Path, lambert: object, monkeypatch: pytest.MonkeyPatch
+    side: str, tmp_path: Path, lambert: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("sample", "hugging_face"):
         monkeypatch.setattr(f"lambert.wings.convert.{module}.LONGEST", 20)
     model = saved("bert", "vector", tmp_path / "model")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": side}))
     done = lambert("export", model=model, out=tmp_path / "out", format="sentence-transformers")  # type: ignore[operator]
     assert done.code == 0, done.err
 

@@ -18,7 +18,7 @@ from lambert.wings.convert import onnx
 from lambert.wings.convert.formats import Format, check_installed
 from lambert.wings.convert.original import Original
 from lambert.wings.convert.padded import PaddedModel, input_names
-from lambert.wings.convert.sample import TEXTS, Arrays, Runtime, cut, pad
+from lambert.wings.convert.sample import TEXTS, Arrays, Runtime, encode, pad
 from lambert.wings.convert.settings import ExportConfig
 
 FILE = "openvino_model.xml"
@@ -69,8 +69,8 @@ def _quantize(model: Any, original: Original, config: ExportConfig) -> Any:
     shape = (1, 1) if "choice" in original.model.labels else (1,)
 
     def inputs(text: str) -> Arrays:
-        found = original.tokenizer.encode(*text.split("\t", 1))
-        return pad([cut(found.ids, original.longest)], [cut(found.type_ids, original.longest)], names, shape)
+        ids, types = encode(original.tokenizer, text.split("\t", 1), original.longest)
+        return pad([ids], [types], names, shape)
 
     texts = calibration_texts(config.calibration)
     data = nncf.Dataset(texts, inputs)

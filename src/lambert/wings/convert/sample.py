@@ -18,6 +18,7 @@ from lambert.core.errors import DataError
 from lambert.model.families import takes_pairs
 from lambert.model.pooling import find_pooling
 from lambert.model.publish import scale_difference
+from lambert.text.tokenizers.roles import get_declared
 from lambert.text.tokenizers.trial import library_errors
 from lambert.wings.convert.original import Original
 from lambert.wings.convert.padded import NO_HEAD, input_names, outputs_of
@@ -78,8 +79,8 @@ def samples(original: Original) -> Iterator[SampleRows]:
 @library_errors()
 def _rows(original: Original, texts: Sequence[Sequence[str]]) -> SampleRows:
     longest = min(original.longest, LONGEST)
-    found = [original.tokenizer.encode(*parts) for parts in texts]
-    ids, types = [cut(one.ids, longest) for one in found], [cut(one.type_ids, longest) for one in found]
+    found = [encode(original.tokenizer, parts, longest) for parts in texts]
+    ids, types = [one for one, _ in found], [one for _, one in found]
     batch = _batch(original, ids, types)
     single = tuple(parts[0] for parts in texts) if all(len(parts) == 1 for parts in texts) else ()
     with torch.inference_mode():
@@ -88,9 +89,14 @@ def _rows(original: Original, texts: Sequence[Sequence[str]]) -> SampleRows:
     return SampleRows(pad(ids, types, names, _shape(original, len(ids))), tuple(map(len, ids)), expected, single)
 
 
-def cut(row: Sequence[int], longest: int) -> list[int]:
-    """Returns a row of at most `longest` numbers, which ends as the whole row does."""
-    return [*row] if len(row) <= longest else [*row[: longest - 1], row[-1]]
+def encode(tokenizer: Any, texts: Sequence[str], longest: int) -> tuple[list[int], list[int]]:
+    """Returns the token ids and segment types of a text or a pair. Of more than `longest` tokens, those before the last
+    one are left out or, if the tokenizer cuts texts on the left, those after the first one."""
+    found, side = tokenizer.encode(*texts), get_declared(tokenizer).truncation_side
+    beyond = max(0, len(found.ids) - longest)
+    start = 1 if side == "left" else len(found.ids) - 1 - beyond
+    ids, types = ([*row[:start], *row[start + beyond :]] for row in (found.ids, found.type_ids))
+    return ids, types
 
 
 def _shape(original: Original, rows: int) -> tuple[int, ...]:
