@@ -37,27 +37,33 @@ def change(folder: Path, **keys: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | keys))
 
 
-def split(folder: Path) -> dict[str, Any]:
+def split(folder: Path, *, pickled: bool = False) -> dict[str, Any]:
     """Divides the weights among two files; gives the index."""
     tensors = stored(folder)
     (folder / files.WEIGHTS).unlink()
     names = sorted(tensors)
-    shards = {"a.safetensors": names[:9], "b.safetensors": names[9:]}
+    end = "bin" if pickled else "safetensors"
+    shards = {f"a.{end}": names[:9], f"b.{end}": names[9:]}
     for shard, held in shards.items():
-        safetensors.torch.save_file({name: tensors[name] for name in held}, folder / shard)
+        (torch.save if pickled else safetensors.torch.save_file)({name: tensors[name] for name in held}, folder / shard)
     index = {"weight_map": {name: shard for shard, held in shards.items() for name in held}}
-    (folder / files.INDEX).write_text(json.dumps(index))
+    (folder / (files.PICKLED_INDEX if pickled else files.INDEX)).write_text(json.dumps(index))
     return index
 
 
-def test_several_files_hold_what_one_does(folder: Path) -> None:
+@pytest.mark.parametrize("pickled", [False, True])
+def test_several_files_hold_what_one_does(folder: Path, pickled: bool) -> None:
     before = stored(folder)
-    split(folder)
+    split(folder, pickled=pickled)
+    former = files.fingerprint(folder)
     model, report = weights.load(folder)
     assert report == weights.Report((), ())
     after = weights.state(model)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+    second = next(folder.glob("b.*"))
+    second.write_bytes(second.read_bytes() + b"0")
+    assert files.fingerprint(folder) != former
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""Reads the tensors of a model folder: from one safetensors file, several with an index, or PyTorch's own format.
+"""Reads the tensors of a model folder: from one file of safetensors or PyTorch's own format, or several with an index.
 
 No code from a file is executed, and no more memory is allocated than the size of the files: safetensors checks its
-header against the file, and `pytorch_model.bin` is read with `weights_only` and checked for missing storage.
+header against the file, and PyTorch's format is read with `weights_only` and checked for missing storage.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import safetensors.torch
@@ -24,6 +24,8 @@ from lambert.core.files import is_name, json_object
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
+_INDICES = (INDEX, PICKLED_INDEX)
 EXPORTED = {"model.onnx": "ONNX", "openvino_model.xml": "OpenVINO", "model.pt2": "a program of torch"}
 """Files that `lambert export` writes, and their formats."""
 
@@ -46,12 +48,13 @@ def read(folder: Path) -> tuple[Tensors, Path]:
     Raises DataError if there is no file, or if one is damaged.
     """
     path = weights_file(folder)
-    return {WEIGHTS: _read_safetensors, INDEX: _read_shards, PICKLED: _read_pickle}[path.name](path), path
+    read_tensors = _read_safetensors if path.name in (WEIGHTS, INDEX) else _read_pickle
+    return _read_shards(path, read_tensors) if path.name in _INDICES else read_tensors(path), path
 
 
 def weights_file(folder: Path) -> Path:
     """Returns the file of a model folder that holds or lists its weights. Raises DataError if there is none."""
-    for name in (WEIGHTS, INDEX, PICKLED):
+    for name in (WEIGHTS, INDEX, PICKLED, PICKLED_INDEX):
         if (path := Path(folder) / name).is_file():
             return path
     if exported := next((name for name in EXPORTED if (Path(folder) / name).is_file()), None):
@@ -68,7 +71,7 @@ def weights_file(folder: Path) -> Path:
 def fingerprint(folder: Path) -> str:
     """Returns the SHA-256 of the files from which `read` takes the tensors of a model folder."""
     path = weights_file(folder)
-    names = set(json_object(path)["weight_map"].values()) if path.name == INDEX else set()
+    names = set(json_object(path)["weight_map"].values()) if path.name in _INDICES else set()
     shards = [path.with_name(name) for name in sorted(names)]
     hashes = [sha256(file) for file in (path, *shards)]
     return hashlib.sha256("".join(hashes).encode()).hexdigest() if shards else hashes[0]
@@ -98,7 +101,7 @@ def _read_safetensors(path: Path) -> Tensors:
     return tensors
 
 
-def _read_shards(path: Path) -> Tensors:
+def _read_shards(path: Path, read_tensors: Callable[[Path], Tensors]) -> Tensors:
     places = json_object(path).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise DataError(f"{path} has no weight_map, a table from tensors to files.")
@@ -112,7 +115,7 @@ def _read_shards(path: Path) -> Tensors:
         file = path.with_name(shard)
         if not file.is_file():
             raise DataError(f"{path} names {shard}, which is missing. Fetch all files of the model.")
-        found = _read_safetensors(file)
+        found = read_tensors(file)
         if lacking := [name for name in names if name not in found]:
             raise DataError(f"{file} lacks {lacking[0]}, which {path.name} lists in it.")
         if beyond := [name for name in found if places.get(name) != shard]:
