@@ -18,7 +18,7 @@ from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
-from lambert.model.folder import model_folder
+from lambert.model.folder import model_folder, read_config
 from lambert.model.heads import Model
 
 CONFIG = EncoderConfig(vocabulary=90, hidden=32, intermediate=48, positions=40)
@@ -390,6 +390,26 @@ def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
     (folder / "config.json").unlink()
     with pytest.raises(DataError, match=r"no config\.json"):
         weights.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("paths", "inner"),
+    [
+        (("checkpoint-9", "checkpoint-10", "checkpoint-best"), "checkpoint-10"),
+        (("snapshots/0a", "snapshots/0b"), "snapshots/0b"),
+        (("snapshots/0a", "snapshots/0b", "refs/main"), "snapshots/0a"),
+    ],
+)
+def test_the_model_folder_in_another_folder_is_named(paths: tuple[str, ...], inner: str, tmp_path: Path) -> None:
+    """In the output of transformers' Trainer, and in the cache of the Hub."""
+    for path in paths:
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        if path == "refs/main":
+            (tmp_path / path).write_text("0a\n")
+        else:
+            weights.save(weights.draw(CONFIG, {}), tmp_path / path)
+    with pytest.raises(DataError, match=f"Give the model folder in it: {tmp_path / inner}\\."):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,21 @@ def test_rows_with_and_without_a_second_text(family: str, make: Make, tmp_path: 
     assert "'text_b' is missing" in done.out + done.err
 
 
+def test_what_a_classifier_lacks_is_named(make: Make) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = make(3)
+    changed(folder / "config.json", architectures=None)
+    with pytest.raises(DataError, match=r'no architectures, so the head in classifier\.weight .*"BertForSequenceClass'):
+        library.load(folder)(["a"])
+    changed(folder / "config.json", architectures=["BertForSequenceClassification"])
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["bert.pooler.dense.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(DataError, match=r"has no head for 'classify' \(no bert\.pooler\.dense\.weight\)"):
+        library.load(folder)(["a"])
+
+
 @pytest.mark.parametrize("segments", [True, False])
 def test_a_roberta_whose_tokenizer_gives_segments(segments: bool, make: Make, tmp_path: Path, lambert: Any) -> None:
     """As in one that was trained from scratch: the default of RobertaConfig is two types."""

@@ -31,7 +31,7 @@ from lambert.model.config import EncoderConfig
 from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
-from lambert.model.labels import PREDICTED
+from lambert.model.labels import PREDICTED, fits
 from lambert.model.pooling import pooled_width
 from lambert.tasks import Task, TaskConfig, create, task_class
 from lambert.tasks.config import Columns, OtherColumns
@@ -103,8 +103,11 @@ def load_task(
     lacking = ""
     if report.missing:
         own = layout.find_task_head(settings, layout.check_family(settings, folder))
-        why = f"its head predicts {PREDICTED[own]}" if own in PREDICTED else f"no {report.missing[0]}"
+        other = own in PREDICTED and not fits(task.head, own)
+        why = f"its head predicts {PREDICTED[own]}" if other else f"no {report.missing[0]}"
         lacking = f"{folder} has no head for {task.config.name!r} ({why}): fine-tune it."
+        if unnamed := layout.find_unnamed_head(settings, report.unexpected, folder):
+            lacking = unnamed
     return LoadedTask(model.eval(), tokenizer, task, lacking, report.unused)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from lambert.core.errors import DataError, UsageError, quote
-from lambert.core.files import json_object, read_file
+from lambert.core.files import is_name, json_object, read_file
 from lambert.core.modules import encoder_path, modules_of
 from lambert.core.registry import check_named, nearest
 from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
@@ -135,8 +135,21 @@ def _config_file(folder: Path) -> Path:
                 f" It is a model of sentence-transformers with {', '.join(modules)}: only models whose first module is "
                 "Transformer, an encoder, are read."
             )
+        elif inner := _find_inner(folder):
+            hint = f" Give the model folder in it: {inner}."
         raise DataError(f"No model at {folder} (no {CONFIG} or {GOOGLE_CONFIG}).{hint}")
     return path
+
+
+def _find_inner(folder: Path) -> Path | None:
+    """Returns the model folder in a folder of the Hub's cache or of transformers' Trainer: the snapshot that is in use,
+    or the last checkpoint. None if there is none."""
+    main = folder / "refs" / "main"
+    used = read_file(main).decode(errors="replace").strip() if main.is_file() else ""
+    snapshots = sorted(folder.glob(f"snapshots/{used if is_name(used) else '*'}/{CONFIG}"))
+    saved = {path: path.parent.name.removeprefix("checkpoint-") for path in folder.glob(f"checkpoint-*/{CONFIG}")}
+    checkpoints = sorted((path for path in saved if saved[path].isdecimal()), key=lambda path: int(saved[path]))
+    return next((paths[-1].parent for paths in (snapshots, checkpoints) if paths), None)
 
 
 def check_named_file(settings: Mapping[str, Any], weights: Path) -> None:
@@ -282,6 +295,21 @@ def find_task_head(settings: Mapping[str, Any], family: Family) -> str:
     count = settings.get("num_labels")
     one = count == 1 if count is not None else isinstance(names, dict) and len(names) == 1
     return "value" if one or problem == _PROBLEMS["value"] else own
+
+
+def find_unnamed_head(settings: Mapping[str, Any], unused: Collection[str], folder: Path) -> str:
+    """Returns an error message if the tensors of a folder that are `unused` have a head that its config.json does not
+    name, and an empty text otherwise."""
+    family = check_family(settings, folder)
+    names = [family.names.to_folder(f"heads.{head}.classifier.weight") for head in LABELLED_HEADS]
+    found = next((name for name in names if name in unused), "")
+    if settings.get("architectures") or not found:
+        return ""
+    example = next(name for name, heads in family.architectures.items() if heads == ("label",))
+    return (
+        f"{_config_file(folder)} has no architectures, so the head in {found} is not known. Add the class that wrote "
+        f'it, such as "architectures": ["{example}"].'
+    )
 
 
 def head_rows(head: str, tensors: Mapping[str, Tensor], family: Family) -> int:
