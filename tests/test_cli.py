@@ -148,6 +148,26 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     assert done.stderr.startswith("lambert: No such recipe: missing.toml.")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_streams_that_nobody_reads(closed: str, tmp_path: Path) -> None:
+    in_shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable]
+    done = subprocess.run([*in_shell, "-m", "lambert", "pretrain", "no.toml"], check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    code = """
+import os, pathlib, subprocess, sys
+from lambert.engine import process, progress
+process.prepare_streams()
+with open("kept", "w") as file:
+    subprocess.run(["sh", "-c", "echo lost; echo lost >&2; cat"])  # which inherits the streams
+    with progress.progress(1, "task") as bar:
+        bar.advance()
+    print(sys.stdin.read())
+    file.write(str(file.fileno()))
+"""
+    subprocess.run([*in_shell, "-c", code], check=True, cwd=tmp_path, stdin=subprocess.DEVNULL)
+    assert int((tmp_path / "kept").read_text()) > 2
+
+
 SLOW_TO_IMPORT = ("torch._dynamo", "torch._inductor", "sympy", "torch.distributed.elastic", "transformers", "rich")
 
 

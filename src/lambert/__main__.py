@@ -11,6 +11,7 @@ from lambert.verb import find
 def main() -> NoReturn:
     """Runs the command line. Signal handlers are installed, and the process is replaced if it must be, before the other
     imports, which take half a second or more."""
+    process.prepare_streams()
     block_signals()  # until it is known whether their message may say that the same command continues
     verb = find(sys.argv[1:])
     if verb and verb.continues:

@@ -1,5 +1,5 @@
-"""The process in which a command runs a model: the variables and limits that libraries read when they are loaded, and
-their import.
+"""The process of a command: its standard streams; and for one that runs a model, the variables and limits that
+libraries read when they are loaded, and their import.
 
 Memory that a tensor frees is kept for the next tensor. By default glibc returns blocks larger than 32 MB to the system
 at once, and the next tensor of that size waits while the kernel clears its pages again. Also, the kernel uses pages of
@@ -38,6 +38,16 @@ LEAST_ADDRESS_SPACE = 700_000_000
 """Bytes. Measured: importing torch 2.13 for CPUs takes 606 MB; with less its C++ library aborts the process."""
 LEAST_FILES = 16
 """Measured: a run of one process starts with 16 open files allowed, and does not start with 8."""
+
+
+def prepare_streams() -> None:
+    """Opens /dev/null in place of closed standard streams, as of a daemon: a file that is opened later would otherwise
+    get the descriptor of one."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, "w" if number else "r")  # noqa: SIM115 - gets the lowest free descriptor, `number`
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def allocator_variables() -> dict[str, str]:

@@ -47,7 +47,8 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         measured: float = 0,
         summary: bool = True,
     ) -> None:
-        self.total, self.description, self.unit, self.quiet = total, description, unit, quiet
+        self.total, self.description, self.unit = total, description, unit
+        self.quiet = quiet or sys.stderr is None  # which Python sets where the stream is closed
         self.done, self._before, self._seconds, self._summary = done, done, seconds, summary
         self.details, self._measured = "", measured
         self._interval, self._paced = seconds, False
