@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -166,6 +167,20 @@ with open("kept", "w") as file:
 """
     subprocess.run([*in_shell, "-c", code], check=True, cwd=tmp_path, stdin=subprocess.DEVNULL)
     assert int((tmp_path / "kept").read_text()) > 2
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_the_encoding_of_standard_output_lacks_is_escaped(encoding: str) -> None:
+    code = """
+from lambert.commands import parse
+from lambert.core.files import json_text
+from lambert.engine import process
+process.prepare_streams()
+parse._say(json_text({"ü": "€ 😀"}))
+"""
+    variables = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=variables)
+    assert json.loads(done.stdout.decode(encoding)) == {"ü": "€ 😀"}
 
 
 SLOW_TO_IMPORT = ("torch._dynamo", "torch._inductor", "sympy", "torch.distributed.elastic", "transformers", "rich")

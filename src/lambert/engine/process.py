@@ -10,8 +10,10 @@ programs, it then takes the processor time that the thread it waits for needs, a
 (docs/pretrain.md). So the threads of Lambert spin briefly.
 """
 
+import codecs
 import gc
 import importlib
+import io
 import os
 import resource
 import sys
@@ -34,6 +36,8 @@ SPINS = "1000"
 Source: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html"""
 _WAITS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 """Variables with which a user chooses how threads wait."""
+_ESCAPES = "lambert.escapes"
+"""Name of the error handler of `prepare_streams`."""
 LEAST_ADDRESS_SPACE = 700_000_000
 """Bytes. Measured: importing torch 2.13 for CPUs takes 606 MB; with less its C++ library aborts the process."""
 LEAST_FILES = 16
@@ -42,12 +46,23 @@ LEAST_FILES = 16
 
 def prepare_streams() -> None:
     """Opens /dev/null in place of closed standard streams, as of a daemon: a file that is opened later would otherwise
-    get the descriptor of one."""
+    get the descriptor of one. Makes standard output escape what its encoding lacks, as in JSON (\\u00e9)."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             stream = open(os.devnull, "w" if number else "r")  # noqa: SIM115 - gets the lowest free descriptor, `number`
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
+    codecs.register_error(_ESCAPES, _escape)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors=_ESCAPES)
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    import json  # here, because the process is seldom in need of it
+
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def allocator_variables() -> dict[str, str]:
