@@ -109,4 +109,5 @@ def _starts_ranks(tokens: list[str]) -> bool:
 def _crash(tokens: list[str]) -> NoReturn:
     text = traceback.format_exc()
     where = save_traceback(" ".join(map(public_word, tokens)), text)
-    _exit(launcher.report_end(1, f"bug: {' '.join(text.splitlines()[-1].split())}. {where}"))
+    last = next(line for line in reversed(text.splitlines()) if line.strip())
+    _exit(launcher.report_end(1, f"bug: {' '.join(last.split())}. {where}"))

@@ -205,6 +205,14 @@ def test_a_bug_leaves_its_traceback_in_a_file(
     assert type(error).__name__ in kept
 
 
+def test_a_bug_whose_text_ends_with_blank_lines_is_named(
+    lambert: Lambert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with failing(ValueError("of ours\n\n")):
+        one_line(lambert("doctor"), 1, "lambert: bug: ValueError: of ours. ")
+
+
 @pytest.mark.parametrize("verb", [name for name, verb in all_verbs().items() if verb.computes])
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
 def test_out_of_memory_is_answered_for_the_verb(
