@@ -183,6 +183,13 @@ parse._say(json_text({"ü": "€ 😀"}))
     assert json.loads(done.stdout.decode(encoding)) == {"ü": "€ 😀"}
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
+def test_a_full_disk_behind_both_streams_is_a_problem_of_the_machine() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "lambert", "--help"]
+        assert subprocess.run(command, check=False, stdout=full, stderr=full).returncode == 4
+
+
 SLOW_TO_IMPORT = ("torch._dynamo", "torch._inductor", "sympy", "torch.distributed.elastic", "transformers", "rich")
 
 

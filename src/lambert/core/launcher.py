@@ -84,7 +84,8 @@ def report_end(code: int, line: str) -> int:
             return 0 if code in FINAL else code
     elif launcher and not _is_first_to_end():
         return code
-    print(f"lambert: {printable_line(line)}", file=sys.stderr)
+    with suppress(OSError):  # a full disk behind stderr too: the exit code remains
+        print(f"lambert: {printable_line(line)}", file=sys.stderr, flush=True)
     return code
 
 
