@@ -4,14 +4,15 @@ import errno
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 from unittest import mock
 
 import pytest
-from commands import one_line, stage
+from commands import one_line, setting_names, stage
 
 from lambert.commands import parse
 from lambert.core import errors
+from lambert.core.settings import kinds_of, list_dotted_names
 from lambert.verb import all_verbs
 
 Lambert = Callable[..., Any]
@@ -257,3 +258,16 @@ def test_a_list_without_a_value_is_refused(flags: list[str], lambert: Lambert) -
 @pytest.mark.parametrize("flags", [["--dev", ""], ["--dev="], ["--init="], ["--data", ""]])
 def test_an_empty_path_is_refused(flags: list[str], lambert: Lambert) -> None:
     one_line(lambert("finetune", *flags), 2, f"{flags[0].strip('=')} is empty: it must be a path.")
+
+
+@pytest.mark.parametrize("verb", [name for name, verb in all_verbs().items() if verb.takes in ("recipe", "table")])
+def test_a_path_with_a_nul_character_is_refused(verb: str) -> None:
+    _, kind = stage(verb)
+    given = {"input": ["i"], "out": "o", "init": "m", "corpus": "c", "data": "d", "model": "m", "recipe": "r.toml"}
+    own = {name: given[name] for name in given.keys() & {*list_dotted_names(kind)}}
+    names = [name for name in setting_names(kind) if Path in kinds_of(kind, name)]
+    for name in names:
+        several = get_origin(get_type_hints(kind).get(name)) is tuple
+        with pytest.raises(errors.UsageError, match=rf"^{name} = 'a\\x00b' has a NUL character: remove it\.$"):
+            parse.settings([verb], own | {name: ["a\0b"] if several else "a\0b"})
+    assert names

@@ -28,6 +28,11 @@ class Config:
     optim: Optim = dataclasses.field(default_factory=Optim)
 
 
+@dataclasses.dataclass(frozen=True)
+class Named:
+    name: str
+
+
 PLAIN = {"out": "o", "inputs": ["x", "y"], "mode": "a", "optim": {"lr": 0.1, "betas": [0.9, 0.99]}}
 
 
@@ -139,6 +144,12 @@ def test_the_message_names_the_range(given: Given, message: str) -> None:
     check(Given(pair=(0.0, math.inf)), pair="[0, inf]")
     with pytest.raises(UsageError, match=f"^{message}"):
         check(given, "t.", share="[0, 1)", count="(0, inf)")
+
+
+@pytest.mark.parametrize("config", [Config(Path("o\0")), Config(Path("o"), (Path("x"), Path("\0"))), Named("n\0")])
+def test_a_nul_character_is_refused(config: Any) -> None:
+    with pytest.raises(UsageError, match=r"^t\.(out|inputs|name) = '.*\\x00' has a NUL character: remove it\.$"):
+        check(config, "t.")
 
 
 # --- files ---

@@ -16,7 +16,7 @@ from typing import Any
 
 import tomli_w
 
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import DataError, UsageError, quote
 from lambert.core.files import open_regular
 from lambert.core.other_names import our_setting
 
@@ -32,7 +32,8 @@ _LONG_KEY = re.compile(r"""(?<![\w"'-])(?:(?:"[^"\n]*+"|'[^'\n]*+'|[\w-]++)[ \t]
 
 
 def check(config: Any, table: str = "", /, **ranges: str) -> None:
-    """Raises UsageError if a number among these settings is not in its range. NaN is in no range.
+    """Raises UsageError if a number among these settings is not in its range, or a text or a path has a NUL character,
+    which files cannot have in their names. NaN is in no range.
 
     Args:
         table: Prefix of the names of the settings in the error, such as "train.".
@@ -42,9 +43,11 @@ def check(config: Any, table: str = "", /, **ranges: str) -> None:
     assert not unknown, unknown
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int | float) and not isinstance(number, bool):
-                problem = _outside(number, ranges.get(field.name, "[0, inf)"))
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, str | Path) and "\0" in str(item):
+                raise UsageError(f"{table}{field.name} = {quote(str(item))} has a NUL character: remove it.")
+            if isinstance(item, int | float) and not isinstance(item, bool):
+                problem = _outside(item, ranges.get(field.name, "[0, inf)"))
                 if problem:
                     raise UsageError(f"{table}{field.name} = {value} must be {problem}.")
 

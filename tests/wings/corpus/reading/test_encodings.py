@@ -90,7 +90,7 @@ def test_headers() -> None:
 
 
 def test_unknown_encodings_are_refused(tmp_path: Path) -> None:
-    for name in ("latin-99", "base64", "", "rot13", "a\0b"):
+    for name in ("latin-99", "base64", "", "rot13"):
         with pytest.raises(UsageError, match=r"encoding = .* is unknown: name one of Python's"):
             PrepareConfig((tmp_path,), tmp_path / "out", encoding=name)
     assert look_up_encoding("UTF8") == "utf-8"
