@@ -155,6 +155,11 @@ def test_a_nul_character_is_refused(config: Any) -> None:
 # --- files ---
 
 
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_bytes(b"\xef\xbb\xbfseed = 1\r\n")
+    assert settings.read(tmp_path / "r.toml") == {"seed": 1}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

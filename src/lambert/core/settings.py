@@ -355,7 +355,7 @@ def read(path: Path, what: str = "recipe") -> dict[str, Any]:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise UsageError(f"{path} is not a TOML {what}: it is larger than {_MAX_BYTES:,} bytes.")
-        recipe = content.decode("utf-8").replace("\r\n", "\n")
+        recipe = content.decode("utf-8-sig").replace("\r\n", "\n")
         if found := _LONG_KEY.search(recipe):
             line = recipe.count("\n", 0, found.start()) + 1
             raise UsageError(f"{path}:{line} is not TOML of a {what}: a key has more than 100 parts.")

@@ -235,7 +235,8 @@ def test_what_a_finetuning_run_derives_is_no_difference(
     data.write_text("".join(f'{{"text": "the word {n} is here", "label": "{"ab"[n % 2]}"}}\n' for n in range(40)))
     recipe.write_text(
         f'data = "{data}"\ninit = "{made[1][0]}"\nout = "{tmp_path / "run"}"\n'
-        "[train]\nsteps = 10\nbatch_size = 4\n[log]\nevery = 1\n"
+        "[train]\nsteps = 10\nbatch_size = 4\n[log]\nevery = 1\n",
+        encoding="utf-8-sig",
     )
     runs = [tmp_path / f"seed-{seed}" for seed in (1, 2)]
     for seed, run in enumerate(runs, 1):

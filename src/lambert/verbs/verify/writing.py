@@ -77,7 +77,7 @@ def make_expectation(runs: Sequence[Path]) -> ExpectConfig:
 
 def write(recipe: Path, expect: ExpectConfig) -> None:
     """Replaces the table [expect] of a recipe, or adds it at the end. Everything else stays as it is."""
-    before = read_file(recipe).decode()
+    before = read_file(recipe).decode("utf-8-sig")
     text = _remove_table(before).rstrip("\n") + "\n\n" + toml(expect)
     if _read_others(text) != _read_others(before):
         raise UsageError(
