@@ -288,6 +288,41 @@ def test_rows_instead_of_files(pretrained: Path, tmp_path: Path) -> None:
     assert "task classify; labels 0, 1; up to 32 tokens; float32 on cpu" in shown
 
 
+def test_what_is_no_path_is_refused(pretrained: Path, tmp_path: Path) -> None:
+    model: Any = lambert.load(pretrained)
+    data = [{"text": "a", "label": "b"}]
+    for call, found in (
+        (lambda wrong: lambert.compare(wrong, "b"), "A run"),
+        (lambda wrong: lambert.compare("a", "b", gold=wrong), "gold"),
+        (lambda wrong: lambert.export(wrong, out="x"), "model"),
+        (lambert.import_model, "source"),
+        (lambda wrong: lambert.import_model(pretrained, check=wrong), "check"),
+        (lambda wrong: lambert.verify("r.toml", run=wrong), "run"),
+        (lambert.verify_corpus, "corpus"),
+        (lambda wrong: lambert.fetch_corpus("s3://a/b", wrong), "out"),
+    ):
+        for wrong in (["a"], b"a", model):
+            with pytest.raises(UsageError, match=rf"^{found} must be a path, not "):
+                call(wrong)
+        for wrong in ("", "a\0b"):
+            with pytest.raises(UsageError, match=rf"^{found} (is empty: it must|= 'a\\x00b' has)"):
+                call(wrong)
+    with pytest.raises(UsageError, match=r"^init must be a path, not TextModel"):
+        lambert.finetune(init=model, data="d", out=tmp_path / "run")
+    with pytest.raises(UsageError, match=r"^model must be a path, not TextModel"):
+        lambert.evaluate(model=model, data="d")
+    with pytest.raises(UsageError, match=r"^out must be a path, not b'x'"):
+        lambert.pretrain(corpus="c", out=b"x")
+    with pytest.raises(UsageError, match=r"^out = 'a\\x00' has a NUL character"):
+        lambert.finetune(init=pretrained, data=data, out="a\0")
+    with pytest.raises(UsageError, match=r"^source must be text, not 5"):
+        lambert.fetch_corpus(5, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"^format must be text, not 5"):
+        lambert.export(pretrained, out="x", format=5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"^space must be a table, not \[1\]"):
+        lambert.sweep(space=[1], out="x")
+
+
 def test_errors_name_keywords(tmp_path: Path) -> None:
     """Except in commands and in messages about a recipe."""
     recipe, rows = tmp_path / "recipe.toml", [{"text": "a stone", "label": "x"}]
@@ -440,6 +475,21 @@ def test_a_notebook_shows_progress(
 
 
 # --- the parts in somebody's own loop ---
+
+
+def test_what_is_no_batch_and_no_encoder_is_refused() -> None:
+    for rows in ([[1.5, 2]], [1, 2], None, [], [[]], [[-1]], [[2**70]], ["a"]):
+        with pytest.raises(UsageError, match=r"^Batch\.of takes "):
+            lambert.Batch.of(rows)  # type: ignore[arg-type]
+    batch = lambert.Batch.of(row for row in (iter([1, 2]), torch.tensor([3])))
+    assert (batch.ids_T.tolist(), batch.bounds_S1.tolist()) == ([1, 2, 3], [0, 2, 3])
+    for config in ("mini", {"layers": 1}):
+        with pytest.raises(UsageError, match=r"^config must be an instance of EncoderConfig"):
+            lambert.build_encoder(config)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"^vocabulary = 0"):
+        lambert.build_encoder(lambert.EncoderConfig())
+    with pytest.raises(UsageError, match=r"^positions must be a whole number, not 1\.5"):
+        lambert.EncoderConfig(positions=1.5)  # type: ignore[arg-type]
 
 
 def test_encoder_and_lamb_in_a_loop_of_ones_own() -> None:

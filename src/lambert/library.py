@@ -20,7 +20,7 @@ from lambert.commands import parse
 from lambert.core import settings as tables
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError, LambertError, SavedAndStopped, UsageError, printable_line
-from lambert.core.files import write_atomic
+from lambert.core.files import as_path, write_atomic
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.progress import aside, in_notebook
 from lambert.runs.result import Say, silent
@@ -162,7 +162,7 @@ def _out(verb: Verb, recipe: object, given: Mapping[str, Any]) -> Path | None:
     if out is None and isinstance(recipe, str | Path) and Path(recipe).is_file():
         table = tables.read(Path(recipe))
         out = (table.get(verb.name, {}) if verb.takes == "table" else table).get("out")
-    return Path(out) if is_path(out) else None
+    return as_path(out, "out") if is_path(out) else None
 
 
 def _write_rows(rows: Any, name: str, out: Path | None) -> Path:

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from lambert.core import settings
@@ -144,6 +145,13 @@ def test_the_message_names_the_range(given: Given, message: str) -> None:
     check(Given(pair=(0.0, math.inf)), pair="[0, inf]")
     with pytest.raises(UsageError, match=f"^{message}"):
         check(given, "t.", share="[0, 1)", count="(0, inf)")
+
+
+@pytest.mark.parametrize("config", [Given(share="1"), Given(count=1.5), Given(pair=[0.0]), Given(on=1), Named(5)])  # type: ignore[arg-type]
+def test_a_value_of_another_type_is_refused(config: Any) -> None:
+    check(Given(share=np.float64(1), count=np.int64(1)))
+    with pytest.raises(UsageError, match=r"^t\.(share|count|pair|on|name) must be .*, not "):
+        check(config, "t.")
 
 
 @pytest.mark.parametrize("config", [Config(Path("o\0")), Config(Path("o"), (Path("x"), Path("\0"))), Named("n\0")])

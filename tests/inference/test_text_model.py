@@ -139,7 +139,7 @@ def test_wrong_requests_are_answered(pretrained: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"^top = {count!r} must be a whole number from 1 on"):
             model("the [MASK] was", top=count)  # type: ignore[arg-type]
     assert len(model("the [MASK] was", top=np.int64(2))["masks"][0]) == 2
-    with pytest.raises(UsageError, match="takes the path of a folder, not NoneType"):
+    with pytest.raises(UsageError, match=r"^folder must be a path, not None\.$"):
         library.load(None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="The encoder has 7 positions, fewer than 8: use one with more"):
         TaskConfig().resolve_length(7)
@@ -147,6 +147,24 @@ def test_wrong_requests_are_answered(pretrained: Path, tmp_path: Path) -> None:
         model.encode([1])  # type: ignore[list-item]
     with pytest.raises(DataError, match="No such model folder"):
         library.load(tmp_path / "nowhere")
+    for name, value in {"task": 1, "precision": torch.float32, "device": 5, "micro_tokens": "8", "code": 1}.items():
+        with pytest.raises(UsageError, match=f"^{name} must be "):
+            library.load(pretrained, **{name: value})  # type: ignore[arg-type]
+    unset = dict.fromkeys(["task", "precision", "device", "micro_tokens", "code"])
+    assert repr(library.load(pretrained, **unset)) == repr(model)  # type: ignore[arg-type]
+    assert repr(library.load(library.Result(pretrained))) == repr(model)
+    for settings in (
+        {"batch_size": "8"}, {"batch_size": float("inf")}, {"truncate_dim": 4.0}, {"prompt": b"x"}, {"prompt": ["a"]},
+        {"prompt_name": 1}, {"pooling": 1},
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=rf"^{next(iter(settings))} must be "):
+            model.encode(TEXTS, **settings)  # type: ignore[arg-type]
+    for texts, prompt in (["a", "\ud800"], None), ("a", "\ud800"):
+        with pytest.raises(DataError, match="half of a surrogate pair"):
+            model.encode(texts, prompt=prompt)
+    for folder in (None, 5, "", "a\0b"):
+        with pytest.raises(UsageError, match=r"^folder "):
+            model.save(folder)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="squid"):
         library.load(pretrained, task="squid")
 

@@ -9,8 +9,9 @@ Shape legend, used as suffixes of names in the whole project:
     B  padded rows
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from operator import index
 from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lambert.core.compute import PLAIN, Compute
+from lambert.core.errors import UsageError
 
 Ints = npt.NDArray[np.int64]
 Record = TypeVar("Record", bound="Target | Batch")
@@ -140,10 +142,20 @@ class Batch:
     place of T in all shapes. None: there is no padding."""
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]], targets: Mapping[str, Target] | None = None) -> "Batch":
-        """A batch of these sequences of token ids, special tokens included, all of segment A."""
-        ids = np.array([piece for row in rows for piece in row], dtype=np.int64)
-        return flat_batch(ids, np.zeros_like(ids), np.array([len(row) for row in rows], dtype=np.int64), targets)
+    def of(cls, rows: Iterable[Iterable[int]], targets: Mapping[str, Target] | None = None) -> "Batch":
+        """A batch of these sequences of token ids, special tokens included, all of segment A. Raises UsageError if
+        there is none, or one is not a sequence of ids."""
+        try:
+            listed = [[index(piece) for piece in row] for row in rows]
+        except TypeError as error:
+            raise UsageError(f"Batch.of takes sequences of token ids, which are whole numbers: {error}.") from error
+        if not listed or not all(listed):
+            raise UsageError("Batch.of takes one sequence or more, each of one token id or more.")
+        ids = np.array([piece for row in listed for piece in row], dtype=object)
+        if not ((ids >= 0) & (ids < 2**31)).all():
+            raise UsageError("Batch.of takes token ids, which are from 0 to 2^31 - 1.")
+        ids = ids.astype(np.int64)
+        return flat_batch(ids, np.zeros_like(ids), np.array([*map(len, listed)], dtype=np.int64), targets)
 
     @property
     def tokens(self) -> int:

@@ -19,7 +19,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
 
-from lambert.core.errors import DataError, LambertError, MachineError, UsageError
+from lambert.core.errors import DataError, LambertError, MachineError, UsageError, quote
 
 MAX_BYTES = 1 << 30
 """Maximum bytes of a file that is read whole, such as settings, metrics or a tokenizer (our choice)."""
@@ -40,6 +40,19 @@ _REMEDIES = {
 _UNSUPPORTED_ERRORS = (errno.EACCES, errno.EINVAL, errno.ENOTSUP)
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _TEMPORARY = re.compile(rf"\.tmp-(?P<what>{_NEW}|{_OLD}|{_GONE})-(?P<pid>\d+)@(?P<host>[^@]*)@(?P<name>.+)")
+
+
+def as_path(value: object, name: str) -> Path:
+    """Returns the argument `name` of a Python call as a path. Raises UsageError if it is none, is empty, or has a NUL
+    character."""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str):
+        raise UsageError(f"{name} must be a path, not {quote(value)}.")
+    if not path:
+        raise UsageError(f"{name} is empty: it must be a path.")
+    if "\0" in path:
+        raise UsageError(f"{name} = {quote(path)} has a NUL character: remove it.")
+    return Path(path)
 
 
 def write_atomic(path: Path, text: str | bytes) -> Path:

@@ -2,7 +2,9 @@
 and back."""
 
 import dataclasses
+import datetime
 import difflib
+import functools
 import json
 import math
 import os
@@ -11,6 +13,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from lambert.core.other_names import our_setting
 _MAXIMA = {int: 2**31 - 1, float: 1e18}
 """Maxima of settings whose range has no upper end: libraries use 32-bit integers, and the product of two such floats
 fits a float32."""
+_GIVEN = (str, int, float, list, tuple, Mapping, datetime.date, types.NoneType)
+"""Types of the settings of a call, as plain values."""
 SEEDS = f"[{-(2**63)}, {2**63})"
 """The range of seeds that become keys; see `core.randomness.key`."""
 _MAX_BYTES = 2**20
@@ -32,8 +37,8 @@ _LONG_KEY = re.compile(r"""(?<![\w"'-])(?:(?:"[^"\n]*+"|'[^'\n]*+'|[\w-]++)[ \t]
 
 
 def check(config: Any, table: str = "", /, **ranges: str) -> None:
-    """Raises UsageError if a number among these settings is not in its range, or a text or a path has a NUL character,
-    which files cannot have in their names. NaN is in no range.
+    """Raises UsageError if a value of these settings is of another type than its field, a number is not in its range,
+    or a text or a path has a NUL character, which files cannot have in their names. NaN is in no range.
 
     Args:
         table: Prefix of the names of the settings in the error, such as "train.".
@@ -41,6 +46,8 @@ def check(config: Any, table: str = "", /, **ranges: str) -> None:
     """
     unknown = ranges.keys() - {field.name for field in dataclasses.fields(config)}
     assert not unknown, unknown
+    kind: type = type(config)
+    hints = _hints(kind)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         for item in value if isinstance(value, tuple) else (value,):
@@ -50,6 +57,34 @@ def check(config: Any, table: str = "", /, **ranges: str) -> None:
                 problem = _outside(item, ranges.get(field.name, "[0, inf)"))
                 if problem:
                     raise UsageError(f"{table}{field.name} = {value} must be {problem}.")
+        check_type(f"{table}{field.name}", value, hints[field.name])
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def check_type(name: str, value: object, hint: Any) -> None:
+    """Raises UsageError if a setting, or an argument of a Python call, is not of the type `hint`. A whole number may be
+    one of numpy, and stand for any number."""
+    if not _fits(value, hint):
+        raise wrong_type("", name, value, hint)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, kind) for kind in inner)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, inner[0]) for item in value)
+    if origin is typing.Literal or hint is str:
+        return isinstance(value, str)
+    if hint in (int, float):
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    if dataclasses.is_dataclass(hint):  # a run takes an EncoderConfig for a FreshEncoderConfig
+        return dataclasses.is_dataclass(value)
+    return isinstance(value, origin or hint)
 
 
 def _outside(number: float, interval: str) -> str:
@@ -57,7 +92,7 @@ def _outside(number: float, interval: str) -> str:
     low, high = map(float, interval[1:-1].split(","))
     above, below = interval[0] == "(", interval[-1] == ")"
     inside = (low < number if above else low <= number) and (number < high if below else number <= high)
-    most = _MAXIMA[type(number)]
+    most = _MAXIMA[float if isinstance(number, float) else int]
     if inside and (abs(number) <= most or math.isfinite(high) or (math.isinf(number) and not below)):
         return ""
     if inside:
@@ -77,11 +112,14 @@ def _format_end(end: float) -> str:
 
 def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "", *, as_text: bool = False) -> None:
     """Raises UsageError if one of these nested settings of the dataclass `kind` is not a table where one is needed, has
-    a fraction where a whole number is needed or, unless `as_text`, is text where a number is needed."""
+    a fraction where a whole number is needed, is text where a number is needed, unless `as_text`, or, if `as_text`, is
+    of a type that no setting has."""
     hints = typing.get_type_hints(kind)
     for name, value in values.items():
         hint = hints.get(name.replace("-", "_"))
         kinds = _kinds(hint)
+        if as_text and hint is not None and not isinstance(value, _GIVEN):
+            raise wrong_type("", f"{table}{name}", value, hint)
         nested = next(filter(dataclasses.is_dataclass, kinds), None)
         if isinstance(value, Mapping):
             if nested:
@@ -95,6 +133,14 @@ def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "", *, as_t
                     whole and isinstance(number, float) and not number.is_integer()
                 ):
                     raise wrong_type("", f"{table}{name}", number, hint)
+
+
+def as_names(names: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
+    """Returns the argument `name` of a Python call, one name or several, as a tuple; None is no name. Raises UsageError
+    if it is none of these."""
+    given = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, Iterable) else names or ()
+    check_type(name, given, tuple[str, ...])
+    return given
 
 
 def with_names(kind: Any, tokens: Sequence[str]) -> list[str]:
@@ -188,16 +234,20 @@ def _first(kinds: Iterable[Any]) -> str:
     return dataclasses.fields(next(iter(kinds)))[0].name.replace("_", "-")
 
 
-def wrong_type(where: str, name: str, value: str | float, hint: Any) -> UsageError:
+def wrong_type(where: str, name: str, value: object, hint: Any) -> UsageError:
     """Returns the error for a value that is not of the type `hint` of a setting. `where` is empty for a flag."""
     place = f"{where}: " if where else ""
-    shown = json.dumps(value, ensure_ascii=False)
+    shown = json.dumps(value, ensure_ascii=False) if isinstance(value, str | float) else quote(value)
     advice = " Write it without commas." if isinstance(value, str) and re.fullmatch(r"\d{1,3}(,\d{3})+", value) else ""
     return UsageError(f"{place}{name} must be {_describe_type(hint)}, not {shown}.{advice}")
 
 
 def _describe_type(hint: Any) -> str:
     """Returns in words what a setting of this type must be."""
+    if dataclasses.is_dataclass(hint):
+        return f"an instance of {getattr(hint, '__name__', hint)}"
+    if typing.get_origin(hint) is Mapping:
+        return "a table"
     inner = [part for part in typing.get_args(hint) if part not in (types.NoneType, Ellipsis)]
     if typing.get_origin(hint) is typing.Literal:
         return f"one of {', '.join(map(str, filter(None, inner)))}"

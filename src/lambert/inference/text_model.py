@@ -1,5 +1,6 @@
 """A model for texts, for the library, `lambert predict` and `lambert evaluate`."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Source
 from lambert.core.errors import DataError, LambertError, UsageError, quote
+from lambert.core.files import as_path
 from lambert.core.registry import choose
+from lambert.core.settings import as_names, check_type
 from lambert.core.world import World
 from lambert.distributed.launch_environment import process_info
 from lambert.engine.device import device_named, keep_current_gpu
@@ -36,7 +39,7 @@ from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, OtherColumns
 from lambert.tasks.reading.mismatch import advise_model_user
 from lambert.tasks.reading.templates import columns_of, is_template
 from lambert.tasks.reading.unknown import unknown_notes
-from lambert.tasks.task import make_readable_request
+from lambert.tasks.task import make_readable_request, whole_text
 from lambert.tasks.vectors import sentence_transformers
 from lambert.tasks.vectors.embed import Embed
 from lambert.tasks.vectors.similarity import similarity
@@ -49,28 +52,31 @@ Text = str | Mapping[str, Any]
 
 
 def load(
-    folder: str | Path, *, task: str = "", precision: Precisions = "float32", device: str = "auto",
-    micro_tokens: int = 8192, code: Sequence[str] = (),
+    folder: str | os.PathLike[str], *, task: str | None = None, precision: Precisions | None = None,
+    device: str | None = None, micro_tokens: int | None = None, code: Sequence[str] | None = None,
 ) -> "TextModel":  # fmt: skip
     """Loads a model for inference.
 
     Args:
         folder: Run folder, model folder or Hugging Face folder.
         task: The expected task, or the task of a Hugging Face folder that `finetune` did not write.
-        precision: As in `lambert predict --inference.precision`.
-        device: auto, cpu, cuda, cuda:N or mps.
-        micro_tokens: Maximum tokens of a batch.
+        precision: As in `lambert predict --inference.precision`; float32 by default.
+        device: auto (the default), cpu, cuda, cuda:N or mps.
+        micro_tokens: Maximum tokens of a batch; 8192 by default.
         code: Names of code from outside that the folder may import (docs/security.md).
 
     Raises:
         DataError: The folder cannot be read.
         UsageError: A setting is wrong.
     """
-    if not isinstance(folder, str | Path):
-        raise UsageError(f"lambert.load takes the path of a folder, not {type(folder).__name__}.")
+    path, names = as_path(folder, "folder"), as_names(code, "code")
+    given: dict[str, Any] = {"precision": precision, "micro_tokens": micro_tokens, "device": device}
+    for name, value in {"task": task, **given}.items():
+        check_type(name, value, int | None if name == "micro_tokens" else str | None)
+    config = InferenceConfig(**{name: value for name, value in given.items() if value is not None})
     with keep_current_gpu():
-        world = World(device=device_named(device, process_info().local_rank))
-        model = TextModel(Path(folder), task, tuple(code), InferenceConfig(precision, micro_tokens, device), world)
+        world = World(device=device_named(config.device, process_info().local_rank))
+        model = TextModel(path, task or "", names, config, world)
     for note in model.folder_notes:
         warnings.warn(note, stacklevel=2)
     return model
@@ -270,6 +276,8 @@ class TextModel:
             show_progress_bar: Show the progress on stderr. Default: in a notebook.
             truncate_dim: Keep only the first components.
         """
+        for name, value in ("batch_size", batch_size), ("truncate_dim", truncate_dim):
+            check_type(name, value, int | None)
         if batch_size is not None and batch_size < 1:
             raise UsageError(f"batch_size = {batch_size} must be 1 or more.")
         if truncate_dim is not None and truncate_dim < 1:
@@ -319,6 +327,9 @@ class TextModel:
     ) -> "Request[npt.NDArray[np.float32]]":
         """Returns the request for vectors of the texts, as `request` does for predictions. The arguments are those of
         `encode`."""
+        for name, value in ("prompt", prompt), ("prompt_name", prompt_name):
+            check_type(name, value, str | None)
+        check_type("pooling", pooling, str)
         positions, config = self._model.config.positions, self._task.config
         own = isinstance(self._task, Embed) and not pooling
         length = (config.max_length if own else self._longest) if max_length is None else max_length
@@ -333,10 +344,12 @@ class TextModel:
         for number, text in enumerate(several, 1):
             if not isinstance(text, str):
                 raise UsageError(f"encode takes texts, not {type(text).__name__}: text {number} is {quote(text)}.")
+            whole_text(text, "text", f"text {number}")
         if prompt is not None and prompt_name:
             raise UsageError("encode takes prompt or prompt_name, not both.")
         if prompt_name:
             prompt = choose(self.embed.named_prompts(), prompt_name, "prompt_name")
+        whole_text(prompt or "", "prompt", "encode")
         task = self._find_embedder(pooling, length)
         embed = task.config.embed
         before = embed.own_prompt() if prompt is None else prompt
@@ -390,7 +403,7 @@ class TextModel:
         """Returns notes about the model, and about the labelled file `path`, which was read as `data`."""
         return (*self.folder_notes, *data.notes, *unknown_notes([(path, data)]))
 
-    def save(self, folder: str | Path) -> Path:
+    def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes the model with its current weights to a new model folder, which is complete or absent. Before it
         appears, it is read back and its outputs are compared with the model's. Its README.md is a model card, which
         names the loaded folder as the origin.
@@ -399,9 +412,10 @@ class TextModel:
             DataError: The outputs differ or are not finite.
             UsageError: The folder exists, or the model was loaded in bfloat16 or int8.
         """
+        folder = as_path(folder, "folder")
         if self._inference.precision != "float32":
             raise UsageError(f"A model loaded in {self._inference.precision} cannot be saved: load it in float32.")
-        if Path(folder).exists() and (not Path(folder).is_dir() or any(Path(folder).iterdir())):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder} exists: name another folder.")
         extra = self._task.model_config() if self._task.fine_tuned else {}
         files = self._task.model_files(self._model.config.hidden)
@@ -409,9 +423,9 @@ class TextModel:
             tokenizers.save, self.tokenizer, longest=self._model.config.positions,
             segments=reads_segments(self._model.config),
         )  # fmt: skip
-        card = card_of_converted(self._model, Path(folder), self.folder, self._task.config)
-        publish(self._model, Path(folder), write, extra, card=card, files=files)
-        return Path(folder)
+        card = card_of_converted(self._model, folder, self.folder, self._task.config)
+        publish(self._model, folder, write, extra, card=card, files=files)
+        return folder
 
     def read(self, path: Path) -> Any:
         """Reads a labelled file as a Source. Raises UsageError for a model that was not fine-tuned."""

@@ -1,6 +1,8 @@
 """The families of encoders by name: `block` in the recipe's [model], `model_type` in config.json."""
 
+from lambert.core.errors import UsageError
 from lambert.core.registry import choose
+from lambert.core.settings import check_type
 from lambert.model.bert import BERT
 from lambert.model.config import EncoderConfig
 from lambert.model.distilbert import DISTILBERT
@@ -41,8 +43,12 @@ def build_encoder(config: EncoderConfig) -> Encoder:
     """Returns a fresh encoder of the family that `config.block` names, or BERT's with a block from outside. Its weights
     are drawn from torch's random generator.
 
-    Raises UsageError if `config.block` names neither a family nor a block from outside.
+    Raises UsageError if `config` is not an EncoderConfig with a vocabulary, or if its `block` names neither a family
+    nor a block from outside.
     """
+    check_type("config", config, EncoderConfig)
+    if not config.vocabulary:
+        raise UsageError("vocabulary = 0: an encoder needs the number of pieces of its tokenizer.")
     return family_of(config).encoder(config)
 
 

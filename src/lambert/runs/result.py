@@ -36,6 +36,10 @@ class Result:
     """Lines of `evaluate` about the model and the file, such as how numbers of labels were read, and which rows were
     left out."""
 
+    def __fspath__(self) -> str:
+        """The path of the folder: a result stands for it, as in `lambert.load(result)`."""
+        return str(self.folder)
+
     def __repr__(self) -> str:
         model = f"model {str(self.model)!r}" if self.model.is_dir() else ""
         scores = ", ".join(f"{name} {text}" for name, text in format_scores(self.scores).items())

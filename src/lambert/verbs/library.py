@@ -1,11 +1,13 @@
 """The verbs outside `lambert.wings` as Python functions, with the conventions of `lambert.library`."""
 
+import os
 from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lambert.core.files import as_path
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.step import Step
 from lambert.library import call_settings, find_training_verb, lines, remove_unused_rows, report_stops
@@ -77,15 +79,16 @@ def evaluate(recipe: str | Path | EvaluateConfig | None = None, /, **settings: A
         return evaluation.run(call_settings("evaluate", recipe, settings), lines())
 
 
-def compare(*runs: str | Path, gold: str | Path | None = None) -> dict[str, Any]:
+def compare(*runs: str | os.PathLike[str], gold: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """Compares the scores of the first fine-tuned model with those of each other one, as `lambert compare`. Returns
     what `--json` prints (docs/compare.md).
 
     Args:
-        runs: Run folders, folders of several seeds, or files of scored examples; with `gold`, the labelled file, also
-            files of predictions of other systems.
+        runs: Run folders or the Results of runs, folders of several seeds, or files of scored examples; with `gold`,
+            the labelled file, also files of predictions of other systems.
     """
-    return comparison.run(CompareConfig(tuple(map(Path, runs)), Path(gold) if gold is not None else None))
+    labelled = None if gold is None else as_path(gold, "gold")
+    return comparison.run(CompareConfig(tuple(as_path(run, "A run") for run in runs), labelled))
 
 
 def updates(
@@ -121,9 +124,9 @@ def verify(
         run: A run folder that is compared instead; nothing is run.
         settings: Settings that override the recipe.
     """
+    own, compared = (None if given is None else as_path(given, name) for name, given in (("out", out), ("run", run)))
     config = call_settings(find_training_verb(recipe, settings, "verify"), recipe, {"out": "run", **settings})
     name = Path(recipe) if isinstance(recipe, str | Path) else Path("the recipe")
-    own, compared = (None if folder is None else Path(folder) for folder in (out, run))
     with report_stops():
         return verification.verify_run(VerifyConfig(name, tuple(settings), updates, own, compared), config)
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lambert.core.files import as_path
+from lambert.core.settings import as_names
 from lambert.inference.config import Precisions
 from lambert.runs.result import Result
 from lambert.wings.convert import verb as conversion
@@ -25,23 +27,26 @@ def import_model(
         lowercase: Whether the vocabulary is uncased; None: as its files say.
         code: Names of the code from outside that the model folder may import.
     """
-    new, texts = (None if path is None else Path(path) for path in (out, check))
-    return conversion.run_import(ImportConfig(Path(source), new, texts, against, lowercase, tuple(code)))
+    new, texts = (None if path is None else as_path(path, name) for name, path in (("out", out), ("check", check)))
+    config = ImportConfig(as_path(source, "source"), new, texts, against, lowercase, as_names(code, "code"))
+    return conversion.run_import(config)
 
 
 def export(
-    model: str | Path, /, *, out: str | Path, format: str = "hf", code: Sequence[str] = (),
-    precision: Precisions = "float32", calibration: str | Path | None = None,
+    model: str | Path, /, *, out: str | Path, format: str | None = None, code: Sequence[str] = (),
+    precision: Precisions | None = None, calibration: str | Path | None = None,
 ) -> Result:  # fmt: skip
     """Converts a run folder or model folder to another format, as `lambert export`.
 
     Args:
         model: The folder.
         out: Folder to write; it must not exist.
-        format: Its format.
+        format: Its format; "hf" by default.
         code: Names of the code from outside that the model folder may import.
-        precision: float32, bfloat16 or int8; not every format has each.
+        precision: float32 (the default), bfloat16 or int8; not every format has each.
         calibration: Text file from which openvino's int8 learns the ranges of activations.
     """
-    texts = None if calibration is None else Path(calibration)
-    return conversion.run_export(ExportConfig(Path(model), Path(out), format, tuple(code), precision, texts))
+    texts = None if calibration is None else as_path(calibration, "calibration")
+    places = as_path(model, "model"), as_path(out, "out")
+    config = ExportConfig(*places, format or "hf", as_names(code, "code"), precision or "float32", texts)
+    return conversion.run_export(config)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from lambert.core.settings import check
 from lambert.inference.config import Precisions
 
 Against = Literal["", "transformers", "sentence-transformers"]
@@ -33,6 +34,9 @@ class ImportConfig:
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside Lambert that the model folder may import (docs/security.md)."""
 
+    def __post_init__(self) -> None:
+        check(self)
+
 
 @dataclass(frozen=True, slots=True)
 class ExportConfig:
@@ -55,3 +59,6 @@ class ExportConfig:
     calibration: Path | None = None
     """File with a text in each line (a tab between the texts of a pair), from which openvino's int8 learns the ranges
     of activations. Unset: a few sentences in several languages; texts of your domain are better."""
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -236,6 +236,7 @@ class FetchCorpusConfig:
     """Folder to write."""
 
     def __post_init__(self) -> None:
+        check(self)
         if not is_remote(self.source):
             raise UsageError(f"--from {public(self.source)} is not a URL, such as s3://bucket/corpus.")
         if address(self.out):

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from lambert.core.files import as_path
 from lambert.library import call_settings, lines, report_stops
 from lambert.runs.result import Result
 from lambert.wings.corpus.config import FetchCorpusConfig, PrepareConfig, VerifyCorpusConfig
@@ -30,13 +31,13 @@ def fetch_corpus(source: str, /, out: str | Path) -> Result:
     """Copies a prepared corpus from a URL, such as s3://bucket/corpus, to a folder and compares it with its hashes, as
     `lambert corpus fetch`. Repeating the call continues the copy."""
     with report_stops():
-        return fetching.run(FetchCorpusConfig(source, Path(out)), lines())
+        return fetching.run(FetchCorpusConfig(source, as_path(out, "out")), lines())
 
 
 def verify_corpus(corpus: str | Path, /) -> Result:
     """Compares every hash and every count of a corpus with its manifest, as `lambert corpus verify`. Raises DataError
     if they differ."""
-    return verification.run(VerifyCorpusConfig(Path(corpus)), lines())
+    return verification.run(VerifyCorpusConfig(as_path(corpus, "corpus")), lines())
 
 
 def extend(model: str | Path, /, **settings: Any) -> Result:
