@@ -323,6 +323,20 @@ def test_what_is_no_path_is_refused(pretrained: Path, tmp_path: Path) -> None:
         lambert.sweep(space=[1], out="x")
 
 
+def test_the_first_argument_may_be_given_by_name(pretraining: dict[str, Any], pretrained: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(f'corpus = "{pretraining["corpus"]}"\n[train]\nsteps = 2\n[model]\nlayers = 1\n')
+    assert lambert.plan(recipe=recipe, device="A100-80GB", devices=1).chosen.devices == 1
+    for call in (lambert.pretrain, lambert.updates, lambert.finetune, lambert.evaluate, lambert.prepare, lambert.peek):
+        with pytest.raises(UsageError, match=r"^No such recipe: none\.toml"):
+            call(recipe="none.toml", corpus="c") if call is lambert.updates else call(recipe="none.toml")
+    with pytest.raises(UsageError, match=r"has no table \[expect\]"):
+        lambert.verify(recipe=recipe)
+    for call in (lambert.extend, lambert.export):
+        with pytest.raises(UsageError, match=r"is not empty|exists"):
+            call(model=pretrained, out=pretrained, **({"input": ["t"], "words": 1} if call is lambert.extend else {}))
+
+
 def test_errors_name_keywords(tmp_path: Path) -> None:
     """Except in commands and in messages about a recipe."""
     recipe, rows = tmp_path / "recipe.toml", [{"text": "a stone", "label": "x"}]

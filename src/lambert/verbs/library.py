@@ -30,7 +30,7 @@ from lambert.verbs.settings.verify import VerifyConfig
 from lambert.verbs.verify.comparison import Verified
 
 
-def pretrain(recipe: str | Path | PretrainConfig | None = None, /, **settings: Any) -> Result:
+def pretrain(recipe: str | Path | PretrainConfig | None = None, **settings: Any) -> Result:
     """Trains an encoder on the shards of a corpus, as `lambert pretrain`. Repeating the call continues the run. The
     result has the held-out scores.
 
@@ -42,7 +42,7 @@ def pretrain(recipe: str | Path | PretrainConfig | None = None, /, **settings: A
         return pretraining.run(config, lines(config.log.console))
 
 
-def finetune(recipe: str | Path | FinetuneConfig | None = None, /, **settings: Any) -> Result:
+def finetune(recipe: str | Path | FinetuneConfig | None = None, **settings: Any) -> Result:
     """Trains an encoder on labelled data, as `lambert finetune`. Repeating the call continues the run. The result has
     the scores on `dev`.
 
@@ -67,7 +67,7 @@ def sweep(recipe: str | Path | SweepConfig | None = None, /, **settings: Any) ->
         return sweeping.run(call_settings("sweep", recipe, settings), lines())
 
 
-def evaluate(recipe: str | Path | EvaluateConfig | None = None, /, **settings: Any) -> Result:
+def evaluate(recipe: str | Path | EvaluateConfig | None = None, **settings: Any) -> Result:
     """Scores a fine-tuned model on labelled data, as `lambert evaluate`. With `predictions`, also writes that file.
     `data` may be rows as in `finetune`."""
     with ExitStack() as stack:
@@ -92,7 +92,7 @@ def compare(*runs: str | os.PathLike[str], gold: str | os.PathLike[str] | None =
 
 
 def updates(
-    recipe: str | Path | PretrainConfig | FinetuneConfig | None = None, /, **settings: Any
+    recipe: str | Path | PretrainConfig | FinetuneConfig | None = None, **settings: Any
 ) -> Generator[Step, None, None]:
     """Yields every update of a run: pre-training if the settings have `corpus`, fine-tuning if they have `data`. A Step
     has `scores` if held-out scores were computed; the last Step has the final scores.
@@ -111,7 +111,7 @@ def updates(
 
 
 def verify(
-    recipe: str | Path | PretrainConfig | FinetuneConfig, /, *, updates: int = 0, out: str | Path | None = None,
+    recipe: str | Path | PretrainConfig | FinetuneConfig, *, updates: int = 0, out: str | Path | None = None,
     run: str | Path | None = None, **settings: Any,
 ) -> Verified:  # fmt: skip
     """Runs the first updates of a recipe and compares them with its table [expect], as `lambert verify`. The result

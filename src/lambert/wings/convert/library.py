@@ -13,7 +13,7 @@ from lambert.wings.convert.verb import Imported
 
 
 def import_model(
-    source: str | Path, /, *, out: str | Path | None = None, check: str | Path | None = None, against: Against = "",
+    source: str | Path, *, out: str | Path | None = None, check: str | Path | None = None, against: Against = "",
     lowercase: bool | None = None, code: Sequence[str] = (),
 ) -> Imported:  # fmt: skip
     """Converts a folder of Hugging Face, or a checkpoint of Google's BERT, to a model folder, as `lambert import`.
@@ -33,7 +33,7 @@ def import_model(
 
 
 def export(
-    model: str | Path, /, *, out: str | Path, format: str | None = None, code: Sequence[str] = (),
+    model: str | Path, *, out: str | Path, format: str | None = None, code: Sequence[str] = (),
     precision: Precisions | None = None, calibration: str | Path | None = None,
 ) -> Result:  # fmt: skip
     """Converts a run folder or model folder to another format, as `lambert export`.

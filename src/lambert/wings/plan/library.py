@@ -8,7 +8,7 @@ from lambert.wings.plan import verb as planning
 from lambert.wings.plan.result import Plan
 
 
-def plan(recipe: str | Path, /, **settings: Any) -> Plan:
+def plan(recipe: str | Path, **settings: Any) -> Plan:
     """Predicts the time, memory, energy and cost of a run of pretrain or finetune, as `lambert plan`. Nothing is
     started.
 
