@@ -109,6 +109,8 @@ def test_what_openais_client_sends(service: Service, vectors: Path) -> None:
     assert np.allclose(found, model.encode(TEXTS), atol=1e-5)
     pieces = [len(encoding.ids) for encoding in model.tokenizer.encode_batch(["find : " + text for text in TEXTS])]
     assert answer["usage"] == {"prompt_tokens": sum(pieces), "total_tokens": sum(pieces)}
+    unset = {"input": TEXTS[0], "model": "e5", "encoding_format": None, "dimensions": None}
+    assert np.allclose(service.ask("/v1/embeddings", unset)[1]["data"][0]["embedding"], found[0], atol=1e-5)
     cut = service.ask("/v1/embeddings", {"input": TEXTS[0], "dimensions": 8, "user": "u"})[1]["data"][0]["embedding"]
     assert np.linalg.norm(cut) == pytest.approx(1)
     assert len(cut) == 8

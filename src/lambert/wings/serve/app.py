@@ -197,5 +197,5 @@ def _compute_cosines(vectors_ND: Vectors) -> list[float]:
     return found
 
 
-def _encode(vector_D: Vectors, form: str) -> list[float] | str:
-    return vector_D.tolist() if form == "float" else base64.b64encode(vector_D.astype("<f4").tobytes()).decode()
+def _encode(vector_D: Vectors, form: str | None) -> list[float] | str:
+    return base64.b64encode(vector_D.astype("<f4").tobytes()).decode() if form == "base64" else vector_D.tolist()

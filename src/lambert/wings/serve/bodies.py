@@ -91,7 +91,8 @@ class OpenAIEmbeddingsBody(BaseModel):
     ]
     model: Name = None
     encoding_format: Annotated[
-        Literal["float", "base64"], Field(description="base64: of float32 numbers, little-endian.")
+        Literal["float", "base64"] | None,
+        Field(description="base64: of float32 numbers, little-endian; null: float."),
     ] = "float"
     dimensions: Annotated[
         Count | None, Field(description="Keep this many first components, and divide by the length (Matryoshka).")
