@@ -54,7 +54,8 @@ def prepare_streams() -> None:
             setattr(sys, name, stream)
     codecs.register_error(_ESCAPES, _escape)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-        sys.stdout.reconfigure(errors=_ESCAPES)
+        with suppress(OSError):  # of a fork whose standard output was a file, and is a pipe
+            sys.stdout.reconfigure(errors=_ESCAPES)
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
