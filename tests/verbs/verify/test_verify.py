@@ -131,6 +131,8 @@ def test_a_run_with_another_log_every_is_refused_unless_it_has_the_losses(
     said = ["every-10 has no logged loss of update 5", "take a run that had log.every = 5 from its first update on"]
     one_line(lambert("verify", recipe, run=tmp_path / "every-10"), 2, *said)
     one_line(lambert("verify", recipe, "--seed", 1, out=tmp_path / "every-10"), 2, *said)
+    assert lambert("pretrain", recipe, "--log.every", 1000, seed=1, out=tmp_path / "unlogged").code == 0
+    one_line(lambert("verify", recipe, run=tmp_path / "unlogged"), 2, "unlogged has no logged loss of update 5")
 
 
 def test_settings_of_a_given_run_that_are_not_the_recipes_are_named(

@@ -136,7 +136,8 @@ def compare_run(given: VerifyConfig, config: RunConfig, expect: ExpectConfig, he
         config: The settings of the recipe, with the overrides of `given`.
         problem: Why the run diverged, if it did.
 
-    Raises UsageError if the run has scores, and none of an expected name; DataError if it did not reach the first band.
+    Raises UsageError if the run has scores, and none of an expected name, or if it ended without logged losses of the
+    bands; DataError if it did not reach the first band.
     """
     means = here.means(expect.updates, expect.every)
     begins = (before + 1 for before, _ in pairwise((0, *expect.updates)))
@@ -146,6 +147,8 @@ def compare_run(given: VerifyConfig, config: RunConfig, expect: ExpectConfig, he
     ]
     changed = _changes(config, here.folder / CONFIG)
     scores = {} if _LENGTH & {name for name, *_ in changed} else here.scores
+    if scores and expect.updates and here.updates < expect.updates[0]:  # it ended, and logged no loss of the bands
+        here.check_logged(expect.every, expect.updates[0])
     for score in expect.scores:
         if here.scores and score.name not in here.scores:
             raise UsageError(f"expect.scores: the run has no score {score.name!r}. It has: {', '.join(here.scores)}.")
