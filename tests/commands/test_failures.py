@@ -99,6 +99,10 @@ def test_a_word_too_many_is_answered_with_its_flag(flags: list[str], part: str, 
     one_line(lambert("pretrain", "--corpus=c", "--out=r", *flags), 2, part)
 
 
+def test_a_word_after_the_recipe_is_named(recipe: Path, lambert: Lambert) -> None:
+    one_line(lambert("plan", recipe, "more"), 2, "lambert: plan takes one recipe, and more follows it.")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -109,6 +113,7 @@ def test_a_word_too_many_is_answered_with_its_flag(flags: list[str], part: str, 
         ('train.precision = "half"', "run.toml: train.precision must be one of auto, float32, bfloat16"),
         ('keep_moments = "perhaps"', 'run.toml: keep_moments must be true or false, not "perhaps".'),
         ("train.stepz = 2", "run.toml: unknown setting train.stepz. Did you mean train.steps?"),
+        ('[train]\n"" = 2', 'run.toml: unknown setting train."".'),
         ("trian.steps = 2", "run.toml: unknown table [trian]. Did you mean [train]?"),
     ],
 )

@@ -19,7 +19,9 @@ BEFORE_FLAGS = {"runs": "RUN folder", "recipe of a run": "RECIPE", "folder": "{}
 def place_of(token: Any, tokens: list[str], source: str) -> tuple[str, str]:
     """Returns where a setting was given, "" for a flag, and its name there. `source` is as in `parse.call`."""
     place = {"cli": "", source: source}.get(token.source, (*tokens, "", "")[1])
-    return place, (token.keyword or token.value).strip("[]").replace("][", ".")
+    name = token.keyword or token.value
+    parts = name[1:-1].split("][") if name.startswith("[") else [name]
+    return place, ".".join(part or '""' for part in parts)
 
 
 def explain_other_verb(place: str, given: Collection[str]) -> UsageError | None:
@@ -80,6 +82,8 @@ def explain_stray(tokens: list[str], word: str, verb: Verb | None) -> UsageError
         return UsageError(
             f"{verb.name} takes flags alone, and {word} is none: `lambert {verb.name} --help` lists them."
         )
+    if not flag and verb:
+        return UsageError(f"{verb.name} takes one recipe, and {word} follows it.")
     if not flag or word.endswith(".toml"):
         return UsageError(f"{word} follows a flag. A recipe must come directly after the verb.")
     name, _, value = tokens[flag].partition("=")

@@ -262,6 +262,7 @@ def unknown_name(where: str, name: str, known: Iterable[str]) -> UsageError:
     if ours := our_setting(name, names):
         return UsageError(f"{where}: unknown setting {name}. Did you mean {ours}?")
     tables = {table for table, dot, _ in (setting.partition(".") for setting in names) if dot}
+    names = [setting for setting in names if setting not in tables]
     what, (table, dot, _) = "setting", name.partition(".")
     if dot and table not in tables:
         what, name, names = "table", table, sorted(tables)
