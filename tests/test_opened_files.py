@@ -21,6 +21,7 @@ OWN = {
     "distributed/agreement.py": "the source of the package",
     "engine/device.py": "/proc and /sys",
     "engine/environment.py": "/proc",
+    "engine/process.py": "/dev/null",
     "wings/convert/checking.py": "the result of its own process",
     "wings/convert/source_library.py": "the job of its own process",
     "wings/horovod/run/function.py": "the function and the results of its own workers",

@@ -237,7 +237,7 @@ def _first(kinds: Iterable[Any]) -> str:
 def wrong_type(where: str, name: str, value: object, hint: Any) -> UsageError:
     """Returns the error for a value that is not of the type `hint` of a setting. `where` is empty for a flag."""
     place = f"{where}: " if where else ""
-    shown = json.dumps(value, ensure_ascii=False) if isinstance(value, str | float) else quote(value)
+    shown = json.dumps(value, ensure_ascii=False) if isinstance(value, str | float | bool) else quote(value)
     advice = " Write it without commas." if isinstance(value, str) and re.fullmatch(r"\d{1,3}(,\d{3})+", value) else ""
     return UsageError(f"{place}{name} must be {_describe_type(hint)}, not {shown}.{advice}")
 
