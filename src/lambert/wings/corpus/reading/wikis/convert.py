@@ -3,7 +3,7 @@
 Source: https://en.wikipedia.org/wiki/Help:Convert, and the section on rounding of
 https://en.wikipedia.org/wiki/Help:Convert_messages: the result has as many decimals as the input, corrected by the
 ratio of the units, and at least two significant digits. The names of units are English; other wikis show symbols.
-Digits are grouped as the wiki does, on English Wikipedia from four digits on, unless `comma` says otherwise.
+Digits are grouped as the wiki does, unless `comma` says otherwise; a number of four digits is written as in the page.
 """
 
 import math
@@ -145,7 +145,8 @@ def _quantity(text: str, wiki: Wiki) -> _Quantity | None:
     elif whole:
         return None
     else:
-        shown = wiki.number(number)
+        long = len(number.partition(".")[0]) > 4
+        shown = wiki.number(number) if long or "," in digits or wiki.decimal != "." else digits
     if power:
         value, decimals, shown = value * 10 ** int(power), decimals - int(power), f"{shown}×10^{power}"
     return _Quantity(
