@@ -16,7 +16,7 @@ GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[2] / "golden" / "con
 def test_scores_are_those_of_sentence_transformers() -> None:
     vectors_TD = np.array(GOLDEN["queries"] + GOLDEN["corpus"])
     units_TD = vectors_TD / np.linalg.norm(vectors_TD, axis=1, keepdims=True)
-    relevant = [frozenset(7 + text for text in texts) for texts in GOLDEN["relevant"]]
+    relevant = [frozenset(texts) for texts in GOLDEN["relevant"]]
     search = retrieval.Search(range(7), range(7, 157), relevant)
     found = retrieval.scores(retrieval.rankings(units_TD, search), relevant)
     expected = {
@@ -33,11 +33,19 @@ def test_scores_are_those_of_sentence_transformers() -> None:
 def test_rankings_are_sorted_stable_and_without_the_query() -> None:
     draw = np.random.default_rng(0)
     units_TD = draw.integers(-1, 2, (300, 3)).astype(np.float64)  # many equal scores
-    search = retrieval.Search([5, 9], range(300), [frozenset({1}), frozenset({2})])
+    search = retrieval.Search([5, 9], range(300), [frozenset({1}), frozenset({2})], [5, 9])
     for query, ranked in zip(search.queries, retrieval.rankings(units_TD, search), strict=True):
         scores_C = units_TD @ units_TD[query]
         order = sorted((c for c in range(300) if c != query), key=lambda c: (-scores_C[c], c))
         assert ranked.tolist() == order[: retrieval.DEPTH]
+
+
+def test_documents_with_equal_texts_are_several_and_may_equal_the_query() -> None:
+    units_TD = np.eye(3)[[0, 1, 2]]
+    search = retrieval.Search([0, 1], [0, 1, 1, 2], [frozenset({0}), frozenset({2})])
+    ranked = retrieval.rankings(units_TD, search)
+    assert [order.tolist()[:2] for order in ranked] == [[0, 1], [1, 2]]
+    assert retrieval.scores(ranked, search.relevant)["mrr_10"] == pytest.approx((1 + 1 / 2) / 2)
 
 
 def write(folder: Path, **files: str) -> Path:

@@ -31,7 +31,7 @@ from lambert.tasks.scores.formulas import Formula
 from lambert.tasks.scores.metrics import Floats
 from lambert.tasks.task import Outputs, Row, Task, text_of
 from lambert.tasks.vectors import contrastive, retrieval, sentence_transformers
-from lambert.tasks.vectors.pairs import SCORED, Layout, find_layout, read_examples
+from lambert.tasks.vectors.pairs import SCORED, Layout, check_similarities, find_layout, read_examples
 from lambert.tasks.vectors.retrieval import Search
 from lambert.tasks.vectors.similarity import similarity_of_pair
 
@@ -108,6 +108,8 @@ class Embed(Task[TextVectors, Floats]):
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Examples]:
         layout = find_layout(path, config)
+        if not config.embed.loss:
+            check_similarities(path, layout, config)
         loss = config.embed.loss or ("cosent" if layout.score else "ranking")
         pooling = config.embed.pooling or "mean"
         embed = replace(config.embed, loss=loss, pooling=pooling)
@@ -204,10 +206,11 @@ class Embed(Task[TextVectors, Floats]):
                 row |= {"truth": truth, "prediction": self._similarity(found_GD)}
             return ScoredExamples(rows, {"spearman": Formula("spearman"), "pearson": Formula("pearson")})
         assert data.search is not None, "scoring needs labelled data"
-        ranked = self._rank(data, predictions)
+        ranked, corpus = self._rank(data, predictions), data.search.corpus
         rows = []
         for query, order, relevant in zip(data.search.queries, ranked, data.search.relevant, strict=True):
-            texts = {"relevant": self._text(data, min(relevant)), "prediction": self._text(data, int(order[0]))}
+            named = {"relevant": min(relevant), "prediction": int(order[0])}
+            texts = {name: self._text(data, corpus[place]) for name, place in named.items()}
             rows.append({**self._describe_text(data, query), **texts, **retrieval.of_query(order, relevant)})
         names = retrieval.of_query(ranked[0], data.search.relevant[0])
         return ScoredExamples(rows, {name: Formula("mean", (name,)) for name in names})
@@ -278,9 +281,9 @@ class Embed(Task[TextVectors, Floats]):
         data, texts_N1 = self._number_texts([[text] for text in texts], {"queries": len(queries)}, TextVectors)
         data.texts_NG = texts_N1
         found = texts_N1[:, 0].tolist()
-        numbers = dict(zip(corpus, found[len(queries) :], strict=True))
-        judged = [frozenset(numbers[text] for text in relevant[query]) for query in queries]
-        data.search = Search(found[: len(queries)], [*dict.fromkeys(numbers.values())], judged)
+        places = {text: place for place, text in enumerate(corpus)}
+        judged = [frozenset(places[text] for text in relevant[query]) for query in queries]
+        data.search = Search(found[: len(queries)], found[len(queries) :], judged)
         return data
 
     def _number_texts(

@@ -25,10 +25,10 @@ _PAIRS = (
 )  # fmt: skip
 """Names of the two columns of pairs, as data sets of sentence-transformers have them."""
 _SCORES = ("label", "score", "similarity_score", "similarity", "relatedness_score")
-_NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?(_?\d+)?")
+_NEGATIVE = re.compile(r"(hard_)?negatives?(_?\d+)?")
 _OTHER = re.compile(r".*(id|idx|index|guid|split|fold)|\d+")
 """Names of columns of numbers that are no scores."""
-_CLASSES = (-1, 0, 1, 2, "-1", "0", "1", "2")
+_CLASSES = ("-1", "0", "1", "2")
 """Values of the label of natural language inference as a number, as data sets of the Hugging Face Hub have it."""
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+")
 SCORED = ("cosent", "cosine", "margin")
@@ -62,22 +62,16 @@ def find_layout(path: Path, config: TaskConfig) -> Layout:
         raise Mismatch(f"{place}: no column {missing!r}.{nearest(missing, [*row])} {advice}")
     if lacking := [name for name in embed.negatives if name not in row]:
         raise DataError(f"{place}: no column {lacking[0]!r} (task.embed.negatives).{nearest(lacking[0], [*row])}")
-    negatives = embed.negatives or tuple(name for name in map(str, row) if _NEGATIVE.fullmatch(name.casefold()))
+    found = [name for name in map(str, row) if _NEGATIVE.fullmatch(name.casefold()) and not _is_number(row[name])]
+    negatives = () if embed.loss in ("cosent", "cosine") else embed.negatives or tuple(found)
     if listed := next((name for name in negatives if isinstance(row[name], list)), ""):
         raise Mismatch(
             f"{place}: the column {listed!r} holds a list. Give each negative a column of its own, such as negative_1 "
             "and negative_2."
         )
-    if embed.loss in ("cosent", "cosine"):
-        negatives = ()
     if embed.loss == "margin" and not negatives:
         raise Mismatch(f"{place}: task.embed.loss = 'margin' needs a column of negatives. {advice}")
     score = next((names[name] for name in (columns.label, *_SCORES) if name in names), "")
-    if texts == ("premise", "hypothesis") and not embed.loss and score == "label" and row[score] in _CLASSES:
-        raise Mismatch(
-            f"{place}: the label {row[score]!r} of premise and hypothesis is a class of natural language inference, no "
-            "similarity. Set --task.name classify; or for vectors leave the column out, and keep pairs that entail."
-        )
     if embed.loss == "ranking" or (negatives and embed.loss != "margin"):
         score = ""
     if embed.loss in SCORED and not score:
@@ -85,6 +79,26 @@ def find_layout(path: Path, config: TaskConfig) -> Layout:
             f"{place}: task.embed.loss = {embed.loss!r} needs a score in the column {columns.label!r}. {advice}"
         )
     return Layout((*texts, *negatives), score, "" if score or negatives else _note_unread(path, row, texts))
+
+
+def check_similarities(path: Path, layout: Layout, config: TaskConfig) -> None:
+    """Raises DataError if the scores seem to be classes of natural language inference."""
+    place, row = next(read_rows(path, config.columns))
+    names = [name.casefold() for name in (*layout.texts, layout.score)]
+    value = row.get(layout.score)
+    whole = isinstance(value, int | str) and not isinstance(value, bool)
+    if names == ["premise", "hypothesis", "label"] and whole and str(value) in _CLASSES:
+        raise Mismatch(
+            f"{place}: the label {value!r} of premise and hypothesis is a class of natural language inference, no "
+            "similarity. Set --task.name classify; or for vectors leave the column out, and keep pairs that entail. If "
+            "it is a similarity, set task.embed.loss = 'cosent'."
+        )
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, str):
+        return _NUMBER.fullmatch(value.strip()) is not None
+    return isinstance(value, float | int) and not isinstance(value, bool)
 
 
 def _cased(pairs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -95,13 +109,13 @@ def _cased(pairs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 def _note_unread(path: Path, row: Row, texts: Sequence[str]) -> str:
     """Returns a note about the first column of numbers or lists that is not read, or ""."""
     for name, value in row.items():
-        number = isinstance(value, float | int) or (isinstance(value, str) and _NUMBER.fullmatch(value.strip()))
-        if name not in texts and not _OTHER.fullmatch(str(name).casefold()) and (number or isinstance(value, list)):
+        known = name in texts or _OTHER.fullmatch(str(name).casefold())
+        if not known and (_is_number(value) or isinstance(value, list)):
             what = "texts" if texts[0] == texts[1] else "pairs that belong together"
-            return (
-                f"note: {path} is read as {what}, without the column {name!r} ({quote(value)}). If these are scores, "
-                f"set task.columns.label = {name!r}."
-            )
+            advice = f"If these are scores, set task.columns.label = {name!r}."
+            if isinstance(value, list):
+                advice = "If these are negatives, give each a column of its own, such as negative_1."
+            return f"note: {path} is read as {what}, without the column {name!r} ({quote(value)}). {advice}"
     return ""
 
 

@@ -25,31 +25,35 @@ _QUERIES = 1024  # queries that are ranked at once
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Queries, the texts that are searched, and which of these are relevant, all as numbers of texts."""
+    """Queries, the texts that are searched, and which of these are relevant."""
 
     queries: Sequence[int]
+    """Numbers of texts."""
     corpus: Sequence[int]
+    """Numbers of texts; several documents may have the same text."""
     relevant: Sequence[frozenset[int]]
-    """For each query, the relevant texts of the corpus; none is empty."""
+    """For each query, the places in the corpus of what is relevant; none is empty."""
+    own: Sequence[int] = ()
+    """For each query, the place in the corpus of its own text, which is no result of it, or -1; empty: all are
+    results."""
 
 
 def rankings(vectors_TD: npt.NDArray[Any], search: Search, similarity: str = "dot") -> list[Ints]:
-    """Returns for each query the numbers of the `DEPTH` most similar texts, best first. Of equally similar texts the
-    first of the corpus comes first. A text is not a result of itself.
+    """Returns for each query the places in the corpus of the `DEPTH` most similar texts, best first. Of equally similar
+    texts the first of the corpus comes first.
 
     Args:
         vectors_TD: Vectors of all texts.
         similarity: A name of `SIMILARITIES`; the inner products of vectors of length 1 are their cosines.
     """
-    corpus = np.asarray(search.corpus)
-    corpus_CD, compare = torch.from_numpy(vectors_TD[corpus]), SIMILARITIES[similarity]
-    found = []
+    corpus_CD, compare = torch.from_numpy(vectors_TD[np.asarray(search.corpus)]), SIMILARITIES[similarity]
+    found, own = [], search.own or [-1] * len(search.queries)
     for begin in range(0, len(search.queries), _QUERIES):
         part = search.queries[begin : begin + _QUERIES]
         scores_QC = compare(torch.from_numpy(vectors_TD[part]), corpus_CD).numpy()
-        for query, scores_C in zip(part, scores_QC, strict=True):
-            order = corpus[_best(scores_C, DEPTH + 1)]
-            found.append(order[order != query][:DEPTH])
+        for place, scores_C in zip(own[begin : begin + _QUERIES], scores_QC, strict=True):
+            order = _best(scores_C, DEPTH + 1)
+            found.append(order[order != place][:DEPTH])
     return found
 
 
@@ -155,4 +159,7 @@ def of_pairs(texts_NG: Ints) -> Search:
     for anchor, positive in texts_NG[:, :2].tolist():
         if anchor != positive:
             relevant.setdefault(anchor, set()).add(positive)
-    return Search([*relevant], np.unique(texts_NG[:, 1:]).tolist(), [frozenset(found) for found in relevant.values()])
+    corpus = np.unique(texts_NG[:, 1:]).tolist()
+    places = {text: place for place, text in enumerate(corpus)}
+    wanted = [frozenset(places[text] for text in found) for found in relevant.values()]
+    return Search([*relevant], corpus, wanted, [places.get(query, -1) for query in relevant])
