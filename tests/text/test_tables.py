@@ -60,6 +60,7 @@ def test_what_the_rows_have_in_common_decides(content: str, separator: str, firs
         ('text\tlabel\n"one\ntwo"\ta\nbad\tb\n', True),
         ('text\tlabel\n"a"\t"x"\n"b"\t"y"\n', True),
         ('"text"\t"label"\na\tx\n', True),
+        ('text\nfirst\n"second line\nof text"\nthird\n', True),  # one column
         ('text\tlabel\n"good day"\ta\nbad\tb\n', False),  # a text in quotation marks
         ('text\tlabel\n"good" day\ta\n"" it\tb\n', False),
         ('text\tlabel\n"One.\ta\nTwo."\tb\nbad\tb\n', False),  # a quotation over two rows
@@ -112,6 +113,7 @@ def test_lines_of_the_header_are_no_rows() -> None:
     found = read("text,label\nx,a\n\ufefftext, label\ny,b\n", named=True)
     assert found == [["x", "a"], again, ["y", "b"]]
     assert read("text,label\ntext,label\n") == [["text", "label"]]
+    assert read("text|label\na|b\n--|--\n", named=True) == [["a", "b"], ["--", "--"]]
     rule = "is the line below the header of a Markdown table: write the table as CSV or TSV"
     assert read("| text | label |\n| --- | :---: |\n", named=True) == [rule]
 

@@ -33,7 +33,7 @@ _ODD = "\ufeff\u200b\u200c\u200d\u200e\u200f\u2060\u00ad"
 _ENDLESS = f"has no {{}} in its first {BLOCK >> 20} MiB, by which the columns are found: shorten the first row"
 _COLUMN_NAME = re.compile(r"[^\W\d][\w .#/()-]{0,39}")
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?(e[-+]?\d+)?", re.IGNORECASE)
-_RULE = re.compile(r":?-{2,}:?")
+_RULE = re.compile(r":?-+:?")
 _LED_QUOTE = re.compile(r' +"')
 _USUAL = frozenset({
     "text", "text_a", "text_b", "sentence", "sentence1", "sentence2", "label", "labels", "class", "category", "id",
@@ -197,7 +197,8 @@ def _are_quotes(rows: Sequence[Sequence[str]], marked: Sequence[Sequence[str]]) 
     """Returns whether the quotation marks of a table with tabs enclose cells: a quoted cell holds a doubled quotation
     mark, a tab or a line break that would divide a row wrongly, or all cells of a column are quoted. Otherwise they may
     be text, such as a quotation over several rows: TSV is rarely quoted."""
-    if _share(marked) > _share(rows) and any("\n" in cell or "\t" in cell for row in marked for cell in row):
+    better = _share(marked) > _share(rows) or len(rows[0]) == 1
+    if better and any("\n" in cell or "\t" in cell for row in marked for cell in row):
         return True
     if any(_is_quoted(cell) and '""' in cell[1:-1] for row in rows for cell in row):
         return True
@@ -240,7 +241,7 @@ def read_table_rows(stream: Any, table: TableFormat, names: Sequence[str], offse
     for number, _, cells, problem in _split(lines, table):
         if problem:
             yield ReadRow(f"line {number}", {}, problem, lines.position, lines.number)
-        elif header and (again := _repeats_header(cells, header, table.separator)):
+        elif header and (again := _repeats_header(cells, header, table if number == table.second[1] + 1 else None)):
             yield ReadRow(f"line {number}", {}, again, lines.position, lines.number)
         elif len(cells) != len(keys):
             yield ReadRow(f"line {number}", {}, _misfit(cells, keys, table), lines.position, lines.number)
@@ -251,12 +252,12 @@ def read_table_rows(stream: Any, table: TableFormat, names: Sequence[str], offse
             yield ReadRow(f"line {number}", row, "", lines.position, lines.number)
 
 
-def _repeats_header(cells: Sequence[str], header: Sequence[str], separator: str) -> str:
-    """Returns why a row is no example but part of the header, or ""."""
+def _repeats_header(cells: Sequence[str], header: Sequence[str], below: TableFormat | None) -> str:
+    """Returns why a row is no example but part of the header, or "". `below`: the table, if its rows begin here."""
     stripped = tuple(map(strip_invisible, cells))
     if stripped == (*header,):
         return "has the names of the columns again, as where files were joined: remove the line"
-    if separator == "|" and all(map(_RULE.fullmatch, filter(None, stripped))) and any(stripped):
+    if below and below.separator == "|" and all(map(_RULE.fullmatch, filter(None, stripped))) and any(stripped):
         return "is the line below the header of a Markdown table: write the table as CSV or TSV"
     return ""
 

@@ -49,6 +49,8 @@ def test_labels_in_lists_and_in_cells(words: Tokenizer, tmp_path: Path) -> None:
     assert data.truth_N.tolist() == [[1, 1], [0, 0], [0, 1]]
     assert labels_of({"label": [3, True]}, Columns(), "x") == ["3", "true"]
     assert labels_of({"label": 3}, Columns(), "x") == ["3"]
+    assert labels_of({"label": "[Intro]"}, Columns(), "x") == ["[Intro]"]
+    assert labels_of({"label": "[a],[b]"}, Columns(), "x") == ["[a]", "[b]"]
 
 
 @pytest.mark.parametrize(

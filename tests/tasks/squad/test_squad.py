@@ -298,7 +298,7 @@ def test_malformed_rows(change: dict[str, Any], message: str, tmp_path: Path) ->
 
 def test_an_array_of_rows_and_truth_values_of_tables(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    given = ["False", float("nan"), "TRUE"]
+    given = ["False", float("nan"), 1.0]
     rows = [{**row, "is_impossible": value} for row, value in zip(ROWS, given, strict=True)]
     path.write_text(json.dumps(rows))
     assert [question.impossible for question in read_squad(path).questions] == [False, False, True]

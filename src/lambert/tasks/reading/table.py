@@ -69,7 +69,7 @@ def answer_rows(row: Row, place: str) -> Iterator[Row]:
         raise DataError(f"{place} is not a paragraph of MultiRC as in SuperGLUE: {what}.") from error
 
 
-_LIST = re.compile(r"""\[\s*["'].*|\[[\d\s,.]*\]""", re.DOTALL)
+_LIST = re.compile(r"""\[\s*["'].*|\[\s*(\d[\d\s,.]*)?\]""", re.DOTALL)
 """A list that was written as text: of quoted texts, or of numbers."""
 _REJECTED = ("reject", "ignore")
 
@@ -195,7 +195,7 @@ def _build_missing_error(row: Row, names: Sequence[tuple[str, str]], place: str,
     close = "" if several else find_closest(names[0][1], found)
     columns = f" Did you mean {close!r}?" * bool(close) + f" {list_found(found)}"
     flags = " ".join(f"--task.columns.{setting} {number}" for number, (setting, _) in enumerate(names, 1))
-    headless = f" If this line is a row, name the columns by number: {flags}." if table and several else ""
+    headless = f" If this line is a row, name the columns by number, such as {flags}." if table and several else ""
     listed = " and ".join(f"{name!r} (task.columns.{setting})" for setting, name in names)
     return Mismatch(f"{place}: no column{'s' * several} {listed}.{other_task(row) or columns + headless}")
 
@@ -275,7 +275,7 @@ def value_cell(row: Row, name: str, place: str) -> float:
     """Returns the number of a column. Raises DataError if it is not a finite number."""
     value = column(row, name, "label", place)
     try:
-        number = math.nan if isinstance(value, bool) or (isinstance(value, str) and "_" in value) else float(value)
+        number = math.nan if isinstance(value, str) and "_" in value else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):

@@ -28,7 +28,7 @@ from lambert.tasks.sentences.sentences import LabelTask, Sentences, beginnings
 from lambert.tasks.task import Outputs, Row, describe_task, most_probable
 
 Flags = npt.NDArray[np.bool_]
-_COLLECTION = re.compile(r"""\[.*\]|[({]\s*["'].*[)}]|set\(\)""", re.DOTALL)
+_COLLECTION = re.compile(r"""\[\s*["'].*\]|\[\s*(\d[\d\s,.]*)?\]|[({]\s*["'].*[)}]|set\(\)""", re.DOTALL)
 """A list, tuple or set of Python or NumPy that was written as text."""
 _FLAGS = "write the names of the labels that the text has."
 _SEPARATORS = (";", "|", ",", "\t", "/")
@@ -213,7 +213,7 @@ def labels_of(row: Row, columns: Columns, place: str) -> list[str]:
     if value is None:
         raise DataError(f"{place}: the labels (column {name!r}) are null. Write [] or an empty text for no label.")
     if isinstance(value, str):
-        if _COLLECTION.fullmatch(value.strip()):
+        if _COLLECTION.fullmatch(value.strip()) or _is_divided(value.split(columns.separator)):
             raise Mismatch(
                 f"{place}: the labels (column {name!r}) are a list written as text, {quote(value)}. Write a list in "
                 f"JSON lines, or the labels with {columns.separator!r} between them (task.columns.separator)."
@@ -234,6 +234,12 @@ def labels_of(row: Row, columns: Columns, place: str) -> list[str]:
             f"label: {_FLAGS}"
         )
     return found
+
+
+def _is_divided(parts: Sequence[str]) -> bool:
+    """Returns whether a bracket opens in the first of several parts and closes in the last one."""
+    first, last = parts[0].strip(), parts[-1].strip()
+    return len(parts) > 1 and first[:1] == "[" and last[-1:] == "]" and "]" not in first and "[" not in last
 
 
 def _ratios(over: npt.ArrayLike, under: npt.ArrayLike) -> Floats:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, quote
 from lambert.tasks.config import Columns
+from lambert.tasks.reading.label_names import drop_fraction
 from lambert.tasks.reading.mismatch import Mismatch
 from lambert.tasks.reading.table import read_rows
 from lambert.tasks.reading.texts import SPACES
@@ -140,7 +141,7 @@ def _is_impossible(value: Any, default: bool, place: str) -> bool:
     """Returns a truth value, which tables have as text; `default` if it is missing."""
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
         return default
-    truth = {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
+    truth = {"true": True, "1": True, "false": False, "0": False}.get(drop_fraction(str(value).strip().lower()))
     if truth is None:
         raise DataError(f"{place}: 'is_impossible' is {quote(value)}, not true or false.")
     return truth
