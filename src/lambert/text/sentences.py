@@ -31,7 +31,7 @@ _ENDS = " .!?\u3002\uff01\uff1f"  # nearly all sentences end with these; others 
 _TAIL = 4  # characters of the end of a sentence that are checked
 _WINDOW = 1 << 17  # maximum characters per call of sentencex, which checks all quotations for each sentence
 _WINDOW_WITHOUT_SPACES = 1 << 12  # the same, because it also checks all characters back to the last space
-_UNSPACED = f"[{UNSPACED.pattern[1:-1]}\u3001-\u303f\uff01-\uffee]"
+_UNSPACED = f"[{UNSPACED.pattern[1:-1]}\u3001-\u303f\uff01-\uff0f\uff1a-\uff20\uff5b-\uff9f]"
 _BREAK_WITHOUT_SPACE = re.compile(f"(?<={_UNSPACED})\n(?={_UNSPACED})")
 """A line break between characters of scripts without spaces between words."""
 _NORMALIZER, _PRE_TOKENIZER = BertNormalizer(lowercase=False), BertPreTokenizer()

@@ -104,14 +104,9 @@ class WordEncoder:
         self._folds = bytes(range(256)).lower() if lower else bytes(range(256))
         whole = self.scheme == "spaces" and "WhitespaceSplit" not in roles.kinds(tokenizer)
         joined = roles.SPACE.encode() + b" "  # Gemma's kind may have pieces of several marks
+        self._whole = whole
         self._refused: tuple[bytes, ...] = (
-            (*_AROUND, *_find_spacing())
-            if whole
-            else (b"  ", joined)
-            if _of_gemma(values)
-            else (b"  ",)
-            if _blanks(values)
-            else ()
+            _AROUND if whole else (b"  ", joined) if _of_gemma(values) else (b"  ",) if _blanks(values) else ()
         )
         self._forget()
 
@@ -124,7 +119,9 @@ class WordEncoder:
     def takes(self, lines: bytes) -> bool:
         """Returns whether these lines can be encoded by words: some tokenizers also encode spaces around a line, or
         have tokens of several spaces."""
-        return not any(spaces in b"\n" + lines for spaces in self._refused)
+        if any(spaces in b"\n" + lines for spaces in self._refused):
+            return False
+        return not self._whole or lines.isascii() or _find_spacing().search(lines) is None
 
     def __call__(self, lines: bytes) -> Iterator[EncodedWords]:
         """Yields the lines of a UTF-8 text, which have a newline after each line, in blocks."""
@@ -203,12 +200,12 @@ def scheme(tokenizer: Tokenizer) -> Scheme:
 
 
 @cache
-def _find_spacing() -> tuple[bytes, ...]:
-    """Returns the characters outside ASCII that a normalizer may turn into a text with a space: by their compatible
-    forms, or by SentencePiece's rules nmt_nfkc. The many of U+2000 to U+203F are one prefix."""
+def _find_spacing() -> re.Pattern[bytes]:
+    """Returns a pattern of the characters outside ASCII that a normalizer may turn into a text with a space: by their
+    compatible forms, or by SentencePiece's rules nmt_nfkc. The many of U+2000 to U+203F are one prefix."""
     forms = (chr(code) for code in range(0x80, 0x10000) if not 0x2000 <= code < 0x2040 and not 0xD800 <= code < 0xE000)
     spacing = [one for one in forms if any(map(str.isspace, unicodedata.normalize("NFKD", one)))]
-    return (b"\xe2\x80", *(one.encode() for one in [*spacing, "\ufeff", "\ufffd"]))
+    return re.compile(b"|".join([b"\xe2\x80", *(one.encode() for one in [*spacing, "\ufeff", "\ufffd"])]))
 
 
 _AROUND = (b"  ", b" \n", b"\n ", f" {roles.SPACE}".encode())

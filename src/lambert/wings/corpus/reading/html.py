@@ -17,6 +17,9 @@ DEPTH = 2000
 for 2,000."""
 _NESTED = 16
 """Maximum depth of nested lists whose text is measured (our choice); the time is proportional to it."""
+_MOST, _DEEP = 2000, 200
+"""Maximum number of lists and the like in a page and of links in a list, and their maximum depth, up to which lists of
+the main text are kept (our choice)."""
 _LEVELS = 3
 """Levels that bring a <ul> directly below <body> to where resiliparse does not take it for a menu."""
 _REPLACED = 1000
@@ -91,7 +94,10 @@ def _keep_lists(tree: Any) -> None:
     """Changes the lists of the main text so that resiliparse does not take them for menus of the site, as it does with
     a <ul> less than four levels below <body>, or with more than a few links."""
     outer: list[tuple[Any, bool]] = []  # elements around the next one, and whether they hold lists of the main text
-    for element in tree.document.query_selector_all("ul, nav, header, footer, aside").values():
+    found = tree.document.query_selector_all("ul, nav, header, footer, aside").values()
+    if len(found) > _MOST or any(_is_deep(element) for element in found):
+        return  # the time is proportional to the product of both
+    for element in found:
         while outer and not outer[-1][0].contains(element):
             outer.pop()
         main = element.tag == "ul" and len(outer) < _NESTED and (not outer or outer[-1][1])
@@ -110,7 +116,16 @@ def _is_text(items: Any, links: list[Any]) -> bool:
     """Returns whether more than half of the characters of a list are in no link, and it is not named as a menu."""
     if _MENU.search(f"{items.get_attribute('class')} {items.get_attribute('id')} {items.get_attribute('role')}"):
         return False
-    return _count_characters(items) > 2 * sum(map(_count_characters, links))
+    return len(links) <= _MOST and _count_characters(items) > 2 * sum(map(_count_characters, links))
+
+
+def _is_deep(element: Any) -> bool:
+    """Returns whether an element is more than `_DEEP` levels below the root."""
+    for _ in range(_DEEP):
+        element = element.parent
+        if element is None:
+            return False
+    return True
 
 
 def _count_characters(element: Any) -> int:
@@ -129,7 +144,9 @@ def _find_charset(page: bytes) -> str:
 def _decode(page: bytes, names: list[str]) -> tuple[str, str]:
     """Returns (text, "") or ("", problem). `names` are possible encodings, the most probable first."""
     try:
-        return page.decode(names[0] if names and names[0].startswith(("utf", "iso2022")) else "utf-8"), ""
+        first = names[0] if names else ""
+        escaped = first.startswith("iso2022") and has_escapes(page)
+        return page.decode(first if escaped or first.startswith("utf") else "utf-8"), ""
     except UnicodeDecodeError as error:
         if not names:
             return "", f"is not UTF-8 text (byte 0x{page[error.start]:02x}) and names no other encoding"
