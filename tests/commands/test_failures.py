@@ -12,8 +12,9 @@ from commands import one_line, setting_names, stage
 
 from lambert.commands import parse
 from lambert.core import errors
-from lambert.core.settings import kinds_of, list_dotted_names
+from lambert.core.settings import divide_lists, kinds_of, list_dotted_names
 from lambert.verb import all_verbs
+from lambert.verbs.settings.finetune import FinetuneConfig
 
 Lambert = Callable[..., Any]
 
@@ -258,6 +259,13 @@ def test_a_recipe_of_another_verb_is_named(recipe: Path, lambert: Lambert) -> No
 @pytest.mark.parametrize("flags", [["--seeds"], ["--seeds", "--seed", "3"], ["--task.labels", "--out", "r"]])
 def test_a_list_without_a_value_is_refused(flags: list[str], lambert: Lambert) -> None:
     one_line(lambert("finetune", *flags), 2, f"{flags[0]} requires one value or more, and none follows it.")
+
+
+def test_a_list_or_a_word_takes_several_values_in_any_place() -> None:
+    weights = ["--task.class-weights", "1", "2.5", "-1"]
+    tokens = [*weights, "--out", "o", "--task.label-thresholds=best", "--seeds", "1", "2"]
+    divided = [f"{weights[0]}={value}" for value in weights[1:]]
+    assert divide_lists(FinetuneConfig, tokens) == [*divided, *tokens[4:]]
 
 
 @pytest.mark.parametrize("flags", [["--dev", ""], ["--dev="], ["--init="], ["--data", ""]])

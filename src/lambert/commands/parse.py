@@ -6,6 +6,7 @@ torch.
 
 import dataclasses
 import errno
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from lambert.core.other_names import our_setting
 from lambert.core.settings import (
     check_flags,
     check_numbers,
+    divide_lists,
     drop_unset,
     flatten,
     list_dotted_names,
@@ -137,6 +139,7 @@ class _Line:
             if self.verb.takes == "flags" and self.tokens[1:] and not self.tokens[1].startswith("-"):
                 raise explain_stray(self.tokens, self.tokens[1], self.verb)
             check_flags(self.kind, self.tokens)
+            self.tokens = divide_lists(self.kind, self.tokens)
         if self.verb and self.verb.split and self.takes != "table":
             self.tokens, parts = load(self.verb.split)(self.tokens)
             self.unparsed |= parts
@@ -297,6 +300,6 @@ def _say(line: str) -> None:
     try:
         print(printable_line(line), flush=True)
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: the terminal was closed
+        if error.errno != errno.EPIPE and not (error.errno == errno.EIO and os.isatty(1)):  # a closed terminal
             raise
         discard_output()

@@ -17,6 +17,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
         "model model_name model_name_or_path pretrained_model_name_or_path base_model encoder checkpoint": "init model",
         "output_dir output out_dir save_dir": "out",
         "out": "predictions",
+        "data": "input",
         "train_file train_data train_dataset train dataset dataset_name": "data corpus",
         "test_file test_data test_dataset eval_file eval_data": "data",
         "validation_file validation_data eval_dataset validation valid val dev_data dev_file": "dev",

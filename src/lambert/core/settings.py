@@ -3,6 +3,7 @@ and back."""
 
 import dataclasses
 import datetime
+import decimal
 import difflib
 import functools
 import json
@@ -28,6 +29,7 @@ _MAXIMA = {int: 2**31 - 1, float: 1e18}
 fits a float32."""
 _GIVEN = (str, int, float, list, tuple, Mapping, datetime.date, types.NoneType)
 """Types of the settings of a call, as plain values."""
+_FLAG = re.compile(r"--?[A-Za-z]")
 SEEDS = f"[{-(2**63)}, {2**63})"
 """The range of seeds that become keys; see `core.randomness.key`."""
 _MAX_BYTES = 2**20
@@ -53,8 +55,8 @@ def check(config: Any, table: str = "", /, **ranges: str) -> None:
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, str | Path) and "\0" in str(item):
                 raise UsageError(f"{table}{field.name} = {quote(str(item))} has a NUL character: remove it.")
-            if isinstance(item, int | float) and not isinstance(item, bool):
-                problem = _outside(item, ranges.get(field.name, "[0, inf)"))
+            if isinstance(item, Real) and not isinstance(item, bool):
+                problem = _outside(item if isinstance(item, int) else float(item), ranges.get(field.name, "[0, inf)"))
                 if problem:
                     raise UsageError(f"{table}{field.name} = {value} must be {problem}.")
         check_type(f"{table}{field.name}", value, hints[field.name])
@@ -68,8 +70,13 @@ def _hints(kind: type) -> dict[str, Any]:
 def check_type(name: str, value: object, hint: Any) -> None:
     """Raises UsageError if a setting, or an argument of a Python call, is not of the type `hint`. A whole number may be
     one of numpy, and stand for any number."""
-    if not _fits(value, hint):
-        raise wrong_type("", name, value, hint)
+    if _fits(value, hint):
+        return
+    if isinstance(value, list) and _fits(tuple(value), hint):
+        raise UsageError(f"{name} must be a tuple, not the list {quote(value)}.")
+    if isinstance(value, str) and _fits(Path(value), hint):
+        raise UsageError(f"{name} must be a pathlib.Path, not the text {quote(value)}.")
+    raise wrong_type("", name, value, hint)
 
 
 def _fits(value: object, hint: Any) -> bool:
@@ -182,7 +189,7 @@ def check_flags(kind: Any, tokens: Sequence[str]) -> None:
         hint = _hint(kind, name[2:].replace("-", "_").split(".")) if name.startswith("--") else None
         kinds = _kinds(hint)
         several = typing.get_origin(hint) is tuple
-        if several and not equals and (given is None or re.match(r"--?[A-Za-z]", given)):
+        if several and not equals and (given is None or _FLAG.match(given)):
             raise UsageError(f"{name} requires one value or more, and none follows it.")
         if hint is None or given is None:
             continue
@@ -192,6 +199,23 @@ def check_flags(kind: Any, tokens: Sequence[str]) -> None:
             raise UsageError(f"{name} is empty: it must be a path.")
         if kinds <= {int} and re.fullmatch(r"[-+]?\d*\.\d+([eE][-+]?\d+)?", given) and not float(given).is_integer():
             raise wrong_type("", name, float(given), hint)
+
+
+def divide_lists(kind: Any, tokens: Sequence[str]) -> list[str]:
+    """Returns the tokens of a command line in which each of several values of a setting that is a list or one word has
+    a flag of its own: the parser takes one value for such a flag."""
+    found: list[str] = []
+    flag = ""
+    for token, following in zip(tokens, [*tokens[1:], "--end"], strict=True):
+        if not _FLAG.match(token):
+            found.append(f"{flag}={token}" if flag else token)
+            continue
+        hint = None if "=" in token else _hint(kind, token[2:].replace("-", "_").split("."))
+        parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else ()
+        several = any(typing.get_origin(part) is tuple for part in parts)
+        flag = token if several and not _FLAG.match(following) else ""
+        found += [] if flag else [token]
+    return found
 
 
 def _hint(kind: Any, names: Sequence[str]) -> Any:
@@ -314,10 +338,14 @@ def plain(value: Any) -> Any:
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         found = value.tolist()
         return float(found) if type(found) is type(value) else plain(found)  # a long double of numpy has no other type
-    if isinstance(value, list | tuple | range):
-        return [plain(item) for item in value]
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | bytearray):
+        return [plain(item) for item in value]
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if type(value).__module__ == "torch":  # a device
+        return str(value)
     return as_dict(value) if dataclasses.is_dataclass(value) else value
 
 

@@ -91,7 +91,8 @@ class _Encoded:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as JSON: dates, decimal numbers and other values of tables become text."""
+    """Returns a value as JSON: dates, decimal numbers and other values of tables become text; bytes that are not UTF-8,
+    their hexadecimal digits."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
@@ -99,7 +100,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value.hex()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 

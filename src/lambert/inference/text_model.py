@@ -70,7 +70,11 @@ def load(
         UsageError: A setting is wrong.
     """
     path, names = as_path(folder, "folder"), as_names(code, "code")
-    given: dict[str, Any] = {"precision": precision, "micro_tokens": micro_tokens, "device": device}
+    given: dict[str, Any] = {
+        "precision": precision,
+        "micro_tokens": micro_tokens,
+        "device": str(device) if isinstance(device, torch.device) else device,
+    }
     for name, value in {"task": task, **given}.items():
         check_type(name, value, int | None if name == "micro_tokens" else str | None)
     config = InferenceConfig(**{name: value for name, value in given.items() if value is not None})
