@@ -66,8 +66,9 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         if kind is None:
             self._end_task()
         if self._bar is not None:
-            self._refresh()
-            self._bar.stop()
+            with contextlib.suppress(OSError):  # the terminal was closed
+                self._refresh()
+                self._bar.stop()
         elif self._summary and not self.quiet and kind is None:
             aside(f"{self._plain()}, done in {format_duration(time.monotonic() - self._began)}")
 

@@ -18,7 +18,7 @@ _INPUTS = {
 _TOKENIZED = """from transformers import AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(".")
-rows = tokenizer(["A text.", "Another, longer text."], padding=True, return_tensors="{kind}")
+rows = tokenizer(["A text.", "Another, longer text."], padding=True, truncation=True, return_tensors="{kind}")
 """
 
 
