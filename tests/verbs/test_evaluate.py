@@ -90,7 +90,7 @@ def test_a_file_may_have_other_columns(
 
 MISMATCHED = [
     ("classify", "x.tsv", "text\tkind\nthe river\tcalm\n", r"no column 'label' \(--columns\.label\)"),
-    ("classify", "x.csv", "body,kind\nthe river,calm\n", r"by number: --columns\.text 1 --columns\.label 2\."),
+    ("classify", "x.csv", "body,kind\nthe river,calm\n", r"by number, such as --columns\.text 1 --columns\.label 2\."),
     ("classify", "x.conll", "Rome B-LOC\n", r"is a CoNLL file, .*: use a model that was fine-tuned for the task tag\."),
     ("classify", "x.jsonl", '{"tokens": ["a"], "tags": ["O"]}\n', r"are for tagging: use a model that was .* tag\."),
     ("classify", "x.jsonl", '{"text": "a", "label": ["b"]}\n', r"is a list, .* use a model .* the task multilabel;"),
